@@ -1,0 +1,74 @@
+"""Exactly-once from Kafka into a SQL database, on Spark: results and offsets in one database transaction.
+
+Importing this loads neither pyspark nor confluent_kafka: `Broker`, the sink and its writers are loaded at first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from offsetstore import errors
+from offsetstore.metadata import KEEP
+from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition, Watermarks
+from offsetstore.policy import StartPolicy
+from offsetstore.replay import Decision, Outcome
+from offsetstore.starting import StartingOffsets
+from offsetstore.store.claims import Claim
+from offsetstore.store.starting import resolve_starting_offsets
+from offsetstore.store.store import OffsetStore, Retries, Timeouts
+from offsetstore.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from offsetstore.kafka.broker import Broker
+    from offsetstore.spark.sink import TransactionalSink
+    from offsetstore.writers import Append, Execute, Upsert
+
+__all__ = [
+    "KEEP",
+    "Append",
+    "Broker",
+    "Claim",
+    "Decision",
+    "Execute",
+    "OffsetRange",
+    "OffsetStore",
+    "Outcome",
+    "Retries",
+    "StartPolicy",
+    "StartingOffsets",
+    "StoredOffset",
+    "Timeouts",
+    "Token",
+    "TopicPartition",
+    "Transaction",
+    "TransactionalSink",
+    "Upsert",
+    "Watermarks",
+    "errors",
+    "resolve_starting_offsets",
+]
+
+_LAZY = {
+    "Broker": ("offsetstore.kafka.broker", "kafka"),
+    "TransactionalSink": ("offsetstore.spark.sink", "spark"),
+    "Append": ("offsetstore.writers", "spark"),
+    "Execute": ("offsetstore.writers", "spark"),
+    "Upsert": ("offsetstore.writers", "spark"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    module, extra = _LAZY[name]
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith(__name__):
+            raise
+        what = f"{name} needs a package that is not installed"
+        raise errors.MissingDependency(
+            what, found=f"no {error.name}", next_step=f"pip install 'offsetstore[{extra}]'."
+        ) from error

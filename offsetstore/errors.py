@@ -1,0 +1,340 @@
+"""Every error that offsetstore raises on purpose.
+
+::
+
+    OffsetStoreError
+     +-- ConfigurationError          an argument, option or URL that can't be right
+     |    +-- UnsupportedQuery       Spark Connect, real-time mode, failOnDataLoss=false, ...
+     |    +-- MissingDependency      an optional extra that is not installed, or a Java that is missing
+     +-- StoreUnavailable            the database can't be reached, or refuses us
+     +-- SchemaError
+     |    +-- SchemaMissing          our tables are not there
+     |    +-- SchemaNotAtHead        they are there, at another revision
+     +-- BrokerError
+     |    +-- BrokerUnavailable      no answer from Kafka within the time allowed
+     |    +-- BrokerRefused          Kafka answers, and says no: credentials, permissions
+     |    +-- TopicMissing           Kafka has no such topic
+     +-- StartError                  where to start can't be decided safely
+     |    +-- OffsetsDisagree        prefer="agree", and they don't
+     |    +-- NoStartingOffset       auto_offset_reset="none", and neither has an offset
+     |    +-- OffsetOutOfRange       the records to read next are no longer in the log
+     |    +-- TopicRecreated         the log is another one than the stored offset belongs to
+     |    +-- WrongCluster           the broker belongs to another cluster
+     +-- ClaimError
+     |    +-- StaleClaim             another claim took the group over; nothing was written
+     |    +-- GroupBusy              the group has a live owner, and takeover= does not allow to fence it
+     |    +-- ClaimInUse             a second query on one claim
+     +-- TransactionError
+     |    +-- OffsetGap              the range begins above the stored offset; nothing was written
+     |    +-- LockTimeout            a partition's row is locked by somebody else
+     |    +-- TransactionLost        the connection broke, the transaction did not happen
+     |    +-- CommitUnknown          COMMIT was sent, and whether it happened can't be found out
+     |    +-- ProtocolMisuse         the transaction was used in an order that would break the guarantee
+     |         +-- NestedTransaction, LockFirst, LockedTwice, LockInSavepoint,
+     |             Unadvanced, AdvanceMismatch, CommittedBehindOurBack
+     +-- MetadataError               metadata that can't be serialized, read back, or is too large
+     +-- SinkError
+          +-- ColumnMismatch         the DataFrame does not fit the table; no byte was written
+          +-- RowsRefused            a value or a row that the table can't hold; nothing was written
+          +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
+
+Each carries what was found, what was expected and the next step, as attributes and in its text, and the
+partition that it is about where there is one. Each pickles, so that it can cross a process boundary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offsetstore.offsets import TopicPartition
+
+
+class OffsetStoreError(Exception):
+    """The root of the tree above.
+
+    ``what`` says what happened, ``found`` and ``expected`` are values a program can look at, ``next_step`` tells a
+    person what to do. ``topic_partition`` is ``None`` where the error is not about one partition.
+    """
+
+    next_step: str = ""
+    default_next_step: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        topic_partition: TopicPartition | None = None,
+        found: object = None,
+        expected: object = None,
+        next_step: str | None = None,
+    ) -> None:
+        self.what = what
+        self.topic_partition = topic_partition
+        self.found = found
+        self.expected = expected
+        self.next_step = self.default_next_step if next_step is None else next_step
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        text = self.what if self.topic_partition is None else f"{self.topic_partition}: {self.what}"
+        if self.found is not None:
+            text += f"; found {self.found}"
+        if self.expected is not None:
+            text += f"; expected {self.expected}"
+        return f"{text}. {self.next_step}" if self.next_step else f"{text}."
+
+    def __reduce__(self) -> tuple[Callable[..., OffsetStoreError], tuple[Any, ...]]:
+        """Pickle by the fields, since ``Exception`` would hand the finished text to ``__init__``."""
+        fields = {
+            "topic_partition": self.topic_partition,
+            "found": self.found,
+            "expected": self.expected,
+            "next_step": self.next_step,
+        }
+        return _rebuild, (type(self), self.what, fields)
+
+
+def _rebuild(cls: type[OffsetStoreError], what: str, fields: dict[str, Any]) -> OffsetStoreError:
+    return cls(what, **fields)
+
+
+class ConfigurationError(OffsetStoreError):
+    """An argument, option or URL can't be right; nothing was contacted."""
+
+
+class UnsupportedQuery(ConfigurationError):
+    """The streaming query is of a kind for which exactly-once can't be had; nothing was written."""
+
+
+class MissingDependency(ConfigurationError):
+    """An optional extra is not installed, or Java is missing or too old."""
+
+
+class StoreUnavailable(OffsetStoreError):
+    """The database could not be reached, or refused the connection."""
+
+    default_next_step = "Check OFFSETSTORE_URL, that the server runs, and that the role may connect."
+
+
+class SchemaError(OffsetStoreError):
+    """The database has not the tables this version works with."""
+
+    default_next_step = "Run `offsetstore migrate` (or `alembic upgrade head`)."
+
+
+class SchemaMissing(SchemaError):
+    """The tables are not there."""
+
+
+class SchemaNotAtHead(SchemaError):
+    """The tables are there, at another revision than this version's."""
+
+
+class BrokerError(OffsetStoreError):
+    """Kafka could not answer; no job was fenced."""
+
+
+class BrokerUnavailable(BrokerError):
+    """No answer within the time allowed."""
+
+    default_next_step = "Check bootstrap.servers and that the brokers run; no job was fenced."
+
+
+class BrokerRefused(BrokerError):
+    """Kafka answers, and says no: wrong credentials or missing permissions."""
+
+    default_next_step = "Check security.protocol, sasl.* and the ACLs of this principal; no job was fenced."
+
+
+class TopicMissing(BrokerError):
+    """Kafka has no such topic."""
+
+    default_next_step = "Create the topic or correct its name; no job was fenced."
+
+
+class StartError(OffsetStoreError):
+    """Where to start can't be decided without risk; no job was fenced."""
+
+
+class OffsetsDisagree(StartError):
+    """``prefer="agree"``: the store and Kafka hold different offsets."""
+
+    default_next_step = 'Find out who moved one of them, then start with prefer="larger" or prefer="stored".'
+
+
+class NoStartingOffset(StartError):
+    """Neither the store nor Kafka has an offset, and the policy gives none."""
+
+    default_next_step = 'Set StartPolicy(auto_offset_reset="earliest"), or give a timestamp.'
+
+
+class OffsetOutOfRange(StartError):
+    """The records to read next are no longer in the log: retention has removed them."""
+
+    default_next_step = (
+        'Restore the records, or accept the loss with StartPolicy(on_data_loss="earliest"); the history records it.'
+    )
+
+
+class TopicRecreated(StartError):
+    """The log is another one, or shorter, than the stored offset belongs to."""
+
+    default_next_step = (
+        "If the topic was recreated on purpose, start once with "
+        'StartPolicy(on_recreated="restart"); the history records it.'
+    )
+
+
+class WrongCluster(StartError):
+    """The broker belongs to another cluster than the stored offsets."""
+
+    default_next_step = "Correct bootstrap.servers, or use another consumer group for this cluster."
+
+
+class ClaimError(OffsetStoreError):
+    """The claim does not allow this."""
+
+
+class StaleClaim(ClaimError):
+    """Another claim has taken over the group. Nothing of this transaction was written."""
+
+    default_next_step = "Stop this job: another one owns the group. To take it back, start the job anew."
+
+
+class GroupBusy(ClaimError):
+    """The group has a live owner, and ``takeover`` does not allow to fence it."""
+
+    default_next_step = 'Stop the other job, wait longer (takeover_timeout=), or take over with takeover="fence".'
+
+
+class ClaimInUse(ClaimError):
+    """A claim serves one streaming query; a second one would skip what the first has written."""
+
+    default_next_step = "Give each query a consumer group and a claim of its own."
+
+
+class TransactionError(OffsetStoreError):
+    """The transaction did not happen, but for `CommitUnknown`, where that is the question."""
+
+
+class OffsetGap(TransactionError):
+    """The range begins above the stored offset: records in between would be lost. Nothing was written."""
+
+    default_next_step = "Start the job from the stored offset: a new claim's starting_offsets gives it to Spark."
+
+
+class LockTimeout(TransactionError):
+    """A partition's row is locked by another transaction. Nothing was written."""
+
+    default_next_step = "See what the holder does (pg_stat_activity), or raise lock_timeout."
+
+
+class TransactionLost(TransactionError):
+    """The connection broke and the transaction did not happen."""
+
+    default_next_step = "Repeat it, or use store.run, which does."
+
+
+class CommitUnknown(TransactionError):
+    """COMMIT was sent, its answer was lost, and the rows no longer tell whether it happened."""
+
+    default_next_step = "Start the job anew: it begins at what the database really holds."
+
+
+class ProtocolMisuse(TransactionError):
+    """The transaction was used in an order that would break the guarantee; it was rolled back."""
+
+
+class NestedTransaction(ProtocolMisuse):
+    """A transaction inside a transaction of the same thread."""
+
+    default_next_step = "Use the outer transaction, or finish it first."
+
+
+class LockFirst(ProtocolMisuse):
+    """Something was asked of the transaction that only holds under the partitions' locks."""
+
+    default_next_step = "Call tx.lock(ranges) first; tx.lock({}) where there is no range."
+
+
+class LockedTwice(ProtocolMisuse):
+    """``lock`` is called once in a transaction: two calls could take locks out of order."""
+
+    default_next_step = "Lock all partitions of the transaction in one call."
+
+
+class LockInSavepoint(ProtocolMisuse):
+    """``ROLLBACK TO`` would drop the locks."""
+
+    default_next_step = "Call tx.lock before begin_nested()."
+
+
+class Unadvanced(ProtocolMisuse):
+    """A locked partition was left where it was: its results would be written again."""
+
+    default_next_step = "Call tx.advance for every partition that is not SKIP, or raise to roll back."
+
+
+class AdvanceMismatch(ProtocolMisuse):
+    """``advance`` takes exactly the range that ``lock`` returned."""
+
+    default_next_step = "Pass plan[topic_partition].remaining."
+
+
+class CommittedBehindOurBack(ProtocolMisuse):
+    """The transaction was ended by something else than its block: results without their offset."""
+
+    default_next_step = "Remove the COMMIT or ROLLBACK from the code (or the procedure) that runs inside."
+
+
+class MetadataError(OffsetStoreError):
+    """Metadata can't be serialized, can't be read back, or is too large. Nothing was written."""
+
+
+class SinkError(OffsetStoreError):
+    """The micro-batch can't be written; nothing of it was."""
+
+
+class ColumnMismatch(SinkError):
+    """The DataFrame's columns don't fit the table's. No byte was written."""
+
+
+class RowsRefused(SinkError):
+    """The table can't hold a value or a row, as we or the database found out. Nothing was written.
+
+    ``table``, ``column``, ``constraint`` and ``sqlstate`` say which, as far as it is known. Values are never named.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        table: str | None = None,
+        column: str | None = None,
+        constraint: str | None = None,
+        sqlstate: str | None = None,
+        **fields: Any,
+    ) -> None:
+        self.table = table
+        self.column = column
+        self.constraint = constraint
+        self.sqlstate = sqlstate
+        super().__init__(what, **fields)
+
+    def __reduce__(self) -> tuple[Callable[..., OffsetStoreError], tuple[Any, ...]]:
+        """Pickle the further fields too."""
+        rebuild, (cls, what, fields) = super().__reduce__()
+        more = {
+            "table": self.table,
+            "column": self.column,
+            "constraint": self.constraint,
+            "sqlstate": self.sqlstate,
+        }
+        return rebuild, (cls, what, {**fields, **more})
+
+
+class KafkaColumnsMissing(SinkError):
+    """The sink needs Kafka's coordinates of each row, and the DataFrame has lost them."""

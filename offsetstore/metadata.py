@@ -1,0 +1,74 @@
+"""The metadata of an offset: any JSON value, kept as text in the offset's row, written in the same transaction.
+
+It is what Karafka calls offset metadata: a note of the job to its next owner. Never pickle: the next owner may be
+another version, another language, or an attacker's reader.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Final
+
+from offsetstore.errors import MetadataError
+
+MAX_BYTES: Final = 1 << 20
+"""The largest metadata in bytes of UTF-8, 1 MiB: it is rewritten with every advance."""
+
+
+class Keep(Enum):
+    """The type of `KEEP`."""
+
+    KEEP = "keep"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+KEEP: Final = Keep.KEEP
+"""An advance without metadata keeps what the row has."""
+
+
+def dump(value: object) -> str | None:
+    """Text for the table; ``None`` stays none.
+
+    :raises MetadataError: not a JSON value, or larger than `MAX_BYTES`.
+    """
+    if value is None:
+        return None
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        what = "the metadata can't be written as JSON"
+        raise MetadataError(
+            what,
+            found=f"{type(value).__name__} ({type(error).__name__})",
+            expected="strings, finite numbers, booleans, None, lists, and dicts of these",
+            next_step="Nothing was written; convert the value first.",
+        ) from None
+    if size > MAX_BYTES:
+        what = "the metadata is too large"
+        raise MetadataError(
+            what,
+            found=f"{size:,} bytes",
+            expected=f"at most {MAX_BYTES:,}",
+            next_step="Nothing was written; keep the large part in a table of your own, and a key to it here.",
+        )
+    return text
+
+
+def load(text: str | None) -> object:
+    """Read the value of a text that `dump` wrote.
+
+    :raises MetadataError: the text is not JSON: something else wrote the row.
+    """
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        what = "the stored metadata is not JSON"
+        raise MetadataError(
+            what, found=f"{len(text)} characters", expected="JSON", next_step="See who else writes kafka_partitions."
+        ) from None

@@ -1,0 +1,130 @@
+"""The nouns of the project: frozen, typed, pure.
+
+All offsets are *next offsets*, last processed + 1, as Kafka and Spark count: 64-bit, never negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from uuid import UUID
+
+MAX_OFFSET = 2**63 - 1
+"""The largest offset that Kafka, Spark and PostgreSQL's ``bigint`` can hold."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TopicPartition:
+    """One partition of one topic. Sorts as the locks are taken: by topic (bytewise), then partition."""
+
+    topic: str
+    partition: int
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be a partition.
+
+        :raises ConfigurationError: an empty topic, a negative partition.
+        """
+        if not self.topic or self.partition < 0:
+            what = "not a partition of a topic"
+            raise ConfigurationError(
+                what, found=(self.topic, self.partition), expected="a name and a number from 0 upwards"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """``[from_, until)`` of one partition: what one micro-batch reads. It may hold fewer records than offsets."""
+
+    from_: int
+    until: int
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be a range.
+
+        :raises ConfigurationError: negative, reversed, or beyond 64 bits.
+        """
+        if not 0 <= self.from_ <= self.until <= MAX_OFFSET:
+            what = "not a range of offsets"
+            raise ConfigurationError(what, found=str(self), expected="0 <= from <= until < 2**63")
+
+    def __str__(self) -> str:
+        return f"[{self.from_}, {self.until})"
+
+    def __bool__(self) -> bool:
+        """Whether the range can hold a record."""
+        return self.from_ < self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Who may write: the epoch orders claims, the id tells two of the same epoch apart (a restored backup)."""
+
+    epoch: int
+    claim_id: UUID
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, claim {self.claim_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """The log's first offset and its high watermark (the next offset to be written)."""
+
+    beginning: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOffset:
+    """One row of ``kafka_partitions``: a group's position in one partition, and what travels with it.
+
+    ``metadata`` is the text as stored (see `offsetstore.metadata`). ``transaction_id`` is that of the last advance, and
+    ``None`` until the first one. ``updated_at`` is of the database's clock.
+    """
+
+    next_offset: int
+    token: Token
+    metadata: str | None = None
+    topic_id: str | None = None
+    cluster_id: str | None = None
+    transaction_id: UUID | None = None
+    pinned: bool = False
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """What Kafka keeps for the group: the next offset, and the text that was committed with it."""
+
+    next_offset: int
+    metadata: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLog:
+    """One topic as the broker shows it: its id (``None`` where the broker is too old to have one) and its logs."""
+
+    topic_id: str | None
+    partitions: dict[int, Watermarks]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerView:
+    """What Kafka said, at one moment: the cluster, the topics, and what is committed for the group.
+
+    ``timestamps`` holds, where a start by timestamp was asked for, the first offset at or after it.
+    """
+
+    cluster_id: str | None
+    topics: dict[str, TopicLog]
+    committed: dict[TopicPartition, CommittedOffset]
+    timestamps: dict[TopicPartition, int] | None = None

@@ -1,0 +1,67 @@
+"""What a job start may do where the safe answer is to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, get_args
+
+from offsetstore.errors import ConfigurationError
+
+Prefer = Literal["larger", "stored", "agree"]
+AutoOffsetReset = Literal["earliest", "latest", "none"]
+OnDataLoss = Literal["fail", "earliest"]
+OnRecreated = Literal["fail", "restart"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartPolicy:
+    """How a start is resolved; the defaults never skip a record silently.
+
+    ``prefer``: where the store and Kafka both have an offset: the ``"larger"`` (a foreign commit is adopted, and the
+    skipped range recorded), the ``"stored"`` one, or ``"agree"``, which raises where they differ.
+
+    ``auto_offset_reset``: where neither has one: ``"earliest"``, ``"latest"``, ``"none"`` (raise), or a time: the first
+    record at or after it. A partition that is new in a topic the group already knows starts at its beginning, whatever
+    this says but for ``"none"``: its records came after the group's start.
+
+    ``on_data_loss``: the next record is no longer in the log: ``"fail"``, or go on at the ``"earliest"`` one.
+
+    ``on_recreated``: the log is another one than before: ``"fail"``, or ``"restart"`` the whole topic from its
+    beginning.
+    """
+
+    prefer: Prefer = "larger"
+    auto_offset_reset: AutoOffsetReset | datetime = "earliest"
+    on_data_loss: OnDataLoss = "fail"
+    on_recreated: OnRecreated = "fail"
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words.
+
+        :raises ConfigurationError: naming the argument; also for a time without a zone.
+        """
+        _one_of("prefer", self.prefer, get_args(Prefer))
+        _one_of("on_data_loss", self.on_data_loss, get_args(OnDataLoss))
+        _one_of("on_recreated", self.on_recreated, get_args(OnRecreated))
+        if isinstance(self.auto_offset_reset, datetime):
+            if self.auto_offset_reset.tzinfo is None:
+                what = "auto_offset_reset is a time without a zone"
+                raise ConfigurationError(
+                    what, found=self.auto_offset_reset.isoformat(), expected="a datetime with tzinfo, such as UTC"
+                )
+        else:
+            _one_of("auto_offset_reset", self.auto_offset_reset, (*get_args(AutoOffsetReset), "a datetime"))
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """The time of ``auto_offset_reset`` as Kafka counts: milliseconds since 1970, UTC; else ``None``."""
+        if isinstance(self.auto_offset_reset, datetime):
+            return int(self.auto_offset_reset.timestamp() * 1000)
+        return None
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        what = f"StartPolicy has no such {name}"
+        raise ConfigurationError(what, found=repr(value), expected=" or ".join(allowed))

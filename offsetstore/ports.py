@@ -1,0 +1,66 @@
+"""The seams: what the core asks of the drivers beside it, as Protocols."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    import pyarrow as pa
+    from sqlalchemy import Connection
+
+    from offsetstore.offsets import BrokerView
+
+
+class BrokerOffsets(Protocol):
+    """Kafka, as far as a job start asks it. `offsetstore.kafka.Broker` is the one for real clusters."""
+
+    @property
+    def topics(self) -> Sequence[str] | None:
+        """The topics that the broker's own options name (Spark's ``subscribe``), else ``None``."""
+        ...
+
+    def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
+        """Ask for ids, log ends and committed offsets, in a number of requests that doesn't grow with partitions.
+
+        :param timestamp_ms: also look up each partition's first offset at or after it (Kafka's end if there is none).
+        :raises BrokerUnavailable: no answer in the time configured.
+        :raises BrokerRefused: wrong credentials, or no permission.
+        :raises TopicMissing: one of the topics is not there.
+        """
+        ...
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
+        """The topics' ids alone, for the check once a batch. Raises as `view` does."""
+        ...
+
+
+class Writer(Protocol):
+    """Puts Arrow data into a table, on the transaction's own connection."""
+
+    def needs_offset(self, schema: pa.Schema) -> bool:
+        """Whether ``write`` orders rows of this schema by the struct column ``_kafka`` (topic, partition, offset, ...).
+
+        Where it is not needed, ``_kafka`` may be there all the same; it is never written.
+        """
+        ...
+
+    def check(self, connection: Connection, schema: pa.Schema) -> None:
+        """Compare the columns with the table's, before any byte.
+
+        :raises ColumnMismatch: with the columns' names.
+        :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is not there.
+        """
+        ...
+
+    def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+        """Write all rows of the batches, which share one schema; return how many. Neither commits nor rolls back.
+
+        What concerns the database and not the rows (lost connections, locks, serialization) is raised as the driver
+        raises it, as ``psycopg.Error`` or wrapped by SQLAlchemy; the caller may repeat the whole transaction.
+
+        :raises ColumnMismatch: as ``check`` does.
+        :raises RowsRefused: a value or a row that the table can't hold.
+        """
+        ...

@@ -1,0 +1,64 @@
+"""What to do with a range, given the stored offset. Pure, and the one place that decides.
+
+=====================  ==========================================================================
+``s >= until``         SKIP   all of it is already in the results
+``s == from``          APPLY  the ordinary case
+``from < s < until``   CROP   a replay that reaches further than the first time: drop what is below ``s``
+``s < from``           GAP    records between ``s`` and ``from`` would be lost: nothing may be written
+=====================  ==========================================================================
+
+The range comes from Spark, never from the rows: aborted transactions, control records, compaction and filters leave
+holes, and the highest offset seen, plus one, is too low.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from offsetstore.offsets import OffsetRange
+
+
+class Outcome(Enum):
+    """What becomes of a range."""
+
+    APPLY = "apply"
+    CROP = "crop"
+    SKIP = "skip"
+    GAP = "gap"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome for one partition, with the facts that it was made from."""
+
+    outcome: Outcome
+    stored: int
+    range: OffsetRange
+
+    @property
+    def remaining(self) -> OffsetRange:
+        """What is still to be written, ``[stored, until)``; empty for SKIP.
+
+        :raises ValueError: for GAP, where nothing may be written.
+        """
+        if self.outcome is Outcome.GAP:
+            message = f"nothing may be written: stored {self.stored} is below {self.range}"
+            raise ValueError(message)
+        return OffsetRange(self.stored, max(self.stored, self.range.until))
+
+
+def decide(stored: int, range_: OffsetRange) -> Decision:
+    """Compare a range with the stored next offset.
+
+    An empty range is SKIP from its end upwards: nothing is there to be written.
+    """
+    if stored >= range_.until:
+        outcome = Outcome.SKIP
+    elif stored == range_.from_:
+        outcome = Outcome.APPLY
+    elif stored > range_.from_:
+        outcome = Outcome.CROP
+    else:
+        outcome = Outcome.GAP
+    return Decision(outcome, stored, range_)

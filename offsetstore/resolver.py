@@ -1,0 +1,189 @@
+"""Where a job starts, and why. Pure: what the store and Kafka said goes in, a decision per partition comes out.
+
+Three judgements, in this order. Is this the log that the stored offset belongs to (cluster, topic id, partitions)?
+Which of the offsets counts (`_RULES`, the first that answers)? Is the chosen one inside the log? Wherever records
+could be lost, the answer is an error with the ways out, never a silent skip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import NoStartingOffset, OffsetOutOfRange, OffsetsDisagree, TopicRecreated, WrongCluster
+from offsetstore.offsets import BrokerView, StoredOffset, TopicLog, TopicPartition
+from offsetstore.policy import StartPolicy
+from offsetstore.starting import Reason, Start, StartingOffsets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from offsetstore.offsets import CommittedOffset, Watermarks
+
+
+def resolve(
+    stored: Mapping[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy | None = None
+) -> StartingOffsets:
+    """Decide for every partition of every topic in ``view``.
+
+    :param stored: the group's rows; rows of other topics are left alone.
+    :raises WrongCluster: a row belongs to another cluster.
+    :raises TopicRecreated: a row belongs to another log, unless ``policy.on_recreated`` is ``"restart"``.
+    :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it.
+    :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
+    """
+    policy = policy or StartPolicy()
+    _judge_cluster(stored, view)
+    starts: dict[TopicPartition, Start] = {}
+    vanished: list[TopicPartition] = []
+    for topic, log in sorted(view.topics.items()):
+        rows = {tp: row for tp, row in stored.items() if tp.topic == topic}
+        try:
+            _judge_log(rows, log)
+            starts |= _starts(topic, log, rows, view, policy)
+        except TopicRecreated:
+            if policy.on_recreated != "restart":
+                raise
+            starts |= _restart(topic, log, rows, view)
+            vanished += sorted(tp for tp in rows if tp.partition not in log.partitions)
+    return StartingOffsets(starts, tuple(vanished), policy.timestamp_ms)
+
+
+def _judge_cluster(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> None:
+    for tp, row in sorted(stored.items()):
+        if tp.topic in view.topics and row.cluster_id and view.cluster_id and row.cluster_id != view.cluster_id:
+            what = "the stored offset belongs to another Kafka cluster"
+            raise WrongCluster(what, topic_partition=tp, found=view.cluster_id, expected=row.cluster_id)
+
+
+def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> None:
+    for tp, row in sorted(rows.items()):
+        if row.topic_id and log.topic_id and row.topic_id != log.topic_id:
+            what = f"the topic was deleted and created again since offset {row.next_offset} was stored"
+            raise TopicRecreated(
+                what, topic_partition=tp, found=f"topic id {log.topic_id}", expected=f"topic id {row.topic_id}"
+            )
+        # A row that was never advanced loses nothing: it waits for its partition.
+        if tp.partition not in log.partitions and row.next_offset > 0:
+            what = f"Kafka no longer has this partition, and offset {row.next_offset} is stored for it"
+            raise TopicRecreated(what, topic_partition=tp, found=f"{len(log.partitions)} partitions")
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """All that is known of one partition."""
+
+    tp: TopicPartition
+    log: Watermarks
+    stored: StoredOffset | None
+    committed: CommittedOffset | None
+    at_timestamp: int | None
+    topic_is_known: bool
+    policy: StartPolicy
+
+
+def _starts(
+    topic: str,
+    log: TopicLog,
+    rows: Mapping[TopicPartition, StoredOffset],
+    view: BrokerView,
+    policy: StartPolicy,
+) -> dict[TopicPartition, Start]:
+    starts: dict[TopicPartition, Start] = {}
+    for partition, watermarks in sorted(log.partitions.items()):
+        tp = TopicPartition(topic, partition)
+        facts = _Facts(
+            tp,
+            watermarks,
+            rows.get(tp),
+            view.committed.get(tp),
+            (view.timestamps or {}).get(tp),
+            topic_is_known=bool(rows),
+            policy=policy,
+        )
+        starts[tp] = _judge_range(facts, _choose(facts))
+    return starts
+
+
+def _choose(facts: _Facts) -> Start:
+    for rule in _RULES:
+        start = rule(facts)
+        if start is not None:
+            return start
+    what = "neither the store nor Kafka has an offset"
+    raise NoStartingOffset(what, topic_partition=facts.tp, found='auto_offset_reset="none"')
+
+
+def _pinned(facts: _Facts) -> Start | None:
+    if facts.stored is None or not facts.stored.pinned:
+        return None
+    return _start(facts, facts.stored.next_offset, Reason.PINNED)
+
+
+def _both(facts: _Facts) -> Start | None:
+    if facts.stored is None or facts.committed is None:
+        return None
+    stored, committed = facts.stored.next_offset, facts.committed.next_offset
+    if facts.policy.prefer == "agree" and stored != committed:
+        what = 'the store and Kafka differ, and prefer is "agree"'
+        raise OffsetsDisagree(
+            what, topic_partition=facts.tp, found=f"{stored} stored, {committed} committed", expected="the same offset"
+        )
+    if committed > stored and facts.policy.prefer == "larger":
+        return _start(facts, committed, Reason.COMMITTED_IS_LARGER)
+    return _start(facts, stored, Reason.STORED)
+
+
+def _only_one(facts: _Facts) -> Start | None:
+    if facts.stored is not None:
+        return _start(facts, facts.stored.next_offset, Reason.ONLY_STORED)
+    if facts.committed is not None:
+        return _start(facts, facts.committed.next_offset, Reason.ONLY_COMMITTED)
+    return None
+
+
+def _neither(facts: _Facts) -> Start | None:
+    reset = facts.policy.auto_offset_reset
+    if reset == "none":
+        return None
+    if facts.topic_is_known:
+        return _start(facts, facts.log.beginning, Reason.NEW_PARTITION)
+    if reset == "latest":
+        return _start(facts, facts.log.end, Reason.LATEST)
+    if facts.at_timestamp is not None:
+        return _start(facts, facts.at_timestamp, Reason.TIMESTAMP)
+    return _start(facts, facts.log.beginning, Reason.EARLIEST)
+
+
+_RULES: tuple[Callable[[_Facts], Start | None], ...] = (_pinned, _both, _only_one, _neither)
+
+
+def _judge_range(facts: _Facts, start: Start) -> Start:
+    beginning, end = facts.log.beginning, facts.log.end
+    if start.offset > end:
+        what = f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log"
+        raise TopicRecreated(what, topic_partition=facts.tp, found=f"end {end}", expected=f"at least {start.offset}")
+    if start.offset < beginning:
+        if facts.policy.on_data_loss == "earliest":
+            return _start(facts, beginning, Reason.DATA_LOSS_ACCEPTED)
+        what = f"the records [{start.offset}, {beginning}) are no longer in the log"
+        raise OffsetOutOfRange(
+            what, topic_partition=facts.tp, found=f"beginning {beginning}", expected=f"at most {start.offset}"
+        )
+    return start
+
+
+def _restart(
+    topic: str, log: TopicLog, rows: Mapping[TopicPartition, StoredOffset], view: BrokerView
+) -> dict[TopicPartition, Start]:
+    starts: dict[TopicPartition, Start] = {}
+    for partition, watermarks in sorted(log.partitions.items()):
+        tp = TopicPartition(topic, partition)
+        starts[tp] = Start(
+            watermarks.beginning, Reason.RECREATED_RESTART, rows.get(tp), view.committed.get(tp), watermarks
+        )
+    return starts
+
+
+def _start(facts: _Facts, offset: int, reason: Reason) -> Start:
+    return Start(offset, reason, facts.stored, facts.committed, facts.log)

@@ -1,0 +1,114 @@
+"""The answer of the resolver: an offset for each partition, with its reason, for Spark and for people."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.offsets import CommittedOffset, OffsetRange, StoredOffset, TopicPartition, Watermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Reason(Enum):
+    """Why a partition starts where it does; the value is the sentence for people."""
+
+    PINNED = "stored, pinned by an operator's decision"
+    STORED = "stored; what Kafka has committed does not count"
+    ONLY_STORED = "stored; nothing is committed in Kafka"
+    COMMITTED_IS_LARGER = "committed in Kafka by another tool, larger than stored"
+    ONLY_COMMITTED = "committed in Kafka; nothing is stored"
+    EARLIEST = "no offset anywhere: the beginning of the log"
+    LATEST = "no offset anywhere: the end of the log"
+    TIMESTAMP = "no offset anywhere: the first record at or after the time asked for"
+    NEW_PARTITION = "a new partition of a known topic: its beginning"
+    DATA_LOSS_ACCEPTED = "the next records are gone, and that was accepted: the beginning of the log"
+    RECREATED_RESTART = "the topic was recreated, and a restart was asked for: the beginning of the log"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where one partition starts, and all that led there."""
+
+    offset: int
+    reason: Reason
+    stored: StoredOffset | None
+    committed: CommittedOffset | None
+    log: Watermarks
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the store has no row yet."""
+        return self.stored is None
+
+    @property
+    def skipped(self) -> OffsetRange | None:
+        """The records that the store has not seen and the start passes over, ``None`` if there are none."""
+        if self.stored is not None and self.stored.next_offset < self.offset:
+            return OffsetRange(self.stored.next_offset, self.offset)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StartingOffsets:
+    """Every partition of every topic of the job, as Spark wants it named.
+
+    ``vanished`` are stored partitions that Kafka no longer has, where a restart was asked for: their rows go to 0.
+    """
+
+    starts: Mapping[TopicPartition, Start]
+    vanished: tuple[TopicPartition, ...] = ()
+    timestamp_ms: int | None = None
+
+    @property
+    def offsets(self) -> dict[TopicPartition, int]:
+        """The next offset per partition."""
+        return {tp: start.offset for tp, start in self.starts.items()}
+
+    def json(self) -> str:
+        """Spark's ``startingOffsets``: ``{"topic": {"0": 42}}``."""
+        return _spark_json(self.offsets)
+
+    def timestamps_json(self) -> str:
+        """Spark's ``startingOffsetsByTimestamp``, in milliseconds; for a start that is by time everywhere.
+
+        :raises ConfigurationError: a partition has an offset of its own, which the time would override.
+        """
+        others = [tp for tp, start in self.starts.items() if start.reason is not Reason.TIMESTAMP]
+        if others or self.timestamp_ms is None:
+            what = "not a start by timestamp"
+            raise ConfigurationError(
+                what,
+                found=f"{len(others)} of {len(self.starts)} partitions with another reason",
+                expected="a start by time in every partition",
+                next_step="Give Spark json() as startingOffsets: it holds the resolved offsets.",
+            )
+        return _spark_json(dict.fromkeys(self.starts, self.timestamp_ms))
+
+    def explain(self) -> str:
+        """One line a partition, for people: where it starts, why, and what was known."""
+        width = max((len(str(tp)) for tp in self.starts), default=0)
+        lines = [_line(tp, start, width) for tp, start in self.starts.items()]
+        lines += [f"{tp!s:<{width}}  vanished from Kafka: its stored offset goes to 0" for tp in self.vanished]
+        return "\n".join(lines)
+
+
+def _line(tp: TopicPartition, start: Start, width: int) -> str:
+    stored = "-" if start.stored is None else str(start.stored.next_offset)
+    committed = "-" if start.committed is None else str(start.committed.next_offset)
+    line = (
+        f"{tp!s:<{width}}  starts at {start.offset}: {start.reason.value}"
+        f" (stored {stored}, committed {committed}, log [{start.log.beginning}, {start.log.end}))"
+    )
+    return line if start.skipped is None else f"{line}; skips {start.skipped}"
+
+
+def _spark_json(values: Mapping[TopicPartition, int]) -> str:
+    topics: dict[str, dict[str, int]] = {}
+    for tp, value in sorted(values.items()):
+        topics.setdefault(tp.topic, {})[str(tp.partition)] = value
+    return json.dumps(topics)

@@ -1,0 +1,308 @@
+"""A claim: one job's right to write for a consumer group, until the next claim.
+
+`take` is the job start. Kafka is asked first, so that a dead broker fences nobody; what can be seen to be wrong is
+seen before the fence. Then, in one transaction: lock the group's row, lock all its partitions (which waits for a stale
+job's open transaction), ask Kafka for the log ends again, resolve, and write the new token to every row of the group.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self, get_args
+from urllib.parse import quote
+
+from offsetstore import failpoints
+from offsetstore.errors import (
+    ClaimInUse,
+    ConfigurationError,
+    GroupBusy,
+    LockTimeout,
+    OffsetOutOfRange,
+    StoreUnavailable,
+    TopicRecreated,
+    TransactionLost,
+)
+from offsetstore.offsets import StoredOffset, Token, TopicPartition
+from offsetstore.resolver import resolve
+from offsetstore.starting import Reason, Start, StartingOffsets
+from offsetstore.store import failures
+from offsetstore.store.heartbeat import LIVE, Heartbeat
+from offsetstore.store.session import HistoryEvent, NewOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from offsetstore.offsets import BrokerView
+    from offsetstore.policy import StartPolicy
+    from offsetstore.ports import BrokerOffsets
+    from offsetstore.store.session import Session
+    from offsetstore.store.store import OffsetStore
+
+Takeover = Literal["fence", "wait", "refuse"]
+
+_ATTEMPTS = 3
+_PAUSE = 0.5
+# What a claim waits for after the stale transactions in its way were terminated.
+_GRACE = 15.0
+
+_EVENTS = {Reason.RECREATED_RESTART: "restart", Reason.DATA_LOSS_ACCEPTED: "skip"}
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What a claim was asked for; see `OffsetStore.claim`."""
+
+    group: str
+    broker: BrokerOffsets | None
+    topics: tuple[str, ...]
+    policy: StartPolicy
+    takeover: Takeover
+    takeover_timeout: float
+    kafka_group: str
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be right, before anything is asked.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        if not self.group or "\0" in self.group:
+            what = "not a consumer group"
+            raise ConfigurationError(what, found=repr(self.group), expected="a name")
+        if not self.topics:
+            what = "the claim names no topics"
+            raise ConfigurationError(what, expected='topics=["..."], or a broker made from Spark\'s options')
+        if self.takeover not in get_args(Takeover):
+            what = "there is no such takeover"
+            raise ConfigurationError(what, found=repr(self.takeover), expected=" or ".join(get_args(Takeover)))
+
+    def view(self) -> BrokerView | None:
+        """What Kafka says now, ``None`` without a broker."""
+        if self.broker is None:
+            return None
+        return self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
+
+
+class Claim:
+    """The right to write for ``group``, made by `OffsetStore.claim`.
+
+    ``token`` is what every write is checked against, ``partitions`` the partitions whose rows it knows to exist,
+    ``starting`` how the start was resolved (``None`` without a broker), ``owner`` who it is, for people.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        request: ClaimRequest,
+        *,
+        token: Token,
+        partitions: set[TopicPartition],
+        starting: StartingOffsets | None,
+        owner: str,
+    ) -> None:
+        self.store = store
+        self.group = request.group
+        self.broker = request.broker
+        self.topics = request.topics
+        self.token = token
+        self.partitions = partitions
+        self.starting = starting
+        self.owner = owner
+        self.name = f"{name_prefix(request.group)}{token.epoch}:{token.claim_id.hex[:8]}"
+        self.checkpoint_base: str | None = None
+        self._query_id: str | None = None
+        self._heartbeat = Heartbeat(store.database, token.claim_id, self.name)
+
+    @property
+    def starting_offsets(self) -> str:
+        """Spark's ``startingOffsets``, naming every partition of every topic.
+
+        :raises ConfigurationError: the claim was made without a broker.
+        """
+        if self.starting is None:
+            what = "the claim was made without a broker, so it does not know the partitions"
+            raise ConfigurationError(
+                what,
+                next_step="Pass Broker.from_spark(options) to store.claim, or keep a checkpoint of your own.",
+            )
+        return self.starting.json()
+
+    def checkpoint(self, base: str) -> str:
+        """A checkpoint location of this claim alone, ``<base>/<group>/<epoch>-<claim id>``.
+
+        Spark ignores ``startingOffsets`` once a checkpoint exists, so each claim gets a fresh one and the store
+        decides. The sink removes old ones after its first committed batch.
+
+        :param base: any path that Spark takes.
+        """
+        self.checkpoint_base = f"{base.rstrip('/')}/{quote(self.group, safe='').replace('.', '%2E')}"
+        return f"{self.checkpoint_base}/{self.token.epoch}-{self.token.claim_id}"
+
+    def bind(self, query_id: str) -> None:
+        """Tie the claim to the first streaming query that writes with it.
+
+        In memory is enough: a claim lives in one process, and its token nowhere else.
+
+        :raises ClaimInUse: it is tied to another query.
+        """
+        if self._query_id is None:
+            self._query_id = query_id
+        if self._query_id != query_id:
+            what = f"the claim of group {self.group!r} is used by a second streaming query"
+            raise ClaimInUse(what, found=f"query {query_id}", expected=f"query {self._query_id}")
+
+    def close(self) -> None:
+        """Leave: the next claim need not wait for this one's heartbeat. The offsets stay."""
+        self._heartbeat.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Claim of {self.group!r}, {self.token}>"
+
+
+def name_prefix(group: str) -> str:
+    """How the ``application_name`` of all transactions of a group begins; PostgreSQL keeps 63 bytes of it."""
+    return f"offsetstore:{hashlib.sha256(group.encode()).hexdigest()[:12]}:"
+
+
+def take(store: OffsetStore, request: ClaimRequest) -> Claim:
+    """Take the group over, see `OffsetStore.claim`.
+
+    A log end that comes from a broker which lags behind its leader looks like a shorter topic, so a start that is out
+    of range is asked for again before it is believed; a claim that lost its connection is made again.
+    """
+    deadline = time.monotonic() + request.takeover_timeout
+    attempt = 0
+    while True:
+        try:
+            claim = _attempt(store, request)
+        except (OffsetOutOfRange, TopicRecreated, TransactionLost, StoreUnavailable):
+            attempt += 1
+            if attempt == _ATTEMPTS:
+                raise
+            time.sleep(_PAUSE)
+            continue
+        except GroupBusy:
+            if request.takeover != "wait" or time.monotonic() >= deadline:
+                raise
+            time.sleep(min(_PAUSE, request.takeover_timeout))
+            continue
+        return claim
+
+
+def _attempt(store: OffsetStore, request: ClaimRequest) -> Claim:
+    view = request.view()
+    if view is not None:
+        resolve(store.offsets(request.group), view, request.policy)
+    session = store.database.begin(
+        name=f"{name_prefix(request.group)}claim", lock_timeout=request.takeover_timeout + _GRACE
+    )
+    try:
+        claim = _claim(store, request, session)
+        failpoints.reach("in_claim")
+        session.commit()
+    except BaseException as error:
+        session.rollback()
+        if failures.is_connection_lost(error):
+            what = "the connection to the database was lost during the claim"
+            raise TransactionLost(what, next_step="Claim again.") from error
+        if failures.is_lock_timeout(error):
+            what = f"group {request.group!r} is locked by somebody who is no job of this group"
+            raise LockTimeout(what) from error
+        raise
+    token, partitions, starting, owner = claim
+    return Claim(store, request, token=token, partitions=partitions, starting=starting, owner=owner)
+
+
+def _claim(
+    store: OffsetStore, request: ClaimRequest, session: Session
+) -> tuple[Token, set[TopicPartition], StartingOffsets | None, str]:
+    group = request.group
+    with store.database.unblocking(session, after=request.takeover_timeout, older_than=name_prefix(group)):
+        before = session.lock_group(group)
+        _check_owner(session, request)
+        rows = session.lock_partitions(group, None)
+    view = request.view()
+    starting = None if view is None else resolve(rows, view, request.policy)
+    token = Token(before.epoch + 1, uuid.uuid4())
+    owner = _owner()
+    session.write_group(group, token, owner)
+    history = [HistoryEvent("claim", None, None, None, token, owner, f"takeover={request.takeover}")]
+    partitions = set(rows)
+    if starting is not None and view is not None:
+        session.set_partitions(group, token, _new_offsets(rows, starting, view))
+        history += _decisions(rows, starting, token, owner)
+        partitions |= starting.starts.keys()
+    session.append_history(group, history)
+    return token, partitions, starting, owner
+
+
+def _check_owner(session: Session, request: ClaimRequest) -> None:
+    owner = session.group(request.group)
+    if request.takeover != "fence" and owner is not None and owner.alive_for is not None and owner.alive_for < LIVE:
+        what = f"group {request.group!r} has a live owner"
+        seen = owner.alive_for.total_seconds()
+        raise GroupBusy(what, found=f"{owner.owner}, {owner.token}, seen {seen:.0f} s ago")
+
+
+def _new_offsets(
+    rows: Mapping[TopicPartition, StoredOffset], starting: StartingOffsets, view: BrokerView
+) -> dict[TopicPartition, NewOffset]:
+    new: dict[TopicPartition, NewOffset] = {}
+    for tp, start in starting.starts.items():
+        row = rows.get(tp)
+        # After a restart Kafka's own offset is the old log's: it must not win the next time.
+        pinned = start.reason is Reason.RECREATED_RESTART or (row is not None and row.pinned)
+        new[tp] = NewOffset(start.offset, view.topics[tp.topic].topic_id, view.cluster_id, pinned)
+    for tp in starting.vanished:
+        new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
+    return {tp: value for tp, value in sorted(new.items()) if not _same(rows.get(tp), value)}
+
+
+def _same(row: StoredOffset | None, new: NewOffset) -> bool:
+    return row is not None and NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned) == new
+
+
+def _decisions(
+    rows: Mapping[TopicPartition, StoredOffset], starting: StartingOffsets, token: Token, owner: str
+) -> list[HistoryEvent]:
+    events = [
+        HistoryEvent(_EVENTS.get(start.reason, "adopt"), tp, _before(start), start.offset, token, owner, _why(start))
+        for tp, start in starting.starts.items()
+        if _before(start) != start.offset
+    ]
+    return events + [
+        HistoryEvent(
+            "restart", tp, rows[tp].next_offset, 0, token, owner, "vanished from Kafka, and a restart was asked for"
+        )
+        for tp in starting.vanished
+    ]
+
+
+def _before(start: Start) -> int | None:
+    return None if start.stored is None else start.stored.next_offset
+
+
+def _why(start: Start) -> str:
+    return start.reason.value if start.skipped is None else f"{start.reason.value}; skips {start.skipped}"
+
+
+def _owner() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"

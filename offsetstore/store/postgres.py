@@ -1,0 +1,218 @@
+"""PostgreSQL as the store's database: `statements` behind the `Session` protocol."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy import event, text
+
+from offsetstore import failpoints
+from offsetstore.errors import CommittedBehindOurBack
+from offsetstore.metadata import KEEP, Keep
+from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
+from offsetstore.store import statements as sql
+from offsetstore.store.session import GroupRow, HistoryEvent, NewOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from sqlalchemy import Connection, CursorResult
+
+_NOBODY = uuid.UUID(int=0)
+
+
+class PostgresSession:
+    """One transaction on one connection, which goes back to its pool at the end."""
+
+    def __init__(self, connection: Connection, schema: str, settings: Mapping[str, str]) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._ending = False
+        event.listen(connection, "commit", self._refuse)
+        event.listen(connection, "rollback", self._refuse)
+        self._number = cast("str", self._run(sql.BEGIN, **settings).one().transaction_number)
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    @property
+    def pid(self) -> int:
+        """The backend's process, for operators' views."""
+        return cast("int", self._psycopg.info.backend_pid)
+
+    @property
+    def _psycopg(self) -> Any:
+        return self._connection.connection.driver_connection
+
+    def in_savepoint(self) -> bool:
+        return self._connection.in_nested_transaction()
+
+    def is_whole(self) -> bool:
+        return self._run(sql.TRANSACTION_NUMBER).scalar_one() == self._number
+
+    def commit(self) -> None:
+        self._ending = True
+        if failpoints.armed("commit_sent"):
+            self._psycopg.pgconn.send_query(b"COMMIT")
+            self._psycopg.pgconn.flush()
+            failpoints.reach("commit_sent")
+        self._connection.commit()
+        self._close()
+
+    def rollback(self) -> None:
+        self._ending = True
+        try:
+            self._connection.rollback()
+            self._close()
+        except Exception:  # noqa: BLE001 - of no further use, whatever is wrong with it
+            self._connection.invalidate()
+            self._close()
+
+    def _close(self) -> None:
+        event.remove(self._connection, "commit", self._refuse)
+        event.remove(self._connection, "rollback", self._refuse)
+        self._connection.close()
+
+    def _refuse(self, _: Connection) -> None:
+        if not self._ending:
+            what = "COMMIT or ROLLBACK was called on tx.connection"
+            raise CommittedBehindOurBack(what)
+
+    def lock_group(self, group: str) -> Token:
+        self._run(sql.CREATE_GROUP, group=group, nobody=_NOBODY)
+        row = self._run(sql.LOCK_GROUP, group=group).one()
+        return Token(row.epoch, row.claim_id)
+
+    def share_group(self, group: str) -> Token | None:
+        row = self._run(sql.SHARE_GROUP, group=group).one_or_none()
+        return None if row is None else Token(row.epoch, row.claim_id)
+
+    def group(self, group: str) -> GroupRow | None:
+        row = self._run(sql.GROUP, group=group).one_or_none()
+        if row is None:
+            return None
+        return GroupRow(Token(row.epoch, row.claim_id), row.owner, row.claimed_at, row.alive_for)
+
+    def write_group(self, group: str, token: Token, owner: str) -> None:
+        self._run(sql.END_OTHER_BEATS, group=group)
+        self._run(sql.WRITE_GROUP, group=group, owner=owner, **_token(token))
+        self._run(sql.WRITE_TOKENS, group=group, **_token(token))
+        self._run(sql.FIRST_BEAT, claim_id=token.claim_id)
+
+    def lock_partitions(
+        self, group: str, partitions: Collection[TopicPartition] | None
+    ) -> dict[TopicPartition, StoredOffset]:
+        if partitions is None:
+            return _stored(self._run(sql.LOCK_ALL_PARTITIONS, group=group))
+        return _stored(self._run(sql.LOCK_PARTITIONS, group=group, **_keys(partitions)))
+
+    def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
+        return _stored(self._run(sql.READ_PARTITIONS, group=group))
+
+    def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
+        rows = self._run(
+            sql.INSERT_PARTITIONS, group=group, offsets=list(offsets.values()), **_keys(offsets), **_token(token)
+        )
+        return {TopicPartition(row.topic, row.partition) for row in rows}
+
+    def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
+        self._run(
+            sql.SET_PARTITIONS,
+            group=group,
+            offsets=[new.next_offset for new in offsets.values()],
+            topic_ids=[new.topic_id for new in offsets.values()],
+            cluster_ids=[new.cluster_id for new in offsets.values()],
+            pinned=[new.pinned for new in offsets.values()],
+            **_keys(offsets),
+            **_token(token),
+        )
+
+    def advance(
+        self,
+        group: str,
+        token: Token,
+        ranges: dict[TopicPartition, OffsetRange],
+        metadata: str | Keep | None,
+        transaction_id: uuid.UUID,
+    ) -> int:
+        result = self._run(
+            sql.ADVANCE,
+            group=group,
+            froms=[range_.from_ for range_ in ranges.values()],
+            untils=[range_.until for range_ in ranges.values()],
+            keep_metadata=metadata is KEEP,
+            metadata=None if metadata is KEEP else metadata,
+            transaction_id=transaction_id,
+            **_keys(ranges),
+            **_token(token),
+        )
+        return result.rowcount
+
+    def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
+        if not events:
+            return
+        places = [line.topic_partition for line in events]
+        self._run(
+            sql.APPEND_HISTORY,
+            group=group,
+            topics=[tp.topic if tp else None for tp in places],
+            partitions=[tp.partition if tp else None for tp in places],
+            events=[line.event for line in events],
+            froms=[line.from_offset for line in events],
+            tos=[line.to_offset for line in events],
+            epochs=[line.token.epoch for line in events],
+            claim_ids=[line.token.claim_id for line in events],
+            actors=[line.actor for line in events],
+            reasons=[line.reason for line in events],
+        )
+
+    def history(self, group: str) -> list[HistoryEvent]:
+        return [
+            HistoryEvent(
+                row.event,
+                None if row.topic is None else TopicPartition(row.topic, row.partition),
+                row.from_offset,
+                row.to_offset,
+                Token(row.epoch, row.claim_id),
+                row.actor,
+                row.reason,
+                row.at,
+            )
+            for row in self._run(sql.HISTORY, group=group)
+        ]
+
+    def beat(self, claim_id: uuid.UUID) -> bool:
+        return self._run(sql.BEAT, claim_id=claim_id).rowcount == 1
+
+    def end_beat(self, claim_id: uuid.UUID) -> None:
+        self._run(sql.END_BEAT, claim_id=claim_id)
+
+    def _run(self, statement: str, **values: object) -> CursorResult[Any]:
+        return self._connection.execute(text(statement.replace("{s}", self._schema)), values)
+
+
+def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:
+    listed = list(partitions)
+    return {"topics": [tp.topic for tp in listed], "partitions": [tp.partition for tp in listed]}
+
+
+def _token(token: Token) -> dict[str, object]:
+    return {"epoch": token.epoch, "claim_id": token.claim_id}
+
+
+def _stored(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
+    return {
+        TopicPartition(row.topic, row.partition): StoredOffset(
+            row.next_offset,
+            Token(row.epoch, row.claim_id),
+            row.metadata,
+            row.topic_id,
+            row.cluster_id,
+            row.transaction_id,
+            row.pinned,
+            row.updated_at,
+        )
+        for row in rows
+    }

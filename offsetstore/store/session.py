@@ -1,0 +1,180 @@
+"""What the protocol asks of a database, as a Protocol: one `Session` is one database transaction.
+
+`offsetstore.store.postgres` answers in SQL, `offsetstore.testing` in memory; the claim and the transaction are written
+once, against this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from contextlib import AbstractContextManager
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    from offsetstore.metadata import Keep
+    from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEvent:
+    """One line of the audit: everything that sets an offset, but plain advances.
+
+    ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
+    have), ``skip`` (records passed over by a decision) or ``restart`` (a recreated topic). ``from_offset`` is ``None``
+    where there was no row. ``at`` is of the database's clock, ``None`` until written.
+    """
+
+    event: str
+    topic_partition: TopicPartition | None
+    from_offset: int | None
+    to_offset: int | None
+    token: Token
+    actor: str
+    reason: str
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One row of ``consumer_groups``. ``alive_for`` is the time since the owner's last heartbeat, if there is one."""
+
+    token: Token
+    owner: str
+    claimed_at: datetime
+    alive_for: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewOffset:
+    """What a claim sets a partition to."""
+
+    next_offset: int
+    topic_id: str | None
+    cluster_id: str | None
+    pinned: bool
+
+
+class Session(Protocol):
+    """One database transaction, READ COMMITTED. Statements raise the driver's errors, see `failures`."""
+
+    @property
+    def connection(self) -> Any:
+        """What user code writes with: a SQLAlchemy ``Connection``."""
+        ...
+
+    def in_savepoint(self) -> bool:
+        """Whether a savepoint is open."""
+        ...
+
+    def is_whole(self) -> bool:
+        """Whether it is still the transaction that was begun: nobody sent a COMMIT or ROLLBACK in between."""
+        ...
+
+    def commit(self) -> None:
+        """End it, with all that was written."""
+        ...
+
+    def rollback(self) -> None:
+        """End it without writing; also where the connection is gone. Raises nothing."""
+        ...
+
+    def lock_group(self, group: str) -> Token:
+        """Create the group's row if need be, lock it FOR UPDATE, return its token."""
+        ...
+
+    def share_group(self, group: str) -> Token | None:
+        """Lock the group's row FOR SHARE: no claim can be made until this transaction ends."""
+        ...
+
+    def group(self, group: str) -> GroupRow | None:
+        """Who claimed the group last, without a lock."""
+        ...
+
+    def write_group(self, group: str, token: Token, owner: str) -> None:
+        """Write the token to the group's row and to every partition's row of the group, and a first heartbeat."""
+        ...
+
+    def lock_partitions(
+        self, group: str, partitions: Collection[TopicPartition] | None
+    ) -> dict[TopicPartition, StoredOffset]:
+        """Lock the rows FOR UPDATE in order of (topic, partition); ``None`` for all rows of the group."""
+        ...
+
+    def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
+        """All rows of the group, in order, without a lock."""
+        ...
+
+    def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
+        """Insert rows in order, leave those that exist alone, return those that were inserted."""
+        ...
+
+    def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
+        """Insert or overwrite rows; only a claim may, under the group's lock and the rows'."""
+        ...
+
+    def advance(
+        self,
+        group: str,
+        token: Token,
+        ranges: dict[TopicPartition, OffsetRange],
+        metadata: str | Keep | None,
+        transaction_id: UUID,
+    ) -> int:
+        """Move each partition from ``from_`` to ``until`` where row and token still say so; return how many moved."""
+        ...
+
+    def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
+        """Write the events, in order; ``at`` is the database's."""
+        ...
+
+    def history(self, group: str) -> list[HistoryEvent]:
+        """All events of the group, oldest first."""
+        ...
+
+    def beat(self, claim_id: UUID) -> bool:
+        """Renew the heartbeat; ``False`` where a newer claim has removed it."""
+        ...
+
+    def end_beat(self, claim_id: UUID) -> None:
+        """Remove the heartbeat: the owner has left."""
+        ...
+
+
+class Database(Protocol):
+    """Where sessions come from."""
+
+    def begin(self, *, name: str, lock_timeout: float | None = None) -> Session:
+        """Begin a transaction.
+
+        :param name: shown to operators as the connection's ``application_name``.
+        :param lock_timeout: seconds to wait for any one lock, ``None`` for ever.
+        :raises StoreUnavailable: no connection.
+        """
+        ...
+
+    def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:
+        """While the block runs, terminate what blocks ``session`` for longer than ``after`` seconds.
+
+        Only transactions whose name begins as ``older_than`` does, and differs from it, are terminated: claims of the
+        same group.
+        """
+        ...
+
+    def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
+        """The first of the rows that another transaction holds, and who that is, in words; ``None`` if unknown."""
+        ...
+
+    def check_schema(self) -> None:
+        """Check that the tables are those of this version.
+
+        :raises SchemaMissing, SchemaNotAtHead: they are not.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close what it has opened itself."""
+        ...

@@ -1,0 +1,160 @@
+"""Every statement of the protocol, as SQL. ``{s}`` stands for the quoted schema and its dot, or for nothing.
+
+Values are bound, never written into the text; lists go in as arrays, so that a thousand partitions are one statement.
+"""
+
+from __future__ import annotations
+
+# The number of the transaction is asked for at once: it is how a COMMIT behind our back is noticed.
+BEGIN = """
+SELECT set_config('application_name', :name, true),
+       set_config('lock_timeout', :lock_timeout, true),
+       set_config('idle_in_transaction_session_timeout', :idle_timeout, true),
+       set_config('synchronous_commit',
+                  CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+                       THEN 'on' ELSE current_setting('synchronous_commit') END, true),
+       CAST(pg_current_xact_id() AS text) AS transaction_number
+"""
+
+TRANSACTION_NUMBER = "SELECT CAST(pg_current_xact_id_if_assigned() AS text)"
+
+CREATE_GROUP = """
+INSERT INTO {s}consumer_groups (consumer_group, epoch, claim_id, owner)
+VALUES (:group, 0, :nobody, '')
+ON CONFLICT (consumer_group) DO NOTHING
+"""
+
+LOCK_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR UPDATE"
+
+# FOR KEY SHARE would be weaker, and would read an old epoch without waiting.
+SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR SHARE"
+
+GROUP = """
+SELECT g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for
+FROM {s}consumer_groups AS g
+LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
+WHERE g.consumer_group = :group AND g.epoch > 0
+"""
+
+END_OTHER_BEATS = """
+DELETE FROM {s}heartbeats
+WHERE claim_id IN (SELECT claim_id FROM {s}consumer_groups WHERE consumer_group = :group)
+"""
+
+WRITE_GROUP = """
+UPDATE {s}consumer_groups
+SET epoch = :epoch, claim_id = :claim_id, owner = :owner, claimed_at = clock_timestamp()
+WHERE consumer_group = :group
+"""
+
+# Whatever its topic: a job that is fenced in one partition is fenced in all.
+WRITE_TOKENS = """
+UPDATE {s}kafka_partitions SET epoch = :epoch, claim_id = :claim_id WHERE consumer_group = :group
+"""
+
+FIRST_BEAT = "INSERT INTO {s}heartbeats (claim_id) VALUES (:claim_id)"
+
+# An UPDATE, so that a fenced job, whose row the new claim has removed, doesn't come back to life.
+BEAT = "UPDATE {s}heartbeats SET beat_at = clock_timestamp() WHERE claim_id = :claim_id"
+
+END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
+
+READ_PARTITIONS = """
+SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,
+       p.transaction_id, p.pinned, p.updated_at
+FROM {s}kafka_partitions AS p
+WHERE p.consumer_group = :group
+ORDER BY p.topic, p.partition
+"""
+
+LOCK_ALL_PARTITIONS = READ_PARTITIONS + "FOR UPDATE OF p"
+
+LOCK_PARTITIONS = """
+SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,
+       p.transaction_id, p.pinned, p.updated_at
+FROM {s}kafka_partitions AS p
+JOIN unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
+  ON p.topic = asked.topic AND p.partition = asked.partition
+WHERE p.consumer_group = :group
+ORDER BY p.topic, p.partition
+FOR UPDATE OF p
+"""
+
+INSERT_PARTITIONS = """
+INSERT INTO {s}kafka_partitions (consumer_group, topic, partition, next_offset, epoch, claim_id)
+SELECT :group, n.topic, n.partition, n.next_offset, :epoch, :claim_id
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]))
+     AS n (topic, partition, next_offset)
+ORDER BY n.topic COLLATE "C", n.partition
+ON CONFLICT (consumer_group, topic, partition) DO NOTHING
+RETURNING topic, partition
+"""
+
+SET_PARTITIONS = """
+INSERT INTO {s}kafka_partitions AS p
+       (consumer_group, topic, partition, next_offset, topic_id, cluster_id, pinned, epoch, claim_id)
+SELECT :group, n.topic, n.partition, n.next_offset, n.topic_id, n.cluster_id, n.pinned, :epoch, :claim_id
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
+            CAST(:topic_ids AS text[]), CAST(:cluster_ids AS text[]), CAST(:pinned AS boolean[]))
+     AS n (topic, partition, next_offset, topic_id, cluster_id, pinned)
+ORDER BY n.topic COLLATE "C", n.partition
+ON CONFLICT (consumer_group, topic, partition) DO UPDATE
+SET next_offset = excluded.next_offset, topic_id = excluded.topic_id, cluster_id = excluded.cluster_id,
+    pinned = excluded.pinned, updated_at = clock_timestamp()
+"""
+
+# The comparison and the token stand in the statement too, although the lock guards both: belt and braces.
+ADVANCE = """
+UPDATE {s}kafka_partitions AS p
+SET next_offset = n.until_offset,
+    metadata = CASE WHEN :keep_metadata THEN p.metadata ELSE :metadata END,
+    transaction_id = :transaction_id,
+    updated_at = clock_timestamp()
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]),
+            CAST(:froms AS bigint[]), CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
+WHERE p.consumer_group = :group AND p.topic = n.topic AND p.partition = n.partition
+  AND p.next_offset = n.from_offset AND p.epoch = :epoch AND p.claim_id = :claim_id
+"""
+
+APPEND_HISTORY = """
+INSERT INTO {s}offset_history
+       (consumer_group, topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason)
+SELECT :group, e.topic, e.partition, e.event, e.from_offset, e.to_offset, e.epoch, e.claim_id, e.actor, e.reason
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:events AS text[]),
+            CAST(:froms AS bigint[]), CAST(:tos AS bigint[]), CAST(:epochs AS bigint[]),
+            CAST(:claim_ids AS uuid[]), CAST(:actors AS text[]), CAST(:reasons AS text[]))
+     WITH ORDINALITY
+     AS e (topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, number)
+ORDER BY e.number
+"""
+
+HISTORY = """
+SELECT topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, at
+FROM {s}offset_history WHERE consumer_group = :group ORDER BY id
+"""
+
+# A row that is locked FOR UPDATE carries its holder's transaction number as xmax (not where several share it).
+LOCK_HOLDER = """
+SELECT p.topic, p.partition, l.pid, a.application_name, a.state
+FROM {s}kafka_partitions AS p
+JOIN unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
+  ON p.topic = asked.topic AND p.partition = asked.partition
+JOIN pg_locks AS l ON l.locktype = 'transactionid' AND l.transactionid = p.xmax AND l.granted
+LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE p.consumer_group = :group
+ORDER BY p.topic, p.partition
+LIMIT 1
+"""
+
+TERMINATE_BLOCKERS = """
+SELECT a.pid, a.application_name, pg_terminate_backend(a.pid)
+FROM unnest(pg_blocking_pids(:pid)) AS blocker (pid)
+JOIN pg_stat_activity AS a USING (pid)
+WHERE starts_with(a.application_name, :prefix)
+"""
+
+TABLES = """
+SELECT to_regclass(:versions) IS NOT NULL
+"""
+
+REVISION = "SELECT version_num FROM {s}offsetstore_version"

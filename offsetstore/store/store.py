@@ -1,0 +1,220 @@
+"""The store: where claims, transactions and reads begin."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from sqlalchemy import Engine
+
+from offsetstore import metadata
+from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
+from offsetstore.policy import StartPolicy
+from offsetstore.store import failures
+from offsetstore.store.claims import Claim, ClaimRequest, Takeover, take
+from offsetstore.store.database import PostgresDatabase
+from offsetstore.store.transaction import Transaction
+from offsetstore.store.url import check_engine, make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from types import TracebackType
+
+    from offsetstore.offsets import StoredOffset, TopicPartition
+    from offsetstore.ports import BrokerOffsets
+    from offsetstore.store.session import Database, GroupRow, HistoryEvent, Session
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """In seconds.
+
+    ``lock``: for any one row lock; ``idle``: a transaction that does nothing is ended by the server; ``commit``: to
+    find out about a COMMIT whose answer was lost.
+    """
+
+    lock: float = 10.0
+    idle: float = 120.0
+    commit: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How `OffsetStore.run` repeats: ``attempts`` in all.
+
+    It waits from ``shortest`` to ``longest`` seconds in between, doubling, with jitter.
+    """
+
+    attempts: int = 8
+    shortest: float = 0.05
+    longest: float = 5.0
+
+    def wait(self, attempt: int) -> float:
+        """Seconds to wait after failed attempt ``attempt``, counted from 1."""
+        return random.uniform(0.5, 1.0) * min(self.longest, self.shortest * 2 ** (attempt - 1))  # noqa: S311 - jitter
+
+
+class OffsetStore:
+    """Offsets in a SQL database, in the transaction of the results. Threads may share it; processes may not."""
+
+    def __init__(self, database: Database, *, timeouts: Timeouts | None = None, retries: Retries | None = None) -> None:
+        self.database = database
+        self.timeouts = timeouts or Timeouts()
+        self.retries = retries or Retries()
+        self._claims: list[Claim] = []
+
+    @classmethod
+    def connect(
+        cls,
+        url: str | Engine | None = None,
+        *,
+        schema: str | None = None,
+        credentials: Callable[[], str] | None = None,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+    ) -> Self:
+        """Connect, and check that the tables are there.
+
+        :param url: libpq's, SQLAlchemy's or JDBC's form, an ``Engine`` on psycopg 3, or ``None`` for OFFSETSTORE_URL.
+        :param schema: the schema of our tables, ``None`` for the connection's search path.
+        :param credentials: returns the password for each new connection, for tokens that expire.
+        :raises ConfigurationError: the URL can't be right.
+        :raises StoreUnavailable: no connection.
+        :raises SchemaMissing, SchemaNotAtHead: run ``offsetstore migrate``.
+        """
+        timeouts = timeouts or Timeouts()
+        owned = not isinstance(url, Engine)
+        engine = check_engine(url) if isinstance(url, Engine) else make_engine(url, credentials)
+        database = PostgresDatabase(engine, schema=schema, idle_timeout=timeouts.idle, owned=owned)
+        try:
+            database.check_schema()
+        except BaseException:
+            database.close()
+            raise
+        return cls(database, timeouts=timeouts, retries=retries)
+
+    def claim(
+        self,
+        group: str,
+        broker: BrokerOffsets | None = None,
+        *,
+        topics: Collection[str] | None = None,
+        policy: StartPolicy | None = None,
+        takeover: Takeover = "fence",
+        takeover_timeout: float = 30.0,
+        kafka_group: str | None = None,
+    ) -> Claim:
+        """Take over the group: resolve where it starts, and fence every earlier claim.
+
+        :param broker: asked for log ends and committed offsets; without it the claim has no ``starting_offsets``.
+        :param topics: which topics; by default those of the broker's options.
+        :param takeover: ``"fence"`` a live owner, ``"wait"`` until it has left, or ``"refuse"``.
+        :param takeover_timeout: seconds to wait for the owner (``"wait"``), and for a stale job's open transaction
+            before its connection is terminated.
+        :param kafka_group: the group in Kafka to compare with, if it is not ``group``.
+        :raises BrokerError: Kafka's part failed; nobody was fenced.
+        :raises StartError: where to start can't be decided safely; nobody was fenced.
+        :raises GroupBusy: there is a live owner.
+        :raises LockTimeout: somebody else holds the group's rows.
+        """
+        names = topics if topics is not None else (broker.topics if broker else None) or ()
+        request = ClaimRequest(
+            group,
+            broker,
+            tuple(dict.fromkeys([names] if isinstance(names, str) else names)),
+            policy or StartPolicy(),
+            takeover,
+            takeover_timeout,
+            kafka_group or group,
+        )
+        claim = take(self, request)
+        self._claims.append(claim)
+        return claim
+
+    def transaction(self, claim: Claim, *, lock_timeout: float | None = None) -> Transaction:
+        """One transaction, as a context manager; leaving the block commits, an exception rolls back. No retry.
+
+        :param lock_timeout: seconds to wait for any one lock, by default `Timeouts.lock`.
+        :raises LockTimeout: a row is locked by somebody else for longer.
+        :raises TransactionLost: the connection broke; nothing was written.
+        :raises CommitUnknown: it broke at COMMIT, and the rows can't tell.
+        :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written.
+        """
+        return Transaction(
+            self.database,
+            claim,
+            lock_timeout=self.timeouts.lock if lock_timeout is None else lock_timeout,
+            commit_timeout=self.timeouts.commit,
+        )
+
+    def run(self, claim: Claim, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
+        """Run ``work(tx)`` in a transaction, and repeat all of it where the database says that this may help.
+
+        That is: serialization failures, deadlocks, lock timeouts and lost connections. ``work`` must not consume an
+        iterator that it can't make again.
+
+        :return: what ``work`` returned, once it is committed.
+        :raises LockTimeout, TransactionLost, StoreUnavailable: still so after `Retries.attempts`.
+        :raises CommitUnknown: never repeated: it may have happened.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                with self.transaction(claim, lock_timeout=lock_timeout) as tx:
+                    result = work(tx)
+            except Exception as error:
+                helps = isinstance(error, (LockTimeout, TransactionLost, StoreUnavailable))
+                if attempt >= self.retries.attempts or not (helps or failures.is_repeatable(error)):
+                    raise
+                wait = self.retries.wait(attempt)
+                _log.warning("attempt %d failed (%s), again in %.2f s", attempt, type(error).__name__, wait)
+                time.sleep(wait)
+            else:
+                return result
+
+    def offsets(self, group: str) -> dict[TopicPartition, StoredOffset]:
+        """The group's rows, in order of (topic, partition), in one query and without a lock."""
+        return self._read(lambda session: session.read_partitions(group))
+
+    def metadata(self, group: str) -> dict[TopicPartition, object]:
+        """The metadata of each of the group's partitions, ``None`` where there is none.
+
+        :raises MetadataError: a text that is not JSON.
+        """
+        return {tp: metadata.load(row.metadata) for tp, row in self.offsets(group).items()}
+
+    def history(self, group: str) -> list[HistoryEvent]:
+        """All that was decided about the group's offsets, oldest first; plain advances are not in it."""
+        return self._read(lambda session: session.history(group))
+
+    def owner(self, group: str) -> GroupRow | None:
+        """Who claimed the group last, ``None`` if nobody has."""
+        return self._read(lambda session: session.group(group))
+
+    def _read(self, query: Callable[[Session], _T]) -> _T:
+        session = self.database.begin(name="offsetstore:read")
+        try:
+            return query(session)
+        finally:
+            session.rollback()
+
+    def close(self) -> None:
+        """Leave all claims, and close the connections that the store has opened itself."""
+        for claim in self._claims:
+            claim.close()
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,235 @@
+"""The transaction: results and offsets together, or neither.
+
+Inside it the order is fixed: `lock` the partitions (which decides what is left of each range), write with
+`connection`, `advance`. Leaving the block commits. A token that is no longer the row's, a range above the stored
+offset, a lock that is not had: each ends it with nothing written.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any, Self
+
+from offsetstore import failpoints
+from offsetstore.errors import (
+    AdvanceMismatch,
+    CommittedBehindOurBack,
+    LockedTwice,
+    LockFirst,
+    LockInSavepoint,
+    LockTimeout,
+    NestedTransaction,
+    OffsetGap,
+    StaleClaim,
+    TransactionLost,
+    Unadvanced,
+)
+from offsetstore.metadata import KEEP, Keep, dump
+from offsetstore.replay import Decision, Outcome, decide
+from offsetstore.store import failures
+from offsetstore.store.session import HistoryEvent
+from offsetstore.store.unknown_commit import Advanced, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from types import TracebackType
+
+    from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
+    from offsetstore.store.claims import Claim
+    from offsetstore.store.session import Database, Session
+
+_open_in_this_thread = threading.local()
+
+
+class Transaction:
+    """One transaction of one claim; made by `OffsetStore.transaction` and `OffsetStore.run`."""
+
+    def __init__(self, database: Database, claim: Claim, *, lock_timeout: float, commit_timeout: float) -> None:
+        self._database = database
+        self._claim = claim
+        self._lock_timeout = lock_timeout
+        self._commit_timeout = commit_timeout
+        self._id = uuid.uuid4()
+        self._session: Session | None = None
+        self._asked: Collection[TopicPartition] = ()
+        self._plan: dict[TopicPartition, Decision] | None = None
+        self._rows: dict[TopicPartition, StoredOffset] = {}
+        self._advanced: set[TopicPartition] = set()
+
+    @property
+    def connection(self) -> Any:
+        """The SQLAlchemy ``Connection`` to write results with; psycopg's is under it.
+
+        :raises LockFirst: before `lock`: what is written then could be a stale job's.
+        """
+        if self._session is None or self._plan is None:
+            what = "tx.connection was used before tx.lock"
+            raise LockFirst(what)
+        return self._session.connection
+
+    def lock(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
+        """Lock the partitions' rows, check that they are this claim's, and decide what is left of each range.
+
+        The rows are locked in (topic, partition) order whatever was asked for, so that two jobs never deadlock. A
+        partition that the claim did not know gets a row that starts at its range. ``lock({})`` holds off other claims
+        where there is no range to lock.
+
+        :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
+        :raises StaleClaim: another claim has taken over.
+        :raises OffsetGap: a range begins above its stored offset.
+        :raises LockTimeout: see `OffsetStore.transaction`.
+        :raises LockedTwice, LockInSavepoint: it is called once, outside of any savepoint.
+        """
+        session = self._begun()
+        if session.in_savepoint():
+            what = "tx.lock was called inside a savepoint"
+            raise LockInSavepoint(what)
+        if self._plan is not None:
+            what = "tx.lock was called a second time"
+            raise LockedTwice(what)
+        self._asked = sorted(ranges)
+        unknown = set(ranges) - self._claim.partitions
+        if unknown or not ranges:
+            # The group's row before any partition's, or it deadlocks with a claim.
+            self._check(session.share_group(self._claim.group), None)
+            self._create(session, {tp: ranges[tp].from_ for tp in sorted(unknown)})
+        self._rows = session.lock_partitions(self._claim.group, self._asked) if ranges else {}
+        for tp in self._asked:
+            row = self._rows.get(tp)
+            self._check(row.token if row else None, tp)
+        failpoints.reach("after_lock")
+        plan = {tp: decide(self._rows[tp].next_offset, ranges[tp]) for tp in self._asked}
+        for tp, decision in plan.items():
+            if decision.outcome is Outcome.GAP:
+                what = f"the range begins above the stored offset: [{decision.stored}, {ranges[tp].from_}) is missing"
+                raise OffsetGap(
+                    what, topic_partition=tp, found=f"range {ranges[tp]}", expected=f"a range from {decision.stored}"
+                )
+        self._plan = plan
+        return dict(plan)
+
+    def advance(self, ranges: Mapping[TopicPartition, OffsetRange], *, metadata: object | Keep = KEEP) -> None:
+        """Move the stored offsets to the ranges' ends, in one statement, with the results.
+
+        :param ranges: exactly `Decision.remaining` for each partition, as `lock` returned it.
+        :param metadata: one JSON value for all partitions of the call; ``None`` clears it, left out keeps it.
+        :raises AdvanceMismatch: another range, a partition that was not locked, or one that was advanced already.
+        :raises MetadataError: see `offsetstore.metadata.dump`.
+        :raises StaleClaim: the rows changed under the lock (they can't, unless someone edits locks away).
+        """
+        if self._session is None or self._plan is None:
+            what = "tx.advance was called before tx.lock"
+            raise LockFirst(what)
+        for tp, range_ in ranges.items():
+            self._expect(tp, range_)
+        text = metadata if isinstance(metadata, Keep) else dump(metadata)
+        failpoints.reach("before_advance")
+        wanted = dict(sorted(ranges.items()))
+        moved = self._session.advance(self._claim.group, self._claim.token, wanted, text, self._id) if wanted else 0
+        if moved != len(wanted):
+            what = "the stored offsets changed although they were locked"
+            raise StaleClaim(what, found=f"{moved} rows as locked", expected=f"{len(wanted)}")
+        self._advanced |= wanted.keys()
+
+    def _expect(self, tp: TopicPartition, range_: OffsetRange) -> None:
+        assert self._plan is not None
+        decision = self._plan.get(tp)
+        if decision is None:
+            what = "tx.advance names a partition that was not locked"
+            raise AdvanceMismatch(what, topic_partition=tp, found=str(range_), next_step="Lock it in tx.lock.")
+        if tp in self._advanced:
+            what = "tx.advance was called twice for one partition"
+            raise AdvanceMismatch(what, topic_partition=tp, found=str(range_), next_step="Advance it once.")
+        if range_ != decision.remaining:
+            what = "tx.advance got another range than tx.lock returned"
+            raise AdvanceMismatch(what, topic_partition=tp, found=str(range_), expected=str(decision.remaining))
+
+    def _begun(self) -> Session:
+        if self._session is None:
+            what = "the transaction is used outside of its with block"
+            raise LockFirst(what, next_step="Use it inside `with store.transaction(claim) as tx:`.")
+        return self._session
+
+    def _check(self, token: Token | None, tp: TopicPartition | None) -> None:
+        if token != self._claim.token:
+            what = f"group {self._claim.group!r} has been claimed by another job; nothing was written"
+            found = token or "no row"
+            raise StaleClaim(what, topic_partition=tp, found=str(found), expected=str(self._claim.token))
+
+    def _create(self, session: Session, offsets: dict[TopicPartition, int]) -> None:
+        if not offsets:
+            return
+        claim = self._claim
+        inserted = session.insert_partitions(claim.group, claim.token, offsets)
+        reason = "the claim did not know the partition: it starts at the first range that it got"
+        session.append_history(
+            claim.group,
+            [
+                HistoryEvent("adopt", tp, None, offset, claim.token, claim.owner, reason)
+                for tp, offset in offsets.items()
+                if tp in inserted
+            ],
+        )
+
+    def __enter__(self) -> Self:
+        if getattr(_open_in_this_thread, "transaction", None) is not None:
+            what = "a transaction was begun inside a transaction of the same thread"
+            raise NestedTransaction(what)
+        self._session = self._database.begin(name=self._claim.name, lock_timeout=self._lock_timeout)
+        _open_in_this_thread.transaction = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session = self._begun()
+        _open_in_this_thread.transaction = None
+        self._session = None
+        try:
+            if error is None:
+                self._check_complete(session)
+        except BaseException as problem:
+            session.rollback()
+            self._translate(problem)
+            raise
+        if error is not None:
+            session.rollback()
+            self._translate(error)
+            return
+        self._commit(session)
+        self._claim.partitions.update(self._asked)
+
+    def _check_complete(self, session: Session) -> None:
+        if self._plan is not None and not session.is_whole():
+            what = "the transaction was ended behind our back, by a COMMIT or ROLLBACK inside it"
+            raise CommittedBehindOurBack(what)
+        for tp, decision in (self._plan or {}).items():
+            if decision.outcome is not Outcome.SKIP and tp not in self._advanced:
+                what = f"the transaction ends without advancing {decision.remaining}"
+                raise Unadvanced(what, topic_partition=tp)
+
+    def _commit(self, session: Session) -> None:
+        failpoints.reach("before_commit")
+        try:
+            session.commit()
+        except Exception as error:
+            session.rollback()
+            if not failures.is_connection_lost(error):
+                self._translate(error)
+                raise
+            before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
+            advanced = Advanced(self._claim.group, self._claim.name, self._id, before, wrote=self._plan is not None)
+            settle(self._database, advanced, timeout=self._commit_timeout, cause=error)
+        failpoints.reach("after_commit")
+
+    def _translate(self, error: BaseException) -> None:
+        """Raise our error for the database's where we know more than it says; otherwise return."""
+        if failures.is_lock_timeout(error):
+            holder = self._database.lock_holder(self._claim.group, self._asked) if self._asked else None
+            what = f"the lock was not had within {self._lock_timeout:g} s"
+            tp = holder[0] if holder else next(iter(self._asked), None)
+            raise LockTimeout(what, topic_partition=tp, found=holder[1] if holder else None) from error
+        if failures.is_connection_lost(error):
+            what = "the connection to the database was lost; the transaction did not happen"
+            raise TransactionLost(what) from error
