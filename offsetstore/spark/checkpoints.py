@@ -1,0 +1,42 @@
+"""Old checkpoints of stateless queries: each claim has one of its own, and nobody reads the earlier ones."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+_OURS = re.compile(r"(?P<epoch>\d+)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def prune(session: SparkSession, base: str, *, epoch: int, retain: int) -> None:
+    """Remove the oldest checkpoints under ``base`` on whatever file system it is, and keep ``retain`` in all.
+
+    Only directories that are named as `Claim.checkpoint` names them, of epochs before ``epoch``, are removed. What
+    can't be removed is left, with a warning: old checkpoints cost space, nothing else.
+    """
+    try:
+        files, directory = _file_system(session, base)
+        found = {status.getPath().getName(): status.getPath() for status in files.listStatus(directory)}
+        for name in outdated(found, epoch=epoch, retain=retain):
+            files.delete(found[name], True)  # noqa: FBT003 - Hadoop's "recursive"
+    except Py4JError as error:
+        _log.warning("old checkpoints under %s are left: %s", base, str(error).splitlines()[0])
+
+
+def outdated(names: dict[str, Any], *, epoch: int, retain: int) -> list[str]:
+    """Which of the directories go."""
+    epochs = {name: int(match["epoch"]) for name in names if (match := _OURS.fullmatch(name))}
+    earlier = sorted((name for name, of in epochs.items() if of < epoch), key=lambda name: epochs[name])
+    return earlier[: max(0, len(earlier) - (retain - 1))]
+
+
+def _file_system(session: Any, base: str) -> tuple[Any, Any]:
+    path = session._jvm.org.apache.hadoop.fs.Path(base)  # noqa: SLF001 - py4j's gateway
+    return path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()), path  # noqa: SLF001

@@ -1,0 +1,36 @@
+"""The part of a batch that is still to be written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from offsetstore.replay import Decision, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.spark.query import COORDINATES  # noqa: F401 - what `crop` relies on
+
+KAFKA = "_kafka"
+"""The struct column that the sink adds: topic, partition, offset, timestamp."""
+
+
+def crop(batch: DataFrame, plan: Mapping[TopicPartition, Decision]) -> DataFrame:
+    """Drop the records that are in the results already; the batch as it is where there are none."""
+    begun = {tp: d.stored for tp, d in plan.items() if d.outcome in {Outcome.CROP, Outcome.SKIP}}
+    if not begun:
+        return batch
+    key = F.concat_ws("-", F.col("partition"), F.col("topic"))
+    pairs = [F.lit(part) for tp, stored in begun.items() for part in (f"{tp.partition}-{tp.topic}", stored)]
+    first = F.coalesce(F.create_map(*pairs)[key], F.lit(0))
+    return batch.where(F.col("offset") >= first)
+
+
+def with_coordinates(batch: DataFrame) -> DataFrame:
+    """Add `KAFKA`, which a transform may keep for writers that order by offset."""
+    return batch.withColumn(KAFKA, F.struct("topic", "partition", "offset", "timestamp"))
