@@ -1,0 +1,1 @@
+"""The command line ``offsetstore``: one file a command. Needs the extra ``cli``."""

@@ -1,0 +1,82 @@
+"""``offsetstore local``: a PostgreSQL and a Kafka on this machine, without Docker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from offsetstore.local import stack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offsetstore.local.stack import ServiceStatus
+
+NOT_RUNNING = 3
+"""What ``status`` exits with where one of the servers does not run: the code that init scripts use."""
+
+
+@click.group()
+def local() -> None:
+    """Run PostgreSQL and Kafka on this machine, without Docker.
+
+    They listen on 127.0.0.1 alone. Kafka needs Java 17 or newer; its jars (45 MB) are downloaded once, to
+    OFFSETSTORE_CACHE or the user's cache directory. Data stay over `down` and `up`.
+    """
+
+
+@local.command()
+def up() -> None:
+    """Start what does not run yet, and say how a job reaches it."""
+    services = stack.up()
+    _show(services)
+    addresses = {service.name: service.address for service in services}
+    click.echo("\nFor a job in this shell:")
+    click.echo(f"  export OFFSETSTORE_URL='{addresses['PostgreSQL']}'")
+    click.echo(f"  kafka.bootstrap.servers: {addresses['Kafka']}")
+
+
+@local.command()
+@click.pass_context
+def status(context: click.Context) -> None:
+    """Show what runs where. Exit code 3 if one of them does not run."""
+    services = stack.status()
+    if not services:
+        click.echo("There is no local stack. `offsetstore local up` makes one.")
+    else:
+        _show(services)
+    if not services or not all(service.running for service in services):
+        context.exit(NOT_RUNNING)
+
+
+@local.command()
+@click.option("--delete-data", is_flag=True, help="Also remove the databases, the topics and all that is in them.")
+def down(*, delete_data: bool) -> None:
+    """Stop them. Data stay, unless told otherwise."""
+    stopped = stack.down(delete_data=delete_data)
+    for service in stopped:
+        click.echo(f"{service.name} stopped.")
+    if not stopped:
+        click.echo("Nothing was running.")
+
+
+def _show(services: Sequence[ServiceStatus]) -> None:
+    table = Table("server", "state", "pid", box=None)
+    table.add_column("address", overflow="fold")
+    table.add_column("directory", overflow="fold")
+    for service in services:
+        state = "[green]running[/]" if service.running else "[red]stopped[/]"
+        address, pid = _without_password(service.address), str(service.pid or "")
+        table.add_row(service.name, state, pid, escape(address), escape(str(service.directory)))
+    Console().print(table)
+
+
+def _without_password(address: str) -> str:
+    """Hide it in what stays on the screen; `up` shows it once, since the job needs it."""
+    scheme, separator, rest = address.partition("://")
+    login, at, host = rest.rpartition("@")
+    return f"{scheme}{separator}{login.partition(':')[0]}{at}{host}" if separator else address

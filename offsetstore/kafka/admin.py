@@ -1,0 +1,169 @@
+"""Make topics and put records into them: for the demo, and for tests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from offsetstore.errors import BrokerUnavailable
+from offsetstore.kafka.refusals import broker_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from concurrent.futures import Future
+
+_SECONDS = 30.0
+_LOOK_SECONDS = 0.02
+_QUIET = {"log_level": 0}  # what matters is raised; librdkafka would also write it to stderr
+_ANY_PARTITION = -1
+_NOW = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record to be produced. Without a partition the key decides, without a timestamp (milliseconds) it is now."""
+
+    value: bytes | None
+    key: bytes | None = None
+    partition: int = _ANY_PARTITION
+    timestamp_ms: int = _NOW
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+def create_topic(
+    bootstrap_servers: str, topic: str, *, partitions: int = 1, config: Mapping[str, str] | None = None
+) -> None:
+    """Create a topic, and wait until each of its partitions has a leader.
+
+    :param config: the topic's own settings, as ``{"cleanup.policy": "compact"}``.
+    :raises BrokerRefused: it exists, or the name or a setting can't be.
+    :raises BrokerUnavailable: no answer.
+    """
+    admin = _admin(bootstrap_servers)
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
+    _wait(admin.create_topics([new])[topic], f"creating topic {topic}")
+    _wait_for_leaders(admin, topic, partitions)
+
+
+def delete_topic(bootstrap_servers: str, topic: str) -> None:
+    """Delete a topic, and wait until it is gone, so that one of the same name can be created.
+
+    :raises BrokerRefused: there is none.
+    :raises BrokerUnavailable: no answer.
+    """
+    admin = _admin(bootstrap_servers)
+    _wait(admin.delete_topics([topic])[topic], f"deleting topic {topic}")
+    deadline = time.monotonic() + _SECONDS
+    while topic in admin.list_topics(timeout=_SECONDS).topics:
+        _look_again(deadline, f"topic {topic} is still there")
+
+
+def create_partitions(bootstrap_servers: str, topic: str, *, total: int) -> None:
+    """Give a topic more partitions, up to ``total``, and wait until each has a leader.
+
+    :raises BrokerRefused: there is no such topic, or it has as many already.
+    :raises BrokerUnavailable: no answer.
+    """
+    admin = _admin(bootstrap_servers)
+    _wait(admin.create_partitions([NewPartitions(topic, total)])[topic], f"adding partitions to topic {topic}")
+    _wait_for_leaders(admin, topic, total)
+
+
+def delete_records(bootstrap_servers: str, topic: str, before: Mapping[int, int]) -> None:
+    """Let partitions' logs begin at an offset, as retention would.
+
+    :param before: partition to the first offset that stays.
+    :raises BrokerRefused: there is no such partition or offset.
+    :raises BrokerUnavailable: no answer.
+    """
+    asked = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
+    admin = _admin(bootstrap_servers)
+    for partition, future in admin.delete_records(asked).items():
+        _wait(future, f"deleting records of {partition.topic}-{partition.partition}")
+
+
+def produce(
+    bootstrap_servers: str, topic: str, records: Iterable[Record], *, settings: Mapping[str, Any] | None = None
+) -> int:
+    """Produce the records in their order, wait until Kafka has them all, and return how many.
+
+    :param settings: of librdkafka's producer, on top of ours.
+    :raises BrokerRefused: Kafka doesn't take one of them.
+    :raises BrokerUnavailable: no answer; some may be there.
+    """
+    failed: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            failed.append(error)
+
+    producer = Producer({
+        "bootstrap.servers": bootstrap_servers,
+        "enable.idempotence": True,
+        "linger.ms": 5,
+        "message.timeout.ms": int(_SECONDS * 1000),
+        **_QUIET,
+        **(settings or {}),
+    })  # fmt: skip
+    count = 0
+    for record in records:
+        arguments: dict[str, Any] = {
+            "key": record.key,
+            "partition": record.partition,
+            "timestamp": record.timestamp_ms,
+            "headers": list(record.headers),
+            "on_delivery": delivered,
+        }
+        while True:
+            try:
+                producer.produce(topic, record.value, **arguments)
+                break
+            except BufferError:  # librdkafka's queue is full: let it deliver some
+                producer.poll(0.1)
+        producer.poll(0)
+        count += 1
+        if failed:
+            break
+    left = producer.flush(_SECONDS)
+    doing = f"producing to topic {topic}"
+    if failed:
+        raise broker_error(failed[0], doing)
+    if left:
+        what = f"no answer from Kafka while {doing}"
+        raise BrokerUnavailable(what, found=f"{left} of {count} records not acknowledged")
+    return count
+
+
+def _admin(bootstrap_servers: str) -> Any:
+    """Return an `AdminClient`, whose futures have no types. It must live until they are done."""
+    return AdminClient({"bootstrap.servers": bootstrap_servers, **_QUIET})
+
+
+def _wait(future: Future[Any], doing: str) -> None:
+    try:
+        future.result(_SECONDS)
+    except KafkaException as error:
+        raise broker_error(error.args[0], doing) from error
+    except TimeoutError as error:
+        what = f"no answer from Kafka while {doing}"
+        raise BrokerUnavailable(what, found=f"{_SECONDS:.0f} s of silence") from error
+
+
+def _wait_for_leaders(admin: Any, topic: str, partitions: int) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        found = admin.list_topics(topic, timeout=_SECONDS).topics[topic].partitions.values()
+        if sum(partition.leader >= 0 for partition in found) >= partitions:
+            return
+        _look_again(deadline, f"topic {topic} has fewer than {partitions} partitions with a leader")
+
+
+def _look_again(deadline: float, what: str) -> None:
+    if time.monotonic() > deadline:
+        raise BrokerUnavailable(what, found=f"{_SECONDS:.0f} s of waiting")
+    time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,1 @@
+"""PostgreSQL, Kafka and Spark on one machine, without Docker: from packages, cached."""

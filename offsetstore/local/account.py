@@ -1,0 +1,94 @@
+"""Under whose name a server runs: PostgreSQL refuses to be root, which is what containers and CI usually are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offsetstore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CANDIDATES = ("postgres", "nobody", "daemon")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user of this machine other than root. ``uid`` is ``None`` for "the one we are"."""
+
+    uid: int | None = None
+    gid: int | None = None
+
+    @property
+    def popen_arguments(self) -> dict[str, Any]:
+        """What makes `subprocess` start the child under this account, without root's supplementary groups."""
+        return {} if self.uid is None else {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def own(self, path: Path) -> None:
+        """Hand a directory and all that is in it to the account."""
+        if self.uid is None or self.gid is None:
+            return
+        for entry in (path, *path.rglob("*")):
+            os.chown(entry, self.uid, self.gid, follow_symlinks=False)
+
+    def can_run(self, command: Sequence[str]) -> bool:
+        """Whether the account reaches the program; it is run for that."""
+        try:
+            code = subprocess.call(  # noqa: S603 - by an absolute path
+                command, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **self.popen_arguments
+            )
+        except OSError:
+            return False
+        return code == 0
+
+    def can_enter(self, directory: Path) -> bool:
+        """Whether the account reaches a directory: somewhere above it may be one that only root may pass."""
+        return self.uid is None or self.can_run([shutil.which("test") or "/bin/test", "-x", str(directory)])
+
+
+def unprivileged_account() -> Account:
+    """Find the account for a server: our own, or where we are root, one that is not.
+
+    :raises ConfigurationError: we are root, and there is no such account.
+    """
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return Account()
+    import pwd  # noqa: PLC0415 - not on Windows
+
+    for name in _CANDIDATES:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(entry.pw_uid, entry.pw_gid)
+    what = "PostgreSQL does not run as root, and there is no other account to run it as"
+    raise ConfigurationError(
+        what,
+        expected=f"one of {', '.join(_CANDIDATES)}",
+        next_step="Run as a normal user, or add an account: `useradd --system postgres`.",
+    )
+
+
+def temporary_directory(account: Account, *, prefix: str) -> Path:
+    """Make a directory that the account owns and reaches, and nobody else.
+
+    Usually below the directory for temporary files; where that one is closed to the account (``TMPDIR`` below root's
+    home), below the system's.
+
+    :raises ConfigurationError: there is none.
+    """
+    candidates = (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - mkdtemp makes a private one there
+    for parent in dict.fromkeys(candidates):
+        if not Path(parent).is_dir() or not account.can_enter(Path(parent)):
+            continue
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        account.own(directory)
+        return directory
+    what = "no directory for temporary files that the server's account can enter"
+    raise ConfigurationError(what, found=", ".join(candidates), next_step="Set TMPDIR to one, or run as a normal user.")

@@ -1,0 +1,29 @@
+"""Where the local stack keeps what it has downloaded, and what it remembers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+def cache_directory() -> Path:
+    """Return ``OFFSETSTORE_CACHE``, else ``offsetstore`` in the user's cache directory (XDG). It may not exist yet."""
+    if chosen := os.environ.get("OFFSETSTORE_CACHE"):
+        return Path(chosen).expanduser().resolve()
+    parent = os.environ.get("XDG_CACHE_HOME")
+    return (Path(parent) if parent else Path.home() / ".cache") / "offsetstore"
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Hold a file's lock: one process at a time, given back by the system whatever happens to us."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,17 @@
+"""The end of a server's log, for an error message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def tail(path: Path, *, lines: int = 20) -> str:
+    """Return the last lines; nothing where there is no file."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])

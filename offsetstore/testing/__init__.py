@@ -1,0 +1,29 @@
+"""For users' tests: a store in memory, a broker that says what it is told, fixtures with real parts, the contract.
+
+The contract suite needs pytest and is loaded at first use; `offsetstore.testing.fixtures` is a pytest plugin.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from offsetstore.testing.broker import StaticBroker
+from offsetstore.testing.memory import InMemoryOffsetStore, MemoryDatabase
+
+if TYPE_CHECKING:
+    from offsetstore.testing.contract import OffsetStoreContract
+
+__all__ = ["InMemoryOffsetStore", "MemoryDatabase", "OffsetStoreContract", "StaticBroker"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "OffsetStoreContract":
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    import pytest  # noqa: PLC0415
+
+    # Its asserts shall explain themselves like those of the tests.
+    pytest.register_assert_rewrite("offsetstore.testing.contract")
+    from offsetstore.testing.contract import OffsetStoreContract  # noqa: PLC0415
+
+    return OffsetStoreContract

@@ -1,0 +1,89 @@
+"""The broker that needs no Docker."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from offsetstore.errors import BrokerRefused, BrokerUnavailable
+from offsetstore.kafka.admin import Record, create_partitions, create_topic, delete_records, delete_topic, produce
+from offsetstore.local.kafka import KafkaBroker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from offsetstore.testing.fixtures import NewTopic
+
+
+def watermarks(broker: KafkaBroker, topic: str, partition: int = 0) -> tuple[int, int]:
+    from confluent_kafka import TopicPartition  # noqa: PLC0415 - ours is another one
+
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "-"})
+    try:
+        return consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)
+    finally:
+        consumer.close()
+
+
+def test_records_survive_sigkill_on_the_same_ports(tmp_path: Path) -> None:
+    with KafkaBroker(directory=tmp_path / "kafka") as broker:
+        pid, servers = broker.pid, broker.bootstrap_servers
+        assert pid is not None
+        assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C does not reach it
+        create_topic(servers, "t")
+        produce(servers, "t", [Record(b"1"), Record(b"2")])
+        broker.kill()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        broker.start()
+        assert broker.bootstrap_servers == servers
+        assert watermarks(broker, "t") == (0, 2)
+
+
+def test_a_broker_that_does_not_come_up_shows_its_log() -> None:
+    broker = KafkaBroker(settings={"log.segment.bytes": "nonsense"})
+    with pytest.raises(BrokerUnavailable, match=r"log\.segment\.bytes"):
+        broker.start()
+
+
+def test_the_second_listener_asks_for_credentials(offsetstore_kafka: KafkaBroker) -> None:
+    def topics(password: str) -> object:
+        admin = AdminClient({
+            "bootstrap.servers": offsetstore_kafka.sasl_bootstrap_servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": offsetstore_kafka.user.name,
+            "sasl.password": password,
+            "log_level": 0,
+        })  # fmt: skip
+        return admin.list_topics(timeout=3)
+
+    assert topics(offsetstore_kafka.user.password)
+    with pytest.raises(KafkaException):
+        topics("wrong")
+
+
+def test_topics_are_made_filled_cut_grown_and_deleted(
+    offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
+) -> None:
+    servers, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(1)
+    assert produce(servers, topic, (Record(b"%d" % number, key=b"k") for number in range(1000))) == 1000
+    assert watermarks(offsetstore_kafka, topic) == (0, 1000)
+    delete_records(servers, topic, {0: 400})
+    assert watermarks(offsetstore_kafka, topic) == (400, 1000)
+    create_partitions(servers, topic, total=2)
+    produce(servers, topic, [Record(b"x", partition=1)])
+    assert watermarks(offsetstore_kafka, topic, 1) == (0, 1)
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    assert watermarks(offsetstore_kafka, topic) == (0, 0)
+
+
+def test_what_kafka_refuses_is_said(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> None:
+    topic = offsetstore_topic(1)
+    with pytest.raises(BrokerRefused, match=f"creating topic {topic}"):
+        create_topic(offsetstore_kafka.bootstrap_servers, topic)
