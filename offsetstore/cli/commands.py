@@ -1,0 +1,109 @@
+"""The group ``offsetstore`` and its commands, each imported when it is called or its own help is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
+
+import click
+
+from offsetstore.cli.exits import ExitCode, describe, fail, refused_by_database
+from offsetstore.errors import MissingDependency, OffsetStoreError
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A command that is not yet imported: the attribute ``name`` of ``module``, which needs the extra ``extra``.
+
+    ``summary`` is its line in the list of commands; it equals the command's own first sentence.
+    """
+
+    name: str
+    module: str
+    summary: str
+    extra: str = "cli"
+
+    def load(self) -> click.Command:
+        """Import it.
+
+        :raises MissingDependency: a package of its extra is not installed.
+        """
+        try:
+            return getattr(import_module(self.module), self.name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("offsetstore"):
+                raise
+            what = f"`offsetstore {self.name}` needs a package that is not installed"
+            raise MissingDependency(
+                what, found=f"no {error.name}", next_step=f"pip install 'offsetstore[{self.extra}]'"
+            ) from error
+
+
+COMMANDS: Final = {
+    command.name: command
+    for command in (
+        LazyCommand("migrate", "offsetstore.cli.migrate", "Bring the database's tables to this version's revision."),
+        LazyCommand("resolve", "offsetstore.cli.resolve", "Show where a job would start, and why."),
+        LazyCommand("status", "offsetstore.cli.status", "Show how far a consumer group is, and who owns it."),
+        LazyCommand(
+            "local",
+            "offsetstore.cli.local",
+            "Run PostgreSQL and Kafka on this machine, without Docker.",
+            extra="local",
+        ),
+        LazyCommand(
+            "demo",
+            "offsetstore.cli.demo.command",
+            "Land 336,776 flights exactly once, while the job is being killed.",
+            extra="demo",
+        ),
+    )
+}
+
+
+class LazyGroup(click.Group):
+    """A group that lists its commands without importing them, and turns our errors into messages and exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Their order is the order in which they are needed."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Import the command."""
+        found = COMMANDS.get(cmd_name)
+        return found.load() if found else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
+        """List them from `COMMANDS` alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(command.name, command.summary) for command in COMMANDS.values()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except OffsetStoreError as error:
+            fail(error)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(ExitCode.INTERRUPTED)
+        except Exception as error:
+            refused = refused_by_database(error)
+            if refused is None:
+                raise
+            fail(refused)
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=f"\b\nExit codes:\n{describe()}",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(None, "--version", package_name="offsetstore", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Exactly-once from Kafka to PostgreSQL: results and offsets in one transaction.
+
+    The database and the brokers are read from OFFSETSTORE_URL and OFFSETSTORE_BOOTSTRAP_SERVERS where the options don't
+    name them.
+    """

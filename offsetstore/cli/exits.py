@@ -1,0 +1,90 @@
+"""How a command ends: its exit code, and an error as a person reads it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NoReturn
+
+import click
+
+from offsetstore import errors
+from offsetstore.cli.output import print_error
+from offsetstore.store import failures
+
+_REFUSED = "See PostgreSQL's log, and what this role may do."
+_LOCKED = "Somebody holds the tables: see pg_stat_activity, and try again."
+_SUMMARIES = {
+    0: "done, or the answer is yes",
+    1: "the answer is no: not at head, no such group, no safe place to start",
+    2: "wrong usage or configuration, or a package that is not installed",
+    3: "the database can't be reached, refuses, or lacks this version's tables",
+    4: "Kafka can't be reached, refuses, or has no such topic",
+    5: "any other error that offsetstore knows",
+    70: "a bug: the traceback is for its report",
+    130: "interrupted",
+}
+
+
+class ExitCode(IntEnum):
+    """What scripts may rely on; `describe` says what each means."""
+
+    OK = 0
+    NO = 1
+    USAGE = 2
+    DATABASE = 3
+    BROKER = 4
+    OTHER = 5
+    BUG = 70
+    INTERRUPTED = 130
+
+
+def describe() -> str:
+    """The table of codes, for ``--help``."""
+    return "\n".join(f"  {code.value:>3}  {_SUMMARIES[code.value]}" for code in ExitCode)
+
+
+def exit_code(error: errors.OffsetStoreError) -> ExitCode:
+    """Tell by whose fault it is."""
+    match error:
+        case errors.StartError():
+            return ExitCode.NO
+        case errors.ConfigurationError():
+            return ExitCode.USAGE
+        case errors.StoreUnavailable() | errors.SchemaError():
+            return ExitCode.DATABASE
+        case errors.BrokerError():
+            return ExitCode.BROKER
+        case _:
+            return ExitCode.OTHER
+
+
+def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoReturn:
+    """Print the error to stderr, found, expected and the next step in lines of their own, and end the command.
+
+    :param code: by default what `exit_code` says.
+    :raises click.exceptions.Exit: click ends the process with its code.
+    """
+    what = error.what if error.topic_partition is None else f"{error.topic_partition}: {error.what}"
+    details = {"found": error.found, "expected": error.expected, "next step": error.next_step or None}
+    print_error(what, {label: str(value) for label, value in details.items() if value is not None})
+    raise click.exceptions.Exit(exit_code(error) if code is None else code)
+
+
+def refused_by_database(error: Exception) -> errors.StoreUnavailable | None:
+    """Make our error of the database's, ``None`` if it is not one of those.
+
+    Only its first line is shown: the next ones can repeat values of a row.
+    """
+    inner = failures.driver_error(error)
+    if inner is None:
+        return None
+    words = (inner.diag.message_primary or str(inner)).strip().splitlines() or [type(inner).__name__]
+    state = f" (SQLSTATE {inner.sqlstate})" if inner.sqlstate else ""
+    if failures.is_connection_lost(error):
+        what = "the connection to the database was lost"
+        return errors.StoreUnavailable(what, found=f"{words[0]}{state}")
+    if failures.is_lock_timeout(error):
+        what = "the database's tables are locked"
+        return errors.StoreUnavailable(what, found=f"{words[0]}{state}", next_step=_LOCKED)
+    what = "the database refuses a statement"
+    return errors.StoreUnavailable(what, found=f"{words[0]}{state}", next_step=_REFUSED)

@@ -1,0 +1,169 @@
+"""Options that several commands share, and what is made of them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.store.store import OffsetStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from offsetstore.kafka.broker import Broker
+
+_F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
+
+_SPARK = "kafka."
+
+
+def database_options(function: _F) -> _F:
+    """``--url`` and ``--schema``."""
+    function = click.option(
+        "--schema", metavar="NAME", help="Schema of the tables; by default the connection's search path."
+    )(function)
+    return click.option(
+        "--url",
+        metavar="URL",
+        envvar="OFFSETSTORE_URL",
+        show_envvar=True,
+        help="The database: postgresql://user@host/database, a jdbc: URL, or libpq's key=value form. "
+        "The variable keeps a password out of the process list.",
+    )(function)
+
+
+def group_option(function: _F) -> _F:
+    """``--group``."""
+    return click.option(
+        "--group", "-g", required=True, callback=names, metavar="GROUP", help="The consumer group: the job's name."
+    )(function)
+
+
+def broker_options(*, required: bool) -> Callable[[_F], _F]:
+    """``--bootstrap-servers`` and how to reach them; `make_broker` takes the values."""
+
+    def add(function: _F) -> _F:
+        function = click.option(
+            "--timeout",
+            type=click.FloatRange(0, 3600, min_open=True),
+            default=15.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long Kafka may take to answer.",
+        )(function)
+        function = click.option(
+            "--kafka-group", metavar="GROUP", help="The group whose offsets Kafka is asked for; by default --group."
+        )(function)
+        function = click.option(
+            "--broker-config",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Further broker options, a KEY=VALUE in each line: for passwords.",
+        )(function)
+        function = click.option(
+            "--broker-option",
+            "-o",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="A setting of librdkafka (sasl.username=job), or all of them as the Spark job has them "
+            "(kafka.security.protocol=SASL_SSL). May be repeated.",
+        )(function)
+        return click.option(
+            "--bootstrap-servers",
+            "-b",
+            required=required,
+            metavar="HOST:PORT",
+            envvar="OFFSETSTORE_BOOTSTRAP_SERVERS",
+            show_envvar=True,
+            help="The Kafka brokers, separated by commas."
+            if required
+            else "The Kafka brokers; without them only the store is shown.",
+        )(function)
+
+    return add
+
+
+def names(_context: click.Context, _parameter: click.Parameter, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """Refuse what can't be the name of a group or a topic; a callback of click's."""
+    if any(not name or "\0" in name for name in ([value] if isinstance(value, str) else value)):
+        what = "a name is not empty."
+        raise click.BadParameter(what)
+    return value
+
+
+def start_time(_context: click.Context, _parameter: click.Parameter, value: str) -> str | datetime:
+    """Read ``earliest``, ``latest``, ``none``, or a time with its zone; a callback of click's."""
+    if value in {"earliest", "latest", "none"}:
+        return value
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        what = f"{value!r} is not earliest, latest, none or a time such as 2025-03-01T00:00Z."
+        raise click.BadParameter(what) from None
+    if time.tzinfo is None:
+        what = f"{value!r} has no time zone; such as 2025-03-01T00:00Z, or 2025-03-01T00:00+01:00."
+        raise click.BadParameter(what)
+    return time
+
+
+@contextmanager
+def open_store(url: str | None, schema: str | None, *, otherwise: str = "") -> Generator[OffsetStore]:
+    """Connect for as long as the block takes.
+
+    :param otherwise: what could be done without a database.
+    :raises ConfigurationError: no URL.
+    """
+    with OffsetStore.connect(require_url(url, otherwise=otherwise), schema=schema) as store:
+        yield store
+
+
+def require_url(url: str | None, *, otherwise: str = "") -> str:
+    """Return it.
+
+    :raises ConfigurationError: there is none.
+    """
+    if url:
+        return url
+    what = "no database was named"
+    raise ConfigurationError(
+        what,
+        found="neither --url nor OFFSETSTORE_URL",
+        expected="postgresql://user@host:5432/database",
+        next_step=f"Set OFFSETSTORE_URL or pass --url{otherwise}.",
+    )
+
+
+def make_broker(bootstrap_servers: str, options: Sequence[str], config: Path | None, timeout: float) -> Broker:
+    """Make a broker of the command line's settings; librdkafka is loaded here and not before.
+
+    :raises ConfigurationError: settings of both kinds, or not a setting; only keys are named.
+    """
+    from offsetstore import Broker  # noqa: PLC0415 - loads confluent_kafka, which most commands don't need
+
+    lines = [] if config is None else config.read_text(encoding="utf-8").splitlines()
+    given = dict(_setting(line) for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    given |= dict(_setting(option) for option in options)
+    if any(key.startswith(_SPARK) for key in given):
+        if others := sorted(key for key in given if not key.startswith(_SPARK)):
+            what = "broker options of both kinds"
+            raise ConfigurationError(
+                what,
+                found=f"{', '.join(others)} beside {_SPARK}*",
+                expected=f"all of librdkafka's, or all as Spark has them, beginning with {_SPARK}",
+            )
+        return Broker.from_spark({**given, "kafka.bootstrap.servers": bootstrap_servers}, timeout=timeout)
+    return Broker({**given, "bootstrap.servers": bootstrap_servers}, timeout=timeout)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        # The text may be a password that lost its key: it is not repeated.
+        what = "a broker option is not KEY=VALUE"
+        raise ConfigurationError(what, next_step="Write it as security.protocol=SASL_SSL.")
+    return key.strip(), value.strip()

@@ -1,0 +1,128 @@
+"""What the commands print: made for the eye at a terminal, plain and stable everywhere else.
+
+Elsewhere (a pipe, a file) a table is aligned text that is never wrapped, with ``-`` where there is nothing, so that
+each line has as many columns as the header. Names come from outside: what could steer a terminal is shown escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+
+NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; ``number`` aligns to the right, and is never wrapped."""
+
+    name: str
+    number: bool = False
+
+
+def visible(value: object) -> str:
+    """Text without control characters, and ``-`` for ``None``."""
+    if value is None:
+        return NOTHING
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
+
+
+def print_json(value: object) -> None:
+    """Print a JSON document, indented, keys in our order."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_lines(*lines: str) -> None:
+    """Print sentences; at a terminal they are wrapped."""
+    for line in lines:
+        if sys.stdout.isatty():
+            _console(sys.stdout).print(visible(line), markup=False)
+        else:
+            click.echo(visible(line))
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows of values, ``None`` as nothing."""
+    texts = [[visible(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        _print_rich_table(columns, texts)
+    else:
+        click.echo(plain_table(columns, texts))
+
+
+def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """Columns two spaces apart."""
+    lines = [[column.name for column in columns], *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if column.number else text.ljust(width)
+            for text, width, column in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _print_rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table  # noqa: PLC0415 - costs more than a plain command takes
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(
+            Text(column.name),
+            justify="right" if column.number else "left",
+            no_wrap=column.number,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(Text(text, style="dim" if text == NOTHING else "") for text in row))
+    _console(sys.stdout).print(table)
+
+
+def print_error(what: str, details: Mapping[str, str]) -> None:
+    """Print to stderr: what happened, and each detail in a line of its own."""
+    width = max((len(label) for label in details), default=0) + 1
+    if sys.stderr.isatty():
+        _print_rich_error(what, details)
+        return
+    click.echo(f"Error: {_indented(what, 7)}", err=True)
+    for label, text in details.items():
+        click.echo(f"  {label + ':':<{width}} {_indented(text, width + 3)}", err=True)
+
+
+def _indented(text: str, by: int) -> str:
+    """Keep the lines of a text (the end of a log, say), under each other."""
+    return f"\n{' ' * by}".join(visible(line) for line in text.splitlines())
+
+
+def _print_rich_error(what: str, details: Mapping[str, str]) -> None:
+    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415
+
+    console = _console(sys.stderr)
+    head = Table.grid(padding=(0, 1))
+    head.add_row(Text("Error:", style="bold red"), Text(_indented(what, 0)))
+    console.print(head)
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in details.items():
+        table.add_row(Text(f"  {label}:", style="bold"), Text(_indented(text, 0)))
+    console.print(table)
+
+
+def _console(stream: TextIO) -> Console:
+    """Make a console that follows NO_COLOR and the terminal's width."""
+    from rich.console import Console  # noqa: PLC0415 - as above
+
+    return Console(file=stream, highlight=False)

@@ -1,0 +1,209 @@
+"""``offsetstore resolve``: where a job would start, without starting it."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.errors import NoStartingOffset, OffsetOutOfRange, OffsetsDisagree, StartError, TopicRecreated
+from offsetstore.policy import OnDataLoss, OnRecreated, Prefer, StartPolicy
+from offsetstore.starting import Reason
+from offsetstore.store.starting import resolve_starting_offsets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from offsetstore.starting import StartingOffsets
+
+_COLUMNS = (
+    Column("partition"),
+    Column("start", number=True),
+    Column("stored", number=True),
+    Column("committed", number=True),
+    Column("beginning", number=True),
+    Column("end", number=True),
+    Column("reason"),
+)
+_SHOWN = 5
+_HINTS: dict[type[StartError], str] = {
+    OffsetsDisagree: "--prefer larger or --prefer stored",
+    NoStartingOffset: "--auto-offset-reset earliest",
+    OffsetOutOfRange: "--on-data-loss earliest",
+    TopicRecreated: "--on-recreated restart",
+}
+
+
+@click.command()
+@options.group_option
+@click.option(
+    "--topic",
+    "-t",
+    "topics",
+    multiple=True,
+    required=True,
+    metavar="TOPIC",
+    callback=options.names,
+    help="May be repeated.",
+)
+@options.broker_options(required=True)
+@options.database_options
+@click.option("--no-store", is_flag=True, help="Go by what Kafka has committed, without a database.")
+@click.option(
+    "--prefer",
+    type=click.Choice(get_args(Prefer)),
+    default="larger",
+    show_default=True,
+    help="Where the store and Kafka both have an offset.",
+)
+@click.option(
+    "--auto-offset-reset",
+    callback=options.start_time,
+    metavar="[earliest|latest|none|TIME]",
+    default="earliest",
+    show_default=True,
+    help="Where neither has one. A time such as 2025-03-01T00:00Z: the first record at or after it.",
+)
+@click.option(
+    "--on-data-loss",
+    type=click.Choice(get_args(OnDataLoss)),
+    default="fail",
+    show_default=True,
+    help="Where the next record is no longer in the log.",
+)
+@click.option(
+    "--on-recreated",
+    type=click.Choice(get_args(OnRecreated)),
+    default="fail",
+    show_default=True,
+    help="Where the topic is another one than the stored offsets belong to.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "spark"]),
+    default="table",
+    show_default=True,
+    help="For people, for programs, or the text of Spark's option startingOffsets.",
+)
+def resolve(
+    *,
+    group: str,
+    topics: tuple[str, ...],
+    bootstrap_servers: str,
+    broker_option: tuple[str, ...],
+    broker_config: Path | None,
+    kafka_group: str | None,
+    timeout: float,
+    url: str | None,
+    schema: str | None,
+    no_store: bool,
+    prefer: Prefer,
+    auto_offset_reset: Any,
+    on_data_loss: OnDataLoss,
+    on_recreated: OnRecreated,
+    format_: str,
+) -> None:
+    """Show where a job would start, and why.
+
+    Reads the stored and the committed offsets and the ends of the logs, and decides as a job's start does. Read-only:
+    nothing is written, and a running job is not disturbed. Exit code 1 where a job would refuse to start.
+
+    \b
+    Keys of --format json:
+      group, kafka_group
+      records           from the start to the end, counted in offsets
+      partitions[]      topic, partition, start, reason, explanation, stored,
+                        committed, beginning, end, skips {from, until} or null
+      vanished[]        topic, partition: stored, and no longer in Kafka
+      starting_offsets  what --format spark prints
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore resolve -g billing -t payments -b localhost:9092
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    policy = StartPolicy(prefer, auto_offset_reset, on_data_loss, on_recreated)
+    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+    try:
+        if no_store:
+            start = resolve_starting_offsets(broker, group=group, topics=topics, policy=policy, kafka_group=kafka_group)
+        else:
+            without = ", or go by Kafka's committed offsets alone: --no-store"
+            with options.open_store(url, schema, otherwise=without) as store:
+                start = resolve_starting_offsets(
+                    broker, group=group, topics=topics, store=store, policy=policy, kafka_group=kafka_group
+                )
+    except StartError as error:
+        if type(error) in _HINTS:
+            error.next_step += f" (To see where it would start then: {_HINTS[type(error)]}.)"
+        raise
+    if format_ == "spark":
+        click.echo(start.json())
+    elif format_ == "json":
+        print_json(_document(group, kafka_group or group, start))
+    else:
+        _print(group, start)
+
+
+def _print(group: str, start: StartingOffsets) -> None:
+    print_table(
+        _COLUMNS,
+        [
+            (
+                tp,
+                one.offset,
+                one.stored.next_offset if one.stored else None,
+                one.committed.next_offset if one.committed else None,
+                one.log.beginning,
+                one.log.end,
+                one.reason.name.lower(),
+            )
+            for tp, one in start.starts.items()
+        ],
+    )
+    used = {one.reason for one in start.starts.values()}
+    explained = [(reason.name.lower(), reason.value) for reason in Reason if reason in used]
+    print_lines("")
+    print_table((Column("reason"), Column("meaning")), explained)
+    print_lines("")
+    skipped = {tp: one.skipped for tp, one in start.starts.items() if one.skipped is not None}
+    if skipped:
+        records = sum(range_.until - range_.from_ for range_ in skipped.values())
+        first = ", ".join(f"{tp} {range_}" for tp, range_ in islice(skipped.items(), _SHOWN))
+        more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
+        print_lines(f"Would skip {records} offsets that the store has not seen: {first}{more}.")
+    print_lines(*(f"{tp} has vanished from Kafka: its stored offset would go to 0." for tp in start.vanished))
+    print_lines(f"{group} would start with {_records(start)} offsets to read in {len(start.starts)} partitions.")
+
+
+def _document(group: str, kafka_group: str, start: StartingOffsets) -> dict[str, object]:
+    return {
+        "group": group,
+        "kafka_group": kafka_group,
+        "records": _records(start),
+        "partitions": [
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "start": one.offset,
+                "reason": one.reason.name.lower(),
+                "explanation": one.reason.value,
+                "stored": one.stored.next_offset if one.stored else None,
+                "committed": one.committed.next_offset if one.committed else None,
+                "beginning": one.log.beginning,
+                "end": one.log.end,
+                "skips": {"from": one.skipped.from_, "until": one.skipped.until} if one.skipped else None,
+            }
+            for tp, one in start.starts.items()
+        ],
+        "vanished": [{"topic": tp.topic, "partition": tp.partition} for tp in start.vanished],
+        "starting_offsets": json.loads(start.json()),
+    }
+
+
+def _records(start: StartingOffsets) -> int:
+    return sum(max(0, one.log.end - one.offset) for one in start.starts.values())

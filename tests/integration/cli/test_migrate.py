@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetStore
+from offsetstore.store.schema import HEAD
+
+if TYPE_CHECKING:
+    from offsetstore.local.postgres import PostgresServer
+    from tests.integration.cli.conftest import Run
+
+
+def _name(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+def test_on_a_fresh_database_it_makes_the_tables_and_says_so(run: Run, offsetstore_empty_database: str) -> None:
+    assert run("migrate", "--check", url=offsetstore_empty_database).exit_code == 1
+    result = run("migrate", url=offsetstore_empty_database)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"Migrated from no tables to revision {HEAD}, which is head.\n"
+    OffsetStore.connect(offsetstore_empty_database).close()
+    assert run("migrate", "--check", url=offsetstore_empty_database).exit_code == 0
+
+
+def test_at_head_it_does_nothing_and_says_so(run: Run, offsetstore_database: str) -> None:
+    result = run("migrate", url=offsetstore_database)
+    assert result.exit_code == 0
+    assert result.stdout == f"The tables are at revision {HEAD} already, which is head.\n"
+
+
+def test_a_schema_of_ones_own_has_the_tables_alone(run: Run, offsetstore_empty_database: str) -> None:
+    url = offsetstore_empty_database
+    assert run("migrate", "--schema", "Our Offsets", url=url).exit_code == 0
+    assert run("migrate", "--schema", "Our Offsets", "--check", url=url).exit_code == 0
+    assert run("migrate", "--check", url=url).exit_code == 1
+    result = run("status", "-g", "nobody", "--schema", "Our Offsets", url=url)
+    assert result.stderr == "The store knows no group 'nobody'.\n"
+
+
+def test_the_url_may_be_an_option(run: Run, offsetstore_database: str) -> None:
+    result = run("migrate", "--check", "--url", offsetstore_database)
+    assert result.stdout == f"The tables are at revision {HEAD}, which is head.\n"
+
+
+def test_tables_of_a_newer_version_are_left_alone(
+    run: Run, offsetstore_database: str, offsetstore_postgres: PostgresServer
+) -> None:
+    offsetstore_postgres.sql(
+        "UPDATE offsetstore_version SET version_num = '9999'", database=_name(offsetstore_database)
+    )
+    result = run("migrate", url=offsetstore_database)
+    assert result.exit_code == 3
+    assert "  found:     revision 9999\n" in result.stderr
+    assert "Upgrade offsetstore" in result.stderr
+
+
+def test_where_the_role_may_not_it_changes_nothing_and_says_what_the_database_said(
+    run: Run, offsetstore_empty_database: str
+) -> None:
+    result = run("migrate", url=f"{offsetstore_empty_database}?options=-c%20default_transaction_read_only%3Don")
+    assert result.exit_code == 3
+    assert "SQLSTATE 25006" in result.stderr
+    assert run("migrate", "--check", url=offsetstore_empty_database).exit_code == 1
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["migrate"], 0), (["migrate", "--check"], 1)])
+def test_the_process_ends_with_the_exit_code(arguments: list[str], code: int, offsetstore_empty_database: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from offsetstore.cli.main import main; main()", *arguments],
+        env={**os.environ, "OFFSETSTORE_URL": offsetstore_empty_database},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from offsetstore import OffsetStore
+from offsetstore.kafka.admin import delete_topic
+from offsetstore.local.free_ports import free_port
+
+if TYPE_CHECKING:
+    from offsetstore.local.kafka import KafkaBroker
+    from tests.integration.cli.conftest import Run
+
+
+def test_the_table_holds_the_group_and_a_line_for_each_partition(
+    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
+) -> None:
+    result = run("status", "-g", billing, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
+    assert result.exit_code == 0, result.output
+    head, *table, lag = result.stdout.splitlines()
+    assert re.fullmatch(
+        rf"Group {billing}: epoch 1 of \S+@\S+:\d+, claimed \d+s ago, live, last heartbeat \d+s ago", head
+    )
+    assert [line.split()[:-1] for line in table] == [
+        ["partition", "stored", "committed", "end", "lag", "epoch"],
+        [f"{payments}-0", "4", "2", "10", "6", "1"],
+        [f"{payments}-1", "5", "8", "10", "5", "1"],
+        [f"{payments}-2", "0", "-", "10", "10", "1"],
+    ]
+    assert all(re.fullmatch(r"\d+s", line.split()[-1]) for line in table[1:])
+    assert lag == "Lag 21 in 3 partitions."
+
+
+def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
+    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
+) -> None:
+    arguments = ["status", "-g", billing, "--format", "json"]
+    result = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found.keys() == {"group", "owner", "lag", "partitions"}
+    assert found["owner"].keys() == {"name", "epoch", "claim_id", "claimed_at", "heartbeat_age_seconds", "live"}
+    assert found["owner"]["live"] is True
+    first = found["partitions"][0]
+    assert datetime.fromisoformat(first.pop("updated_at")).tzinfo is not None
+    assert 0 <= first.pop("age_seconds") < 60
+    assert first == {
+        "topic": payments,
+        "partition": 0,
+        "stored": 4,
+        "committed": 2,
+        "beginning": 0,
+        "end": 10,
+        "lag": 6,
+        "epoch": 1,
+        "claim_id": found["owner"]["claim_id"],
+        "pinned": False,
+    }
+
+
+def test_without_a_broker_what_only_kafka_knows_is_empty(
+    run: Run, billing: str, payments: str, offsetstore_database: str
+) -> None:
+    result = run("status", "-g", billing, url=offsetstore_database)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[2].split()[:-1] == [f"{payments}-0", "4", "-", "-", "-", "1"]
+    assert "Lag" not in result.stdout
+    found = json.loads(run("status", "-g", billing, "--format", "json", url=offsetstore_database).stdout)
+    assert found["lag"] is None
+    assert found["partitions"][0]["end"] is None
+
+
+def test_a_dead_broker_does_not_hide_what_the_store_holds(
+    run: Run, billing: str, payments: str, offsetstore_database: str
+) -> None:
+    dead = f"127.0.0.1:{free_port()}"
+    result = run("status", "-g", billing, "--timeout", "1", url=offsetstore_database, brokers=dead)
+    assert result.exit_code == 4
+    assert result.stdout.splitlines()[2].split()[:-1] == [f"{payments}-0", "4", "-", "-", "-", "1"]
+    assert "no answer from Kafka within 1 s" in result.stderr
+
+
+def test_a_deleted_topic_does_not_hide_what_the_store_holds(
+    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
+) -> None:
+    delete_topic(offsetstore_kafka.bootstrap_servers, payments)
+    result = run("status", "-g", billing, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
+    assert result.exit_code == 4
+    assert f"{payments}-0" in result.stdout
+    assert f"Kafka has no topic {payments}" in result.stderr
+
+
+def test_an_owner_that_has_stopped_in_order_has_left(
+    run: Run, offsetstore_database: str, offsetstore_group: str
+) -> None:
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.claim(offsetstore_group, topics=["payments"])
+    result = run("status", "-g", offsetstore_group, url=offsetstore_database)
+    assert "has left" in result.stdout.splitlines()[0]
+    found = json.loads(run("status", "-g", offsetstore_group, "--format", "json", url=offsetstore_database).stdout)
+    assert found["owner"]["live"] is False
+
+
+def test_a_group_that_nobody_has_is_an_answer_of_no(run: Run, offsetstore_database: str) -> None:
+    result = run("status", "-g", "nobody", url=offsetstore_database)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == "The store knows no group 'nobody'.\n"

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from offsetstore.cli.commands import COMMANDS, cli
+from offsetstore.cli.exits import ExitCode
+
+_HEAVY = ("pyspark", "confluent_kafka", "pyarrow", "rich", "offsetstore.local", "offsetstore.cli.resolve")
+
+
+def _help(*command: str) -> str:
+    result = CliRunner().invoke(cli, [*command, "--help"])
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_the_help_lists_every_command_with_what_it_is_for() -> None:
+    text = _help()
+    for command in COMMANDS.values():
+        assert f"  {command.name}" in text
+        assert command.summary in text
+
+
+def test_the_help_lists_every_exit_code() -> None:
+    lines = [line.split()[0] for line in _help().partition("Exit codes:")[2].splitlines() if line.strip()]
+    assert lines == [str(code.value) for code in ExitCode]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(name: str) -> None:
+    summary = " ".join(_help(name).partition("\n\n")[2].partition("\n\n")[0].split())
+    assert summary == COMMANDS[name].summary
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("migrate", ["--url", "--schema", "--check", "OFFSETSTORE_URL", "exit code 1"]),
+        (
+            "resolve",
+            [
+                "--group", "--topic", "--bootstrap-servers", "--broker-option", "--broker-config", "--url",
+                "--no-store", "--prefer", "--auto-offset-reset", "--on-data-loss", "--on-recreated", "--format",
+                "OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS", "Read-only", "Keys of --format json", "Example",
+            ],
+        ),
+        (
+            "status",
+            ["--group", "--format", "OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS", "Keys of --format json", "age"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_commands_help_tells_what_it_takes_and_what_its_output_is(name: str, told: list[str]) -> None:
+    text = _help(name)
+    assert [word for word in told if word not in text] == []
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_the_version_is_the_packages() -> None:
+    result = CliRunner().invoke(cli, ["--version"], prog_name="offsetstore")
+    assert result.output.startswith("offsetstore 0.")
+
+
+def test_the_help_loads_no_command_no_driver_and_no_spark() -> None:
+    code = (
+        "import sys\n"
+        "from offsetstore.cli.main import main\n"
+        "sys.argv = ['offsetstore', '--help']\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        f"    print('loaded:', sorted(set({_HEAVY!r}) & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    result = CliRunner().invoke(cli, ["resolv"])
+    assert result.exit_code == ExitCode.USAGE
+    assert "resolv" in result.stderr

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from offsetstore.cli import options
+from offsetstore.cli.commands import cli
+from offsetstore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command()
+@click.option("--start", callback=options.start_time)
+def _with_start(start: Any) -> None:
+    click.echo(repr(start))
+
+
+@pytest.mark.parametrize("word", ["earliest", "latest", "none"])
+def test_a_start_is_one_of_three_words(word: str) -> None:
+    assert CliRunner().invoke(_with_start, ["--start", word]).output == f"{word!r}\n"
+
+
+def test_a_start_is_a_time_with_its_zone() -> None:
+    expected = datetime(2025, 3, 1, tzinfo=UTC)
+    assert CliRunner().invoke(_with_start, ["--start", "2025-03-01T00:00Z"]).output == f"{expected!r}\n"
+
+
+@pytest.mark.parametrize(("word", "told"), [("newest", "earliest, latest, none"), ("2025-03-01", "no time zone")])
+def test_anything_else_is_a_usage_error_that_names_what_can_be(word: str, told: str) -> None:
+    result = CliRunner().invoke(_with_start, ["--start", word])
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["-g", "", "-t", "payments"], ["-g", "billing", "-t", ""]])
+def test_an_empty_name_is_a_usage_error(arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["resolve", "-b", "localhost:1", *arguments])
+    assert result.exit_code == 2
+    assert "a name is not empty" in result.stderr
+
+
+def test_a_policy_that_does_not_exist_is_a_usage_error() -> None:
+    arguments = ["resolve", "-g", "billing", "-t", "payments", "-b", "localhost:1", "--prefer", "newest"]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2
+    assert "'larger', 'stored', 'agree'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["migrate"], ["status", "-g", "g"], ["resolve", "-g", "g", "-t", "t", "-b", "b:1"]]
+)
+def test_without_a_database_the_variable_and_the_option_are_named(command: list[str]) -> None:
+    result = CliRunner(env={"OFFSETSTORE_URL": None}).invoke(cli, command)
+    assert result.exit_code == 2
+    assert "found:     neither --url nor OFFSETSTORE_URL\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("mysql://job:canary@db/x", "not a PostgreSQL URL"),
+        ("postgresql://job:canary@db:port%/x", "the database URL is not understood"),
+    ],
+)
+def test_a_wrong_url_is_told_without_its_password(url: str, told: str) -> None:
+    result = CliRunner().invoke(cli, ["status", "-g", "billing", "--url", url])
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert "canary" not in result.output
+
+
+def test_broker_options_are_librdkafkas() -> None:
+    broker = options.make_broker("localhost:1", ["client.id=job=1"], None, 1)
+    assert broker._settings.config["client.id"] == "job=1"
+    assert broker._settings.config["bootstrap.servers"] == "localhost:1"
+
+
+def test_broker_options_are_sparks_if_all_of_them_are() -> None:
+    broker = options.make_broker("localhost:1", ["kafka.security.protocol=PLAINTEXT", "kafka.client.id=job"], None, 1)
+    assert broker._settings.config["client.id"] == "job"
+
+
+def test_broker_options_of_both_kinds_are_refused_by_key_alone() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        options.make_broker("localhost:1", ["kafka.client.id=job", "sasl.password=canary"], None, 1)
+    assert refused.value.found == "sasl.password beside kafka.*"
+    assert "canary" not in str(refused.value)
+
+
+def test_a_file_holds_broker_options_and_the_command_line_wins(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("# who we are\n\nclient.id = file\nsasl.username=from=file\n", encoding="utf-8")
+    broker = options.make_broker("localhost:1", ["client.id=line"], file, 1)
+    assert broker._settings.config["client.id"] == "line"
+    assert broker._settings.config["sasl.username"] == "from=file"
+
+
+def test_an_option_without_its_key_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigurationError, match="not KEY=VALUE") as refused:
+        options.make_broker("localhost:1", ["canary"], None, 1)
+    assert "canary" not in str(refused.value)
+
+
+def test_a_setting_that_librdkafka_does_not_know_is_named() -> None:
+    arguments = ["-g", "billing", "-t", "payments", "-b", "localhost:1", "--no-store", "-o", "sasl.pasword=canary"]
+    result = CliRunner().invoke(cli, ["resolve", *arguments])
+    assert result.exit_code == 2
+    assert "sasl.pasword" in result.stderr
+    assert "canary" not in result.output
