@@ -1,0 +1,130 @@
+"""What PostgreSQL's catalogue says about a target table, read anew for each micro-batch: tables change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import ColumnMismatch
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+    from offsetstore.writers.names import TableName
+
+_TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
+
+# A domain's values travel as its base type's do, so domains are followed down to it. An array's modifier is its
+# elements'. `kind` is a built-in type's name, 'enum', or '' for all that only its text form is known of.
+_COLUMNS = """
+WITH RECURSIVE target AS (
+    SELECT oid, relkind FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%(name)s)
+), typed AS (
+    SELECT attnum, atttypid AS type, atttypmod AS modifier
+    FROM pg_catalog.pg_attribute JOIN target ON attrelid = target.oid
+    WHERE attnum > 0 AND NOT attisdropped
+  UNION ALL
+    SELECT typed.attnum, domain.typbasetype, domain.typtypmod
+    FROM typed JOIN pg_catalog.pg_type AS domain ON domain.oid = typed.type AND domain.typtype = 'd'
+)
+SELECT target.relkind, a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
+    CASE WHEN element.oid IS NOT NULL THEN 'array' ELSE base.kind END, element.kind,
+    a.attnotnull OR declared.typnotnull,
+    a.atthasdef OR a.attidentity <> '' OR declared.typdefault IS NOT NULL,
+    a.attgenerated <> '' OR a.attidentity = 'a'
+FROM target
+LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = target.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_catalog.pg_type AS declared ON declared.oid = a.atttypid
+LEFT JOIN (
+    typed JOIN LATERAL (
+        SELECT oid, typelem, typcategory, typtype,
+            CASE WHEN typtype = 'e' THEN 'enum' WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname ELSE '' END
+        FROM pg_catalog.pg_type
+    ) AS base(oid, typelem, typcategory, typtype, kind) ON base.oid = typed.type AND base.typtype <> 'd'
+) ON typed.attnum = a.attnum
+LEFT JOIN LATERAL (
+    SELECT oid,
+        CASE WHEN typtype = 'e' THEN 'enum' WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname ELSE '' END
+    FROM pg_catalog.pg_type WHERE base.typcategory = 'A' AND pg_type.oid = base.typelem
+) AS element(oid, kind) ON true
+ORDER BY a.attnum
+"""
+
+# What ON CONFLICT (columns) can infer: complete, immediate, over plain columns.
+_UNIQUE_KEYS = """
+SELECT array_agg(a.attname::text ORDER BY a.attnum)
+FROM pg_catalog.pg_index AS i
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid
+    AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+WHERE i.indrelid = pg_catalog.to_regclass(%(name)s)
+    AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+GROUP BY i.indexrelid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a target.
+
+    :param type_name: as a person writes it: ``numeric(10,2)``.
+    :param kind: the built-in type's name (``int8``, ``varchar``), ``enum``, ``array``, or ``""`` for any other.
+    :param element: the elements' kind, for arrays.
+    :param modifier: PostgreSQL's ``atttypmod``: length, precision or -1.
+    :param computed: always made by the database, so never written.
+    """
+
+    name: str
+    type_name: str
+    kind: str
+    number: int = 0
+    modifier: int = -1
+    element: str | None = None
+    not_null: bool = False
+    has_default: bool = False
+    computed: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Whether a row can't go in without it."""
+        return self.not_null and not self.has_default and not self.computed
+
+
+def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
+    """Read the columns by name, in the table's order.
+
+    :raises ColumnMismatch: there is no such table, or it is a view.
+    """
+    rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
+    if not rows:
+        raise missing(table)
+    if rows[0][0] not in _TABLES:
+        what = f"{table} is not a table (pg_class.relkind)"
+        raise ColumnMismatch(what, found=rows[0][0], expected="a table", next_step="Name the table behind it.")
+    columns: dict[str, Column] = {}
+    for _, name, number, type_name, modifier, kind, element, not_null, has_default, computed in rows:
+        if name is not None:  # a table without any column
+            columns[name] = Column(
+                name=name,
+                type_name=type_name,
+                kind=kind,
+                number=number,
+                modifier=modifier,
+                element=element,
+                not_null=not_null,
+                has_default=has_default,
+                computed=computed,
+            )
+    return columns
+
+
+def read_unique_keys(connection: Connection, table: TableName) -> list[frozenset[str]]:
+    """Read the sets of columns that ``ON CONFLICT`` can name."""
+    rows = connection.execute(_UNIQUE_KEYS, {"name": table.identifier.as_string(connection)}).fetchall()
+    return [frozenset(row[0]) for row in rows]
+
+
+def missing(table: TableName) -> ColumnMismatch:
+    """Make the error for a table that is not there."""
+    what = f"there is no table {table}"
+    next_step = 'Create it, name its schema ("schema.table"; capitals count), or grant the role USAGE on the schema.'
+    return ColumnMismatch(what, next_step=next_step)

@@ -1,0 +1,88 @@
+"""COPY of Arrow batches into one table, on the transaction's own connection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from psycopg import errors, sql
+
+from offsetstore import failpoints
+from offsetstore.writers.catalogue import missing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import psycopg
+    import pyarrow as pa
+    from psycopg.copy import Copy
+    from sqlalchemy import Connection
+
+    from offsetstore.writers.encoding import Encoding
+    from offsetstore.writers.names import TableName
+
+# ONLY: a partitioned table's parts can't change their types without it, and there may be thousands.
+_LOCK = sql.SQL("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE")
+_BINARY = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT binary)")
+_TEXT = sql.SQL("COPY {table} ({columns}) FROM STDIN")
+
+
+def driver_connection(connection: Connection) -> psycopg.Connection:
+    """Take psycopg's connection from under SQLAlchemy's, in whose transaction it stays.
+
+    SQLAlchemy begins one with its own first statement; here is none, so that it has to be told, or it would forget the
+    transaction that psycopg begins.
+    """
+    if not connection.in_transaction():
+        connection.begin()
+    return cast("psycopg.Connection", connection.connection.driver_connection)
+
+
+def lock_against_change(connection: psycopg.Connection, table: TableName) -> None:
+    """Take the lock that COPY takes anyhow, before the columns are read rather than after.
+
+    An ALTER TABLE that runs meanwhile would else change a column's type in between, and a binary COPY does not notice:
+    eight bytes of a bigint are a valid numeric, of another value.
+
+    :raises ColumnMismatch: there is no such table.
+    """
+    try:
+        connection.execute(_LOCK.format(table=table.identifier))
+    except (errors.UndefinedTable, errors.InvalidSchemaName):
+        raise missing(table) from None
+
+
+def copy_batches(
+    connection: psycopg.Connection, target: sql.Identifier, encoding: Encoding, batches: Sequence[pa.RecordBatch]
+) -> None:
+    """Send the batches, at least one row of them, chunk by chunk."""
+    # pgpq writes UTF-8 whatever the connection has been told; in text, psycopg knows.
+    binary = encoding.binary and connection.info.encoding == "utf-8"
+    statement = (_BINARY if binary else _TEXT).format(
+        table=target, columns=sql.SQL(", ").join(map(sql.Identifier, encoding.columns))
+    )
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        if binary:
+            _send_chunks(copy, encoding, batches)
+        else:
+            _send_rows(copy, encoding, batches)
+
+
+def _send_chunks(copy: Copy, encoding: Encoding, batches: Sequence[pa.RecordBatch]) -> None:
+    chunks = encoding.chunks(batches)
+    first = next(chunks)
+    middle = len(first) // 2
+    copy.write(first[:middle])
+    copy.connection.pgconn.flush()
+    failpoints.reach("in_copy")
+    copy.write(first[middle:])
+    for chunk in chunks:
+        copy.write(chunk)
+
+
+def _send_rows(copy: Copy, encoding: Encoding, batches: Sequence[pa.RecordBatch]) -> None:
+    middle = (sum(batch.num_rows for batch in batches) + 1) // 2
+    for number, row in enumerate(encoding.rows(batches), 1):
+        copy.write_row(row)
+        if number == middle:
+            copy.connection.pgconn.flush()
+            failpoints.reach("in_copy")

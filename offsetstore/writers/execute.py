@@ -1,0 +1,42 @@
+"""Execute: the user's own SQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offsetstore.writers.kafka_column import drop_kafka
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import pyarrow as pa
+    from sqlalchemy import Connection
+
+
+class Execute:
+    """Calls a function with the transaction's connection and the rows.
+
+    :param function: called once a micro-batch, and not at all without rows. The iterable of record batches can be gone
+        through once. The function must neither commit nor roll back, and its SQL has no effect without the offsets'. It
+        may be run again on the same rows, after a rollback; errors that it raises are passed on as they are.
+    """
+
+    def __init__(self, function: Callable[[Connection, Iterable[pa.RecordBatch]], object]) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"Execute({getattr(self.function, '__qualname__', self.function)})"
+
+    def needs_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
+        """Never: what the function needs of Kafka's coordinates, the transform gives it as columns of its own."""
+        return False
+
+    def check(self, connection: Connection, schema: pa.Schema) -> None:
+        """Nothing can be known beforehand."""
+
+    def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+        """Call the function; return how many rows it was given."""
+        filled = [drop_kafka(batch) for batch in batches if batch.num_rows]
+        if filled:
+            self.function(connection, iter(filled))
+        return sum(batch.num_rows for batch in filled)

@@ -1,0 +1,127 @@
+"""Upsert: one row a key, merged with what is stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from psycopg import sql
+
+from offsetstore.errors import KafkaColumnsMissing, RowsRefused
+from offsetstore.writers import merging
+from offsetstore.writers.catalogue import read_columns, read_unique_keys
+from offsetstore.writers.copying import copy_batches, driver_connection, lock_against_change
+from offsetstore.writers.encoding import Encoding
+from offsetstore.writers.kafka_column import KAFKA, coordinate_matches, drop_kafka, flatten_kafka, without_kafka
+from offsetstore.writers.matching import Match, match_columns
+from offsetstore.writers.names import TableName
+from offsetstore.writers.refusals import refusals
+from offsetstore.writers.roles import Roles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+    from sqlalchemy import Connection, Table
+
+    from offsetstore.writers.catalogue import Column
+
+
+class Upsert:
+    """Keeps one row a key in a table, and merges the DataFrame's rows into it.
+
+    A key that is there several times in a micro-batch is combined first, so that its order there does not matter. All
+    columns that no argument names are replaced together, by those of the latest row.
+
+    :param table: as `Append` takes it.
+    :param key: the columns that say which row it is; the table has them unique. They may not be NULL.
+    :param add: columns that are summed up with what is stored; NULL counts as nothing.
+    :param greatest: columns that keep the greatest value; NULL counts as nothing. NaN is greater than any number.
+    :param least: the same with the least.
+    :param version: the column that tells which row is the latest: the highest, stored rows included. Of equal ones the
+        incoming row wins; NULL is the lowest. Without it, the latest is the one with the highest offset, and later than
+        what is stored, which holds while a key stays in one Kafka partition; for that the transform keeps ``_kafka``.
+        Rows of one batch with equal versions are told apart by ``_kafka`` if it is kept, else the last of them wins.
+    :raises ConfigurationError: no key, or a column with two roles.
+    """
+
+    def __init__(
+        self,
+        table: str | Table,
+        *,
+        key: Sequence[str],
+        add: Sequence[str] = (),
+        greatest: Sequence[str] = (),
+        least: Sequence[str] = (),
+        version: str | None = None,
+    ) -> None:
+        self.table = TableName.parse(table)
+        self.roles = Roles.parse(key, add, greatest, least, version)
+
+    def __repr__(self) -> str:
+        return f"Upsert({str(self.table)!r}, key={list(self.roles.key)})"
+
+    def needs_offset(self, schema: pa.Schema) -> bool:
+        """Whether columns are replaced, and no version says by which row."""
+        return self.roles.version is None and bool(self.roles.replaced(without_kafka(schema).names))
+
+    def check(self, connection: Connection, schema: pa.Schema) -> None:
+        """Compare the columns and the key with the table's.
+
+        :raises ColumnMismatch: they don't fit, the key is not unique there, or there is no such table.
+        :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is not there.
+        """
+        self._check_order(schema)
+        driver = driver_connection(connection)
+        with refusals(self.table):
+            self._match(schema, read_columns(driver, self.table))
+            self.roles.check_key(read_unique_keys(driver, self.table), self.table)
+
+    def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+        """Merge the rows; return how many the batches had.
+
+        :raises ColumnMismatch: as `check`.
+        :raises KafkaColumnsMissing: as `check`.
+        :raises RowsRefused: a value or a row that the table can't hold; a NULL in the key.
+        """
+        filled = [batch for batch in batches if batch.num_rows]
+        if not filled:
+            return 0
+        schema = filled[0].schema
+        self._check_order(schema)
+        driver = driver_connection(connection)
+        staging = sql.Identifier("pg_temp", f"offsetstore_{uuid4().hex}")
+        with refusals(self.table, schema.names):
+            lock_against_change(driver, self.table)
+            columns = read_columns(driver, self.table)
+            matches = self._match(schema, columns)
+            self._refuse_null_keys(filled)
+            names = [match.column.name for match in matches]
+            driver.execute(merging.stage(staging, self.table, names))
+            if KAFKA in schema.names:
+                matches += coordinate_matches()
+                filled = [flatten_kafka(batch) for batch in filled]
+            copy_batches(driver, staging, Encoding(self.table, matches), filled)
+            driver.execute(merging.merge(staging, self.table, self.roles, names, columns))
+        return sum(batch.num_rows for batch in filled)
+
+    def _check_order(self, schema: pa.Schema) -> None:
+        if self.needs_offset(schema) and KAFKA not in schema.names:
+            replaced = ", ".join(self.roles.replaced(schema.names))
+            what = f"the Upsert into {self.table} replaces {replaced} by the latest row, and nothing says which that is"
+            next_step = f'Give version="...", or keep the column {KAFKA} in what transform returns.'
+            raise KafkaColumnsMissing(what, found=", ".join(schema.names), expected=KAFKA, next_step=next_step)
+
+    def _match(self, schema: pa.Schema, columns: Mapping[str, Column]) -> list[Match]:
+        written = without_kafka(schema)
+        matches = match_columns(written, columns, self.table)
+        self.roles.check(written.names, columns, self.table)
+        return matches
+
+    def _refuse_null_keys(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """A NULL equals nothing, itself included: such rows would pile up in the table."""
+        for name in self.roles.key:
+            if count := sum(drop_kafka(batch).column(name).null_count for batch in batches):
+                what = f"{count} rows have NULL in {name}, which is part of the key of the Upsert into {self.table}"
+                next_step = "Filter such rows, or fill them, in the transform."
+                raise RowsRefused(what, table=str(self.table), column=name, next_step=next_step)

@@ -1,0 +1,118 @@
+"""Checks and conversions of whole Arrow arrays that neither Arrow's casts nor pgpq do."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NUL = re.compile(b"\0")
+_UUID_BYTES = 16
+UUID_TYPE = pa.binary(_UUID_BYTES)
+_UUID_HEX = f"^[0-9a-fA-F]{{{2 * _UUID_BYTES}}}$"
+
+
+class Unfit(ValueError):
+    """A value that the target can't hold; the text gives the reason and never the value."""
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """Tell whether Arrow's type holds text, in any of its layouts."""
+    if pa.types.is_dictionary(kind):
+        return is_string(value_type(kind))
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Tell whether Arrow's type holds bytes, in any of its layouts."""
+    if pa.types.is_dictionary(kind):
+        return is_binary(value_type(kind))
+    return (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def is_wide(kind: pa.DataType) -> bool:
+    """Tell whether Arrow's type counts its bytes in 64 bits, so that one array may hold more than 2 GB."""
+    if pa.types.is_dictionary(kind):
+        return is_wide(value_type(kind))
+    return pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Tell whether Arrow's type is a list, in any of its layouts that Spark or pandas makes."""
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def value_type(kind: pa.DataType) -> pa.DataType:
+    """Take the type of a list's or a dictionary's values."""
+    return cast("Any", kind).value_type
+
+
+def innermost(array: pa.Array[Any]) -> pa.Array[Any]:
+    """Take the values of (nested) lists; an array that is no list, as it is."""
+    while is_list(array.type):
+        array = pc.list_flatten(array)
+    return array
+
+
+def refuse_nul(array: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the array of (lists of) strings, if no string has a NUL: PostgreSQL's text can't hold one.
+
+    :raises Unfit: one has.
+    """
+    strings = innermost(array)
+    # One pass of memchr over the bytes, in a fifth of the kernel's time, which only a find is worth.
+    if _NUL.search(_text_bytes(strings)) and pc.any(pc.match_substring(strings, "\0")).as_py():
+        reason = "a text with a NUL (\\u0000)"
+        raise Unfit(reason)
+    return array
+
+
+def _text_bytes(strings: pa.Array[Any]) -> memoryview:
+    """Take the bytes of these strings alone: batches are slices, and share one buffer with all others."""
+    _, offsets, data = strings.buffers()
+    if not len(strings) or offsets is None or data is None:
+        return memoryview(b"")
+    bounds = memoryview(offsets).cast("B").cast("q" if pa.types.is_large_string(strings.type) else "i")
+    return memoryview(data)[bounds[strings.offset] : bounds[strings.offset + len(strings)]]
+
+
+def refuse_rounding(array: pa.Array[Any], scale: int) -> pa.Array[Any]:
+    """Return the array of (lists of) decimals, if PostgreSQL will not have to round any to ``scale``.
+
+    :raises pyarrow.ArrowInvalid: it would.
+    """
+    decimals = innermost(array)
+    if decimals.type.scale > scale:
+        decimals.cast(pa.decimal128(decimals.type.precision, scale))
+    return array
+
+
+def uuids_from_strings(array: pa.Array[Any]) -> pa.Array[Any]:
+    """Parse UUIDs with or without hyphens to 16 bytes each; for half a million, a tenth of a second.
+
+    :raises Unfit: a string is no UUID.
+    """
+    zeros: Any = "0" * 2 * _UUID_BYTES
+    digits = cast("Any", pc.fill_null(pc.replace_substring(array.cast(pa.string()), "-", ""), zeros))
+    if not cast("Any", pc).all(pc.match_substring_regex(digits, _UUID_HEX)).as_py():
+        reason = "a text that is not a UUID"
+        raise Unfit(reason)
+    joined = "".join(digits.to_pylist())
+    parsed = pa.Array.from_buffers(UUID_TYPE, len(array), [None, pa.py_buffer(bytes.fromhex(joined))])
+    return pc.if_else(array.is_valid(), parsed, pa.scalar(None, UUID_TYPE))
+
+
+def uuid_objects(array: pa.Array[Any]) -> Iterator[UUID | None]:
+    """Give 16-byte values as Python's UUIDs."""
+    return (None if value is None else UUID(bytes=value) for value in array.to_pylist())

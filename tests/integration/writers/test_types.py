@@ -1,0 +1,314 @@
+"""Every type that a DataFrame may have arrives in its column exactly, with NULLs, or not at all."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from offsetstore.errors import ColumnMismatch, RowsRefused
+from offsetstore.writers import Append
+from tests.integration.writers.writing import batch, column
+
+if TYPE_CHECKING:
+    from tests.integration.writers.writing import Database
+
+UTC = dt.UTC
+ID = UUID("6f1c1e4e-1d2f-4a35-9b7a-0c9f6b1d2e3f")
+INSTANT = dt.datetime(2024, 7, 1, 12, 30, 15, 123456, tzinfo=UTC)
+WALL = dt.datetime(2024, 7, 1, 12, 30, 15, 123456)  # noqa: DTZ001 - a wall clock's time has no zone
+AMSTERDAM = "Europe/Amsterdam"
+
+# What is written as an Arrow type into a PostgreSQL type, NULL in the middle, comes back as it was (or as shown).
+EXACT: list[tuple[str, pa.DataType, list[Any]]] = [
+    ("smallint", pa.int16(), [-(2**15), None, 2**15 - 1]),
+    ("smallint", pa.int64(), [-(2**15), None, 2**15 - 1]),
+    ("integer", pa.int32(), [-(2**31), None, 2**31 - 1]),
+    ("integer", pa.int8(), [-128, None, 127]),
+    ("bigint", pa.int32(), [-(2**31), None, 2**31 - 1]),
+    ("bigint", pa.int64(), [-(2**63), None, 2**63 - 1]),
+    ("bigint", pa.decimal128(20, 0), [-(2**63), None, 2**63 - 1]),
+    ("bigint", pa.float64(), [-3.0, None, 2.0**52]),
+    ("real", pa.float32(), [1.5, None, -0.25]),
+    ("double precision", pa.float64(), [0.1, None, 1e300, math.inf, -math.inf]),
+    ("double precision", pa.float32(), [1.5, None, -0.25]),
+    ("double precision", pa.int32(), [1, None, -(2**31)]),
+    ("numeric", pa.int16(), [-(2**15), None, 7]),
+    ("numeric", pa.int64(), [2**62, None, -(2**63), 2**63 - 1, 0, 10_000]),
+    ("numeric", pa.float64(), [0.1, None, 1e-7]),
+    ("numeric(38,18)", pa.decimal128(38, 18), [Decimal("12345678901234567890.123456789012345678"), None, Decimal(0)]),
+    ("numeric(10,2)", pa.decimal128(10, 2), [Decimal("99999999.99"), None, Decimal("-0.01")]),
+    ("numeric(10,2)", pa.decimal128(20, 6), [Decimal("1.230000"), None, Decimal("-0.010000")]),
+    ("numeric(12,2)", pa.int32(), [5, None, -5]),
+    ("text", pa.string(), ["", None, "Grüße\t\\N\n'\"", "🛬"]),
+    ("text", pa.large_string(), ["a", None, "b"]),
+    ("text", pa.dictionary(pa.int32(), pa.string()), ["a", None, "a"]),
+    ("varchar(5)", pa.string(), ["", None, "12345"]),
+    ("char(3)", pa.string(), ["abc", None, "de "]),
+    ("bytea", pa.binary(), [b"", None, b"\x00\xff\\"]),
+    ("bytea", pa.large_binary(), [b"", None, b"\x00"]),
+    ("boolean", pa.bool_(), [True, None, False]),
+    ("date", pa.date32(), [dt.date(1, 1, 1), None, dt.date(9999, 12, 31)]),
+    ("timestamp", pa.timestamp("us"), [WALL, None, WALL.replace(year=1)]),
+    ("timestamptz", pa.timestamp("us", "UTC"), [INSTANT, None, INSTANT.replace(year=1883)]),
+    ("timestamptz", pa.timestamp("us", AMSTERDAM), [INSTANT, None, INSTANT.replace(month=1)]),
+    ("time", pa.time64("ns"), [dt.time(23, 59, 59, 999999), None, dt.time(0)]),
+    ("interval", pa.duration("us"), [dt.timedelta(days=2, microseconds=1), None, dt.timedelta(0)]),
+    ("integer[]", pa.list_(pa.int32()), [[1, None], None, []]),
+    ("smallint[]", pa.list_(pa.int64()), [[1, None], None, []]),
+    ("integer[]", pa.list_(pa.list_(pa.int32())), [[[1, 2], [3, None]], None, []]),
+    ("numeric(8,2)[]", pa.list_(pa.decimal128(8, 2)), [[Decimal("1.50"), None], None, []]),
+    ("text[]", pa.list_(pa.string()), [["a", None, 'b",{}'], None, []]),
+    ("varchar(3)[]", pa.list_(pa.string()), [["a", None], None, []]),
+    ("timestamptz[]", pa.list_(pa.timestamp("us", AMSTERDAM)), [[INSTANT, None], None, []]),
+    ("date[]", pa.list_(pa.date32()), [[dt.date(2024, 2, 29), None], None, []]),
+    ("double precision[]", pa.list_(pa.float64()), [[0.5, None, math.inf], None, []]),
+    ("boolean[]", pa.list_(pa.bool_()), [[True, None], None, []]),
+]
+
+# One column of these, and the whole COPY is a text one.
+TEXT_COPIES = {"varchar(3)[]", "timestamptz[]"}
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize(("target", "arrow", "values"), EXACT, ids=lambda value: str(value)[:30])
+def test_values_and_nulls_come_back_as_they_were(
+    database: Database, target: str, arrow: pa.DataType, values: list[Any]
+) -> None:
+    database.run(f"CREATE TABLE t (value {target})")
+    assert database.write(Append("t"), column(values, arrow)) == len(values)
+    stored = [value for (value,) in database.rows("SELECT value FROM t ORDER BY ctid")]
+    if target == "numeric" and arrow == pa.float64():
+        values = [None if value is None else Decimal(repr(value)) for value in values]
+    assert stored == values
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize("form", ["binary", "text"])
+def test_all_the_types_side_by_side_in_one_copy(database: Database, form: str) -> None:
+    def fits(target: str, arrow: pa.DataType) -> bool:
+        as_text = target in TEXT_COPIES or pa.list_(pa.list_(pa.int32())) == arrow
+        return (target, arrow) != ("numeric", pa.float64()) and (form == "text" or not as_text)
+
+    kept = {f"c{i}": case for i, case in enumerate(EXACT) if fits(case[0], case[1])}
+    database.run(f"CREATE TABLE t ({', '.join(f'{name} {case[0]}' for name, case in kept.items())})")
+    written = batch({name: case[2][:2] for name, case in kept.items()}, {name: case[1] for name, case in kept.items()})
+    database.write(Append("t"), written)
+    first, second = database.rows("SELECT * FROM t ORDER BY ctid")
+    expected = [list(case) for case in zip(*(case[2][:2] for case in kept.values()), strict=True)]
+    assert [list(first), list(second)] == expected
+
+
+@pytest.mark.behaviour("SINK-2")
+def test_not_a_number_stays_not_a_number(database: Database) -> None:
+    database.run("CREATE TABLE t (d double precision, r real, n numeric)")
+    nan = [math.nan, None]
+    written = batch({"d": nan, "r": nan, "n": nan}, {"d": pa.float64(), "r": pa.float32(), "n": pa.float64()})
+    database.write(Append("t"), written)
+    assert database.rows("SELECT d::text, r::text, n::text FROM t ORDER BY ctid") == [
+        ("NaN", "NaN", "NaN"),
+        (None, None, None),
+    ]
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([str(ID), None, ID.hex.upper()]),
+        pa.array([ID.bytes, None, ID.bytes], pa.binary()),
+        pa.array([ID.bytes, None, ID.bytes], pa.binary(16)),
+    ],
+    ids=["text", "bytes", "16 bytes"],
+)
+def test_uuids_from_text_and_from_bytes(database: Database, values: Any) -> None:
+    database.run("CREATE TABLE t (value uuid, more uuid[])")
+    database.write(Append("t"), batch({"value": values, "more": [[str(ID), None], None, []]}))
+    database.write(Append("t"), batch({"value": values}))
+    assert database.rows("SELECT value, more FROM t ORDER BY ctid LIMIT 3") == [
+        (ID, [ID, None]),
+        (None, None),
+        (ID, []),
+    ]
+    assert database.rows("SELECT count(*) FROM t WHERE value IS NULL") == [(2,)]
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+def test_json_from_text_and_from_nested_columns(database: Database, kind: str) -> None:
+    database.run(f"CREATE TABLE t (document {kind}, struct {kind}, map {kind}, list {kind})")
+    struct = pa.struct([("amount", pa.decimal128(38, 2)), ("at", pa.timestamp("us", AMSTERDAM)), ("raw", pa.binary())])
+    written = batch(
+        {
+            "document": ['{"a": [1, null]}', None, "null"],
+            "struct": [{"amount": Decimal("12345678901234567890.10"), "at": INSTANT, "raw": b"\xff"}, None, {}],
+            "map": [[("k", 1.5), ("ü", None)], None, []],
+            "list": [[True, None], None, []],
+        },
+        {"struct": struct, "map": pa.map_(pa.string(), pa.float64()), "list": pa.list_(pa.bool_())},
+    )
+    database.write(Append("t"), written)
+    first, second, third = database.rows("SELECT document, struct, map, list FROM t ORDER BY ctid")
+    assert first[0] == {"a": [1, None]}
+    assert first[1]["raw"] == "/w=="
+    assert dt.datetime.fromisoformat(first[1]["at"]) == INSTANT
+    assert first[2:] == ({"k": 1.5, "ü": None}, [True, None])
+    assert second == (None, None, None, None)
+    assert third == (None, {"amount": None, "at": None, "raw": None}, {}, [])
+    assert database.rows("SELECT struct ->> 'amount' FROM t LIMIT 1") == [("12345678901234567890.10",)]
+    assert json.loads(database.rows("SELECT document::text FROM t LIMIT 1")[0][0]) == {"a": [1, None]}
+
+
+@pytest.mark.behaviour("SINK-2")
+def test_types_of_the_database_s_own_take_their_text_form(database: Database) -> None:
+    database.run("CREATE TYPE mood AS ENUM ('calm', 'tense'); CREATE DOMAIN small AS numeric(4,1) CHECK (VALUE > 0)")
+    database.run("CREATE TABLE t (address inet, mood mood, small small, span int4range, n bigint)")
+    written = batch(
+        {
+            "address": ["10.0.0.1", None],
+            "mood": ["tense", None],
+            "small": [Decimal("1.5"), None],
+            "span": ["[1,5)", None],
+            "n": [2**62, None],
+        }
+    )
+    database.write(Append("t"), written)
+    assert database.rows("SELECT address::text, mood::text, small, span::text, n FROM t ORDER BY ctid") == [
+        ("10.0.0.1/32", "tense", Decimal("1.5"), "[1,5)", 2**62),
+        (None, None, None, None, None),
+    ]
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize("with_text_copy", ["binary", "text"])
+def test_a_session_time_zone_other_than_utc_shifts_nothing(database: Database, with_text_copy: str) -> None:
+    database.run("CREATE TABLE t (at timestamptz, wall timestamp, day date, address inet)")
+    columns: dict[str, Any] = {
+        "at": pa.array([INSTANT], pa.timestamp("us", "America/Los_Angeles")),
+        "wall": pa.array([WALL], pa.timestamp("us")),
+        "day": [dt.date(2024, 7, 1)],
+    }
+    if with_text_copy == "text":
+        columns["address"] = ["10.0.0.1"]
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("SET TIME ZONE 'Asia/Kolkata'; SET datestyle TO 'SQL, DMY'")
+        Append("t").write(connection, [batch(columns)])
+    assert database.rows("SELECT at AT TIME ZONE 'UTC', wall, day FROM t") == [(WALL, WALL, dt.date(2024, 7, 1))]
+
+
+def test_a_column_of_nothing_but_null_fits_any_type(database: Database) -> None:
+    database.run("CREATE TABLE t (n bigint, j jsonb, a text[], u uuid, i inet)")
+    database.write(Append("t"), batch(dict.fromkeys("njau", pa.nulls(2))))
+    database.write(Append("t"), batch(dict.fromkeys("njaui", pa.nulls(1))))
+    assert database.rows("SELECT DISTINCT n, j, a, u, i FROM t") == [(None,) * 5]
+    assert database.rows("SELECT count(*) FROM t") == [(3,)]
+
+
+LOSSY: list[tuple[str, pa.DataType, Any]] = [
+    ("integer", pa.float64(), 2.5),
+    ("integer", pa.float64(), math.nan),
+    ("smallint", pa.int64(), 40_000),
+    ("bigint", pa.decimal128(38, 0), 2**63),
+    ("bigint", pa.decimal128(10, 2), Decimal("1.25")),
+    ("real", pa.int64(), 2**24 + 1),
+    ("double precision", pa.int64(), 2**53 + 1),
+    ("numeric(10,2)", pa.decimal128(10, 3), Decimal("1.005")),
+    ("numeric(10,2)[]", pa.list_(pa.decimal128(10, 3)), [Decimal("1.005")]),
+    ("numeric(4,2)", pa.decimal128(10, 2), Decimal("12345.67")),
+    ("numeric(4,2)", pa.int64(), 12_345),
+    ("varchar(3)", pa.string(), "abcd"),
+    ("time", pa.time64("ns"), 1),
+    ("jsonb", pa.list_(pa.float64()), [math.nan]),
+    ("jsonb", pa.string(), '{"secret": '),
+    ("uuid", pa.string(), "not-a-uuid"),
+    ("uuid", pa.binary(), b"short"),
+    ("inet", pa.string(), "12345.67"),
+    ("smallint[]", pa.list_(pa.int64()), [40_000]),
+]
+
+
+@pytest.mark.parametrize(("target", "arrow", "value"), LOSSY, ids=lambda value: str(value)[:30])
+def test_a_value_that_would_lose_something_is_refused(
+    database: Database, target: str, arrow: pa.DataType, value: Any
+) -> None:
+    database.run(f"CREATE TABLE t (value {target})")
+    error = database.refusal(RowsRefused, Append("t"), column([None, value], arrow))
+    assert error.column == "value"
+    assert str(value) not in f"{error} {error.__cause__}"
+    assert database.rows("SELECT count(*) FROM t") == [(0,)]
+
+
+REFUSED: list[tuple[str, pa.DataType]] = [
+    ("bigint", pa.string()),
+    ("bigint", pa.timestamp("us")),
+    ("boolean", pa.int32()),
+    ("bytea", pa.string()),
+    ("date", pa.timestamp("us")),
+    ("integer", pa.bool_()),
+    ("integer[]", pa.list_(pa.string())),
+    ("integer[]", pa.int32()),
+    ("interval", pa.string()),
+    ("json", pa.int64()),
+    ("numeric", pa.string()),
+    ("numeric(10,2)", pa.float64()),
+    ("real", pa.float64()),
+    ("text", pa.binary()),
+    ("text", pa.int64()),
+    ("text", pa.struct([("a", pa.int32())])),
+    ("text[]", pa.string()),
+    ("timestamp", pa.timestamp("us", "UTC")),
+    ("timestamptz", pa.timestamp("us")),
+    ("uuid", pa.int64()),
+    ("uuid", pa.binary(8)),
+]
+
+
+@pytest.mark.behaviour("SINK-10")
+@pytest.mark.parametrize(("target", "arrow"), REFUSED, ids=str)
+def test_a_type_that_does_not_fit_is_refused_whatever_its_values(
+    database: Database, target: str, arrow: pa.DataType
+) -> None:
+    database.run(f"CREATE TABLE t (value {target})")
+    error = database.refusal(ColumnMismatch, Append("t"), column([None], arrow))
+    assert error.found == {"value": str(arrow)}
+    assert list(error.expected) == ["value"]  # type: ignore[call-overload]
+    assert error.next_step
+
+
+def test_the_next_step_of_a_wrong_type_is_the_cast_to_write(database: Database) -> None:
+    database.run("CREATE TABLE t (value numeric(10,2))")
+    error = database.refusal(ColumnMismatch, Append("t"), column([0.1], pa.float64()))
+    assert str(error) == (
+        "the DataFrame does not fit the table t: value has another type; found {'value': 'double'}; expected "
+        "{'value': 'numeric(10,2)'}. Cast it in the transform: col(\"value\").cast(\"decimal(10,2)\")."
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "arrow", "value"),
+    [("text", pa.string(), "a\0b"), ("text[]", pa.list_(pa.string()), ["ok", "a\0b"]), ("json", pa.string(), '"\0"')],
+)
+def test_a_nul_in_a_text_names_its_column(database: Database, target: str, arrow: pa.DataType, value: Any) -> None:
+    database.run(f"CREATE TABLE t (value {target})")
+    error = database.refusal(RowsRefused, Append("t"), column([value], arrow))
+    assert error.column == "value"
+    assert "NUL" in str(error)
+
+
+def test_a_nul_that_a_crop_has_cut_off_is_none(database: Database) -> None:
+    database.run("CREATE TABLE t (value text)")
+    assert database.write(Append("t"), column(["a\0b", "kept", None], pa.string()).slice(1)) == 2
+    assert database.rows("SELECT value FROM t ORDER BY ctid") == [("kept",), (None,)]
+
+
+def test_an_escaped_nul_in_jsonb_is_found_by_the_database_and_its_column_named(database: Database) -> None:
+    database.run('CREATE TABLE t ("odd, column x" jsonb)')
+    error = database.refusal(RowsRefused, Append("t"), batch({"odd, column x": ['{"secret": "\\u0000"}']}))
+    assert (error.column, error.sqlstate) == ("odd, column x", "22P05")
+    assert "secret" not in str(error)

@@ -1,0 +1,261 @@
+"""Upsert: one row a key, whatever comes together."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from offsetstore.errors import ColumnMismatch, ConfigurationError, KafkaColumnsMissing, RowsRefused
+from offsetstore.writers import Upsert
+from tests.integration.writers.writing import batch, kafka
+
+if TYPE_CHECKING:
+    from tests.integration.writers.writing import Database
+
+
+@pytest.mark.behaviour("SINK-2")
+def test_sums_and_extremes_per_key_also_within_one_batch(database: Database) -> None:
+    database.run("CREATE TABLE t (carrier text, month int, n bigint, delay numeric(10,1), worst int, best int,"
+                 " PRIMARY KEY (carrier, month))")  # fmt: skip
+    writer = Upsert("t", key=["carrier", "month"], add=["n", "delay"], greatest=["worst"], least=["best"])
+    first = batch(
+        {
+            "carrier": ["AA", "AA", "UA"],
+            "month": [1, 1, 1],
+            "n": [1, 1, 1],
+            "delay": [Decimal("1.5"), Decimal("2.5"), None],
+            "worst": [5, 9, None],
+            "best": [5, None, None],
+        },
+        {"delay": pa.decimal128(10, 1)},
+    )
+    assert database.write(writer, first) == 3
+    assert database.write(writer, first) == 3
+    assert database.rows("SELECT * FROM t ORDER BY carrier") == [
+        ("AA", 1, 4, Decimal("8.0"), 9, 5),
+        ("UA", 1, 2, None, None, None),
+    ]
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize(
+    ("stored", "incoming", "sums"),
+    [
+        (None, [None, 3], 3),
+        (None, [None, None], None),
+        (5, [None], 5),
+        (5, [None, 3], 8),
+        (0, [0], 0),
+    ],
+)
+def test_null_counts_as_nothing_in_a_sum(
+    database: Database, stored: int | None, incoming: list[int | None], sums: int | None
+) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, n bigint, top bigint, low bigint)")
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO t VALUES (1, %s, %s, %s)", (stored, stored, stored))
+    n = pa.array(incoming, pa.int64())
+    writer = Upsert("t", key=["id"], add=["n"], greatest=["top"], least=["low"])
+    database.write(writer, batch({"id": [1] * len(incoming), "n": n, "top": n, "low": n}))
+    known = [value for value in [stored, *incoming] if value is not None]
+    assert database.rows("SELECT n, top, low FROM t") == [
+        (sums, max(known, default=None), min(known, default=None)),
+    ]
+
+
+@pytest.mark.behaviour("SINK-12")
+def test_the_highest_version_wins_in_the_batch_and_against_what_is_stored(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, at timestamptz, status text, n bigint)")
+    writer = Upsert("t", key=["id"], add=["n"], version="at")
+    new, old, oldest = (dt.datetime(2024, 1, day, tzinfo=dt.UTC) for day in (3, 2, 1))
+
+    def rows(*values: tuple[dt.datetime | None, str]) -> pa.RecordBatch:
+        at = pa.array([version for version, _ in values], pa.timestamp("us", "UTC"))
+        return batch(
+            {"id": [1] * len(values), "at": at, "status": [text for _, text in values], "n": [1] * len(values)}
+        )
+
+    database.write(writer, rows((old, "old"), (new, "new"), (oldest, "oldest")))
+    assert database.rows("SELECT at, status, n FROM t") == [(new, "new", 3)]
+    database.write(writer, rows((old, "late"), (None, "unknown")))
+    assert database.rows("SELECT at, status, n FROM t") == [(new, "new", 5)]
+    database.write(writer, rows((new, "again")))
+    assert database.rows("SELECT at, status, n FROM t") == [(new, "again", 6)]
+
+
+@pytest.mark.behaviour("SINK-12")
+def test_without_any_version_the_last_row_wins(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, version int, status text)")
+    writer = Upsert("t", key=["id"], version="version")
+    none = pa.array([None, None], pa.int32())
+    database.write(writer, batch({"id": [1, 1], "version": none, "status": ["first", "last"]}))
+    assert database.rows("SELECT status FROM t") == [("last",)]
+    database.write(writer, batch({"id": [1], "version": none.slice(1), "status": ["later"]}))
+    assert database.rows("SELECT status FROM t") == [("later",)]
+    database.write(writer, batch({"id": [1], "version": [0], "status": ["versioned"]}))
+    database.write(writer, batch({"id": [1], "version": none.slice(1), "status": ["unversioned"]}))
+    assert database.rows("SELECT status FROM t") == [("versioned",)]
+
+
+@pytest.mark.behaviour("SINK-12")
+def test_without_a_version_the_highest_offset_wins_whatever_the_order_in_the_batch(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, status text)")
+    writer = Upsert("t", key=["id"])
+    coordinates = kafka(("topic", 0, 9), ("topic", 0, 12), ("topic", 0, 10))
+    written = batch({"id": [1, 1, 1], "status": ["a", "latest", "b"], "_kafka": coordinates})
+    assert writer.needs_offset(written.schema)
+    database.write(writer, written)
+    assert database.rows("SELECT status FROM t") == [("latest",)]
+    database.write(
+        writer, batch({"id": [1], "status": [None], "_kafka": kafka(("topic", 0, 11))}, {"status": pa.string()})
+    )
+    assert database.rows("SELECT status FROM t") == [(None,)]
+
+
+@pytest.mark.behaviour("SINK-12")
+def test_rows_of_one_version_are_told_apart_by_their_offsets(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, version int, status text)")
+    coordinates = kafka(("topic", 0, 9), ("topic", 0, 2))
+    written = batch({"id": [1, 1], "version": [7, 7], "status": ["later", "earlier"], "_kafka": coordinates})
+    database.write(Upsert("t", key=["id"], version="version"), written)
+    assert database.rows("SELECT status FROM t") == [("later",)]
+
+
+def test_all_replaced_columns_come_from_one_row(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, version int, a text, b text)")
+    writer = Upsert("t", key=["id"], version="version")
+    database.write(writer, batch({"id": [1, 1], "version": [2, 1], "a": pa.array([None, "x"]), "b": ["new", "old"]}))
+    assert database.rows("SELECT a, b FROM t") == [(None, "new")]
+
+
+def test_columns_that_are_not_supplied_stay_as_they_are(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, n bigint, note text DEFAULT 'default')")
+    writer = Upsert("t", key=["id"], add=["n"])
+    database.run("INSERT INTO t VALUES (1, 1, 'mine')")
+    database.write(writer, batch({"id": [1, 2], "n": [1, 1]}))
+    assert database.rows("SELECT * FROM t ORDER BY id") == [(1, 2, "mine"), (2, 1, "default")]
+
+
+def test_nothing_but_a_key_keeps_each_once(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
+    writer = Upsert("t", key=["id"])
+    written = batch({"id": [2, 1, 2]})
+    assert not writer.needs_offset(written.schema)
+    database.write(writer, written)
+    database.write(writer, written)
+    assert database.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,)]
+
+
+def test_two_upserts_and_their_staging_tables_in_one_transaction(database: Database) -> None:
+    database.run('CREATE TABLE "weird ""Name"" %s" ("Key %s" text COLLATE "C" UNIQUE, "a:b" numeric(6,2))')
+    writer = Upsert('weird "Name" %s', key=["Key %s"], add=["a:b"])
+    written = batch({"Key %s": ["x", "x"], "a:b": [1, 2]})
+    with database.engine.begin() as connection:
+        writer.write(connection, [written])
+        writer.write(connection, [written])
+    assert database.rows('SELECT * FROM "weird ""Name"" %s"') == [("x", Decimal("6.00"))]
+    assert database.rows("SELECT count(*) FROM pg_class WHERE relname LIKE 'offsetstore%'") == [(0,)]
+
+
+def test_a_text_copy_stages_what_pgpq_does_not_know(database: Database) -> None:
+    database.run("CREATE TABLE t (address inet PRIMARY KEY, n int)")
+    database.write(Upsert("t", key=["address"], add=["n"]), batch({"address": ["10.0.0.1", "10.0.0.1"], "n": [1, 2]}))
+    assert database.rows("SELECT address::text, n FROM t") == [("10.0.0.1/32", 3)]
+
+
+@pytest.mark.behaviour("SINK-4")
+def test_without_rows_nothing_is_asked_of_the_database(database: Database) -> None:
+    with database.engine.begin() as connection:
+        assert Upsert("not_even_there", key=["id"]).write(connection, [batch({"id": pa.array([], pa.int64())})]) == 0
+
+
+def test_an_overflowing_sum_is_refused(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, n smallint)")
+    writer = Upsert("t", key=["id"], add=["n"])
+    assert database.refusal(RowsRefused, writer, batch({"id": [1, 1], "n": [30_000, 30_000]})).sqlstate == "22003"
+    database.write(writer, batch({"id": [1], "n": [30_000]}))
+    assert database.refusal(RowsRefused, writer, batch({"id": [1], "n": [30_000]})).sqlstate == "22003"
+    assert database.rows("SELECT n FROM t") == [(30_000,)]
+
+
+def test_a_null_in_the_key_is_refused_by_name(database: Database) -> None:
+    database.run("CREATE TABLE t (a int, b int, n int, UNIQUE (a, b))")
+    error = database.refusal(
+        RowsRefused, Upsert("t", key=["a", "b"], add=["n"]), batch({"a": [1, 1], "b": [None, 2], "n": [1, 1]})
+    )
+    assert error.column == "b"
+    assert "1 rows have NULL in b" in str(error)
+
+
+@pytest.mark.behaviour("SINK-10")
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        "",
+        ", UNIQUE (a)",
+        ", UNIQUE (a, b, n)",
+        ", UNIQUE (a, b) DEFERRABLE",
+        "); CREATE UNIQUE INDEX ON t (a, b) WHERE n > 0; CREATE UNIQUE INDEX ON t (a, (b + 1)",
+    ],
+    ids=["none", "too few", "too many", "deferrable", "partial and expression"],
+)
+def test_a_key_that_the_table_does_not_have_unique_is_refused_with_the_ddl(database: Database, constraint: str) -> None:
+    database.run(f"CREATE TABLE t (a int, b int, n int{constraint})")
+    error = database.refusal(
+        ColumnMismatch, Upsert("t", key=["b", "a"], add=["n"]), batch({"a": [1], "b": [1], "n": [1]})
+    )
+    assert error.expected == "(b, a)"
+    assert 'ALTER TABLE t ADD UNIQUE ("b", "a")' in error.next_step
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [", UNIQUE (b, a)", ", PRIMARY KEY (a, b)", "); CREATE UNIQUE INDEX ON t (b, a) INCLUDE (n"],
+    ids=["constraint", "primary key", "index that includes"],
+)
+def test_any_unique_index_on_the_key_will_do(database: Database, constraint: str) -> None:
+    database.run(f"CREATE TABLE t (a int, b int, n int{constraint})")
+    database.write(Upsert("t", key=["a", "b"], add=["n"]), batch({"a": [1, 1], "b": [1, 1], "n": [1, 2]}))
+    assert database.rows("SELECT * FROM t") == [(1, 1, 3)]
+
+
+@pytest.mark.behaviour("SINK-10")
+def test_replacing_without_version_or_offsets_is_refused(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, status text)")
+    error = database.refusal(KafkaColumnsMissing, Upsert("t", key=["id"]), batch({"id": [1], "status": ["a"]}))
+    assert "replaces status" in str(error)
+    assert 'version="..."' in error.next_step
+
+
+@pytest.mark.behaviour("SINK-10")
+def test_columns_that_the_upsert_names_have_to_be_there_and_of_the_right_kind(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, name text, document jsonb)")
+    absent = database.refusal(ColumnMismatch, Upsert("t", key=["id"], add=["n"], version="at"), batch({"id": [1]}))
+    assert "n, at" in str(absent)
+    add = database.refusal(ColumnMismatch, Upsert("t", key=["id"], add=["name"]), batch({"id": [1], "name": ["x"]}))
+    assert add.found == {"name": "text"}
+    written = batch({"id": [1], "document": ["{}"]})
+    assert database.refusal(ColumnMismatch, Upsert("t", key=["id"], greatest=["document"]), written).found == {
+        "document": "jsonb"
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"key": []},
+        {"key": "id"},
+        {"key": ["id"], "add": "n"},
+        {"key": ["id", "id"]},
+        {"key": ["id"], "add": ["n"], "greatest": ["n"]},
+        {"key": ["id"], "version": "id"},
+    ],
+    ids=str,
+)
+def test_arguments_that_can_t_be_meant_are_refused_at_once(arguments: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError):
+        Upsert("t", **arguments)
