@@ -1,0 +1,5 @@
+"""Kafka, over confluent-kafka: the only package that imports it."""
+
+from offsetstore.kafka.broker import Broker
+
+__all__ = ["Broker"]

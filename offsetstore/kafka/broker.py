@@ -1,0 +1,185 @@
+"""Kafka, as a job start asks it: ids, log ends and a group's offsets, in a constant number of requests."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from difflib import get_close_matches
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from offsetstore.errors import BrokerError, BrokerUnavailable, ConfigurationError, TopicMissing
+from offsetstore.kafka import questions
+from offsetstore.kafka.client import Client, Deadline, Missing
+from offsetstore.kafka.committed import committed_offsets
+from offsetstore.kafka.options import read_options
+from offsetstore.kafka.settings import ClientSettings, topic_names
+from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Mapping, Sequence
+
+_MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in seconds
+
+
+class Broker:
+    """A cluster, reached through librdkafka with settings of one's own, or with those of Spark's reader (`from_spark`).
+
+    The client is made at the first question, for this process: librdkafka's threads don't survive a fork, and a Broker
+    that was used before one refuses to be used after it. It may be shared between threads, which then wait for each
+    other. It does not pickle, since its settings can hold a password.
+    """
+
+    def __init__(
+        self, librdkafka_config: Mapping[str, Any], *, topics: Sequence[str] | None = None, timeout: float = 15.0
+    ) -> None:
+        """Check what can be checked without a broker; librdkafka judges the settings at the first question.
+
+        :param librdkafka_config: librdkafka's names and values. ``isolation.level`` decides what counts as the end of a
+            log, and must be what the job reads with. Callbacks of the client (``oauth_cb``) are served while it asks.
+        :param topics: what `topics` answers.
+        :param timeout: seconds that one call of `view` or `topic_ids` may take, whatever happens.
+        :raises ConfigurationError: no address, a setting of Java's or Spark's, no possible timeout, no list of names.
+        """
+        self._settings = ClientSettings(librdkafka_config)
+        self._topics = None if topics is None else topic_names(topics)
+        self._assigned: Mapping[str, frozenset[int]] = {}
+        if not 0 < timeout <= _MAX_TIMEOUT:
+            what = "not a timeout"
+            raise ConfigurationError(what, found=timeout, expected="seconds, above 0 and at most 3600")
+        self._timeout = timeout
+        self._lock = Lock()
+        self._client: Client | None = None
+
+    @classmethod
+    def from_spark(cls, options: Mapping[str, object], *, timeout: float = 15.0) -> Broker:
+        """Take the very mapping that goes to ``spark.readStream.format("kafka").options(**options)``.
+
+        :raises ConfigurationError: a setting that librdkafka has no counterpart for, or ``subscribePattern``.
+        :raises UnsupportedQuery: ``failOnDataLoss=false``.
+        """
+        reader = read_options(options)
+        broker = cls(reader.settings, topics=reader.topics, timeout=timeout)
+        broker._assigned = reader.partitions or {}
+        return broker
+
+    def __repr__(self) -> str:
+        return f"Broker({self._settings!r}, topics={self._topics!r}, timeout={self._timeout:g})"
+
+    def __reduce__(self) -> NoReturn:
+        what = "a Broker can't be pickled: its settings can hold a password, and its client belongs to this process"
+        raise ConfigurationError(what, next_step="Make the Broker where it is used.")
+
+    @property
+    def topics(self) -> tuple[str, ...] | None:
+        """The topics that the options name."""
+        return self._topics
+
+    def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
+        """Ask for ids, log ends and committed offsets; see `offsetstore.ports.BrokerOffsets`.
+
+        The end is the high watermark, because that is how far Spark reads; with ``isolation.level=read_committed`` it
+        is the last stable offset, because Spark then stops there. Where ``assign`` names partitions, the view holds
+        those alone.
+
+        :raises ConfigurationError: no group, no topic, a negative timestamp, settings that librdkafka refuses, a fork.
+        """
+        names = topic_names(topics)
+        if not group or not names:
+            what = "a view is of a group and of topics"
+            raise ConfigurationError(what, found=(group, names), expected="a group's name and at least one topic")
+        if timestamp_ms is not None and timestamp_ms < 0:
+            what = "not a timestamp"
+            raise ConfigurationError(what, found=timestamp_ms, expected="milliseconds since 1970, from 0 upwards")
+        with self._asking() as (client, deadline):
+            cluster, described = client.answers([questions.cluster(), questions.topics(names)], deadline)
+            ids = {topic: questions.topic_id(described[topic]) for topic in names}
+            partitions = self._partitions({topic: questions.partition_numbers(described[topic]) for topic in names})
+            committed = committed_offsets(self._settings, group, partitions, deadline)
+            specs = [questions.EARLIEST, questions.LATEST]
+            if timestamp_ms is not None:
+                specs.append(questions.at(timestamp_ms))
+            found = client.answers(
+                [questions.offsets(partitions, spec, read_committed=self._settings.read_committed) for spec in specs],
+                deadline,
+            )
+        beginnings, ends, *at = [{tp: info.offset for tp, info in answer.items()} for answer in found]
+        logs = {topic: TopicLog(topic_id, {}) for topic, topic_id in ids.items()}
+        for tp in partitions:
+            logs[tp.topic].partitions[tp.partition] = Watermarks(beginnings[tp], ends[tp])
+        # Kafka answers -1 where no record is that young.
+        timestamps = {tp: ends[tp] if at[0][tp] < 0 else at[0][tp] for tp in partitions} if at else None
+        return BrokerView(
+            cluster_id=questions.cluster_id(cluster),
+            topics=logs,
+            committed=committed,
+            timestamps=timestamps,
+        )
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
+        """Ask for the ids alone, in one request."""
+        names = topic_names(topics)
+        if not names:
+            return {}
+        with self._asking() as (client, deadline):
+            [described] = client.answers([questions.topics(names)], deadline)
+        return {topic: questions.topic_id(described[topic]) for topic in names}
+
+    def close(self) -> None:
+        """Drop the connections. The next question makes new ones."""
+        self._refuse_after_fork()
+        with self._lock:
+            self._drop()
+
+    def _partitions(self, found: dict[str, list[int]]) -> list[TopicPartition]:
+        """Put the partitions in order, those alone that ``assign`` names if it does."""
+        for topic, assigned in self._assigned.items():
+            if gone := sorted(assigned - set(found.get(topic, assigned))):
+                what = f"Kafka has no such partitions of {topic}: {', '.join(map(str, gone))}"
+                raise TopicMissing(what, next_step="Correct `assign`; no job was fenced.")
+        return sorted(
+            TopicPartition(topic, number)
+            for topic, numbers in found.items()
+            for number in self._assigned.get(topic, numbers)
+        )
+
+    @contextmanager
+    def _asking(self) -> Generator[tuple[Client, Deadline]]:
+        deadline = Deadline.after(self._timeout)
+        self._refuse_after_fork()
+        if not self._lock.acquire(timeout=deadline.rest):
+            what = f"another thread's question to Kafka took more than {self._timeout:g} s"
+            raise BrokerUnavailable(what)
+        try:
+            if self._client is None:
+                self._client = Client(self._settings.config)
+            self._client.forget()
+            yield self._client, deadline
+        except Missing as missing:
+            assert self._client is not None
+            raise _missing(missing, self._client.all_topics(deadline)) from None
+        except BrokerError:
+            # It would go on trying in the background, and wrong passwords lock accounts; a new one starts afresh.
+            self._drop()
+            raise
+        finally:
+            self._lock.release()
+
+    def _drop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+    def _refuse_after_fork(self) -> None:
+        if self._client is not None and self._client.pid != os.getpid():
+            what = "this Broker was used before a fork, and its client's threads live in the other process"
+            step = "Make a Broker in this process, or start processes with the spawn method."
+            raise ConfigurationError(what, found=f"process {os.getpid()}", expected=self._client.pid, next_step=step)
+
+
+def _missing(missing: Missing, there: list[str]) -> TopicMissing:
+    gone = sorted({key.topic if isinstance(key, TopicPartition) else str(key) for key in missing.keys})
+    near = sorted({match for name in gone for match in get_close_matches(name, there, n=3)} - set(gone))
+    what = f"Kafka has no topic {', '.join(gone)}"
+    hint = f"Did you mean {', '.join(near)}? " if near else ""
+    return TopicMissing(what, next_step=hint + TopicMissing.default_next_step)

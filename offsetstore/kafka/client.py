@@ -1,0 +1,195 @@
+"""One librdkafka admin client: its life, its questions under a deadline, and the errors it reports beside them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections import deque
+from concurrent.futures import wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.kafka.refusals import MISSING, PASSING, WRONG_CREDENTIALS, broker_error, no_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+    from concurrent.futures import Future
+
+K = TypeVar("K", bound="Hashable")
+
+# librdkafka writes to stderr unless it is given a logger; this one is silent until an application listens to it.
+LOG: Final = logging.getLogger("offsetstore.kafka")
+LOG.addHandler(logging.NullHandler())
+
+_GLANCE: Final = 0.02  # seconds between two looks at the errors that librdkafka reports beside the answers
+BACKOFF: Final = 0.1  # seconds before the same question is asked again
+_MISSING_GRACE: Final = 1.0  # seconds in which a topic that was created a moment ago becomes known to every broker
+_SHOWN: Final = frozenset({"security.protocol", "sasl.mechanism", "sasl.mechanisms"})
+_NUMBERS: Final = (".ms", ".bytes")
+_PROPERTY: Final = re.compile(r'property:? "([^"]+)"|^(?:Failed to create admin client: )?([a-z.]+) failed')
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """One moment that all the requests of one call share, on the monotonic clock."""
+
+    seconds: float
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """Start the clock."""
+        return cls(seconds, time.monotonic() + seconds)
+
+    @property
+    def rest(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self.at - time.monotonic())
+
+
+@dataclass(frozen=True)
+class Question(Generic[K]):
+    """One call to the admin client that answers with futures.
+
+    ``ask`` gets the client and the seconds left. ``doing`` says in an error what was asked.
+    """
+
+    doing: str
+    ask: Callable[[Any, float], Mapping[K, Future[Any]]]
+
+
+class Missing(Exception):
+    """Kafka does not know these of the things it was asked about. `Broker` makes a `TopicMissing` of it."""
+
+    def __init__(self, keys: list[Hashable]) -> None:
+        super().__init__(keys)
+        self.keys = keys
+
+
+class Client:
+    """An `AdminClient`, for one process and for one thread at a time.
+
+    :raises ConfigurationError: librdkafka refuses a setting. The message names the key, never a value.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.pid = os.getpid()
+        self._reported: deque[KafkaError] = deque(maxlen=100)
+        config: dict[str, Any] = {"logger": LOG, **settings, "error_cb": self._reported.append}
+        try:
+            self._admin = AdminClient(config)
+        except (KafkaException, TypeError, ValueError) as error:
+            refused = _refused_setting(error, settings)
+        else:
+            return
+        raise refused  # outside of the handler: the cause's text can hold the setting's value
+
+    def close(self) -> None:
+        """End the connections and librdkafka's threads, also while a traceback still holds this object."""
+        del self._admin
+
+    def forget(self) -> None:
+        """Drop what was reported since the last question: it says nothing about the next one."""
+        self._admin.poll(0)
+        self._reported.clear()
+
+    def answers(self, questions: list[Question[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
+        """Ask all of them at once, ask again what passes, and return the answers in the same order.
+
+        :raises BrokerUnavailable: no answer by the deadline.
+        :raises BrokerRefused: wrong credentials, as soon as librdkafka reports them, or no permission.
+        :raises Missing: a topic that is not there.
+        """
+        answers: dict[int, dict[Any, Any]] = {}
+        started = time.monotonic()
+        while len(answers) < len(questions):
+            open_ = [number for number in range(len(questions)) if number not in answers]
+            asked = {number: questions[number].ask(self._admin, max(deadline.rest, 0.001)) for number in open_}
+            for number, futures in asked.items():
+                answer = self._gather(questions[number], futures, deadline, started)
+                if answer is not None:
+                    answers[number] = answer
+            if len(answers) < len(questions):
+                self._pause(deadline)
+        return [answers[number] for number in range(len(questions))]
+
+    def all_topics(self, deadline: Deadline) -> list[str]:
+        """Every topic that this principal may see, for a hint; empty where Kafka does not say."""
+        try:
+            return list(self._admin.list_topics(timeout=deadline.rest).topics)
+        except KafkaException:
+            return []
+
+    def _gather(
+        self, question: Question[K], futures: Mapping[K, Future[Any]], deadline: Deadline, started: float
+    ) -> dict[K, Any] | None:
+        """Collect the answers of one question; ``None`` if it has to be asked again."""
+        answer: dict[K, Any] = {}
+        missing: list[Hashable] = []
+        again = False
+        for key, future in futures.items():
+            self._wait(future, question.doing, deadline)
+            failure = future.exception()
+            if failure is None:
+                answer[key] = future.result()
+                continue
+            error = _kafka_error(failure)
+            code = error.code()
+            in_time = deadline.rest > BACKOFF
+            if code in MISSING and not (in_time and time.monotonic() - started < _MISSING_GRACE):
+                missing.append(key)
+            elif in_time and (code in PASSING or code in MISSING):
+                again = True
+            else:
+                raise no_answer(error, self._reported, question.doing, deadline.seconds)
+        if missing:
+            raise Missing(missing)
+        return None if again else answer
+
+    def _wait(self, future: Future[Any], doing: str, deadline: Deadline) -> None:
+        while not future.done():
+            wait([future], timeout=min(_GLANCE, deadline.rest))
+            self._serve(doing)
+            if not future.done() and not deadline.rest:
+                raise no_answer(None, self._reported, doing, deadline.seconds)
+
+    def _pause(self, deadline: Deadline) -> None:
+        until = time.monotonic() + min(BACKOFF, deadline.rest)
+        while (rest := until - time.monotonic()) > 0:
+            time.sleep(min(_GLANCE, rest))
+            self._serve("connecting")
+
+    def _serve(self, doing: str) -> None:
+        """Run librdkafka's callbacks, in this thread: nothing else does, and wrong credentials come only this way."""
+        self._admin.poll(0)
+        for error in self._reported:
+            if error.code() in WRONG_CREDENTIALS:
+                raise broker_error(error, doing)
+
+
+def _kafka_error(error: BaseException) -> KafkaError:
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+        return error.args[0]
+    raise error
+
+
+def _refused_setting(error: Exception, settings: Mapping[str, Any]) -> ConfigurationError:
+    cause = cast("object", error.args[0]) if error.args else None
+    text = cause.str().strip() if isinstance(cause, KafkaError) else str(error)
+    match = _PROPERTY.search(text)
+    key = next(filter(None, match.groups()), None) if match else None
+    # librdkafka repeats values in its texts, and a value can be a password.
+    hidden = (str(value) for name, value in settings.items() if name not in _SHOWN and not name.endswith(_NUMBERS))
+    if any(value and value in text for value in hidden):
+        text = "a value that it can't take"
+    return ConfigurationError(
+        f"librdkafka refuses the setting {key}" if key else "librdkafka refuses the settings",
+        found=text,
+        next_step="Correct it: librdkafka's CONFIGURATION.md lists the settings and their values.",
+    )

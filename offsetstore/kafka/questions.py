@@ -1,0 +1,79 @@
+"""What is asked, and the answers in our own nouns: the one place where librdkafka's untyped results come in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import confluent_kafka as ck
+from confluent_kafka import admin as ck_admin
+
+from offsetstore.kafka.client import Question
+from offsetstore.offsets import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
+
+_OffsetSpec: Final[Any] = cast("Any", ck_admin).OffsetSpec  # public, but not marked as exported
+_ZERO_ID: Final = str(ck.Uuid(0, 0))  # what a broker answers that is older than topic ids
+_NOTHING_COMMITTED: Final = frozenset(
+    {
+        int(ck.KafkaError.GROUP_ID_NOT_FOUND),
+        int(ck.KafkaError.UNKNOWN_TOPIC_OR_PART),  # of one partition: it has vanished
+    }
+)
+_URL_SAFE: Final = str.maketrans("+/", "-_")
+
+EARLIEST: Final[Any] = _OffsetSpec.earliest()
+LATEST: Final[Any] = _OffsetSpec.latest()
+
+
+def at(timestamp_ms: int) -> Any:
+    """The first offset at or after a time, in milliseconds since 1970."""
+    return _OffsetSpec.for_timestamp(timestamp_ms)
+
+
+def cluster() -> Question[str]:
+    """Which cluster this is; one answer, under the key ``cluster``."""
+
+    def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
+        return {"cluster": admin.describe_cluster(request_timeout=seconds)}
+
+    return Question("asking for the cluster's id", ask)
+
+
+def cluster_id(answer: Mapping[str, Any]) -> str | None:
+    """The id that `cluster` asked for."""
+    return answer["cluster"].cluster_id
+
+
+def topics(names: Sequence[str]) -> Question[str]:
+    """Ids and partitions, by topic."""
+
+    def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
+        return admin.describe_topics(ck.TopicCollection(list(names)), request_timeout=seconds)
+
+    return Question(f"describing {', '.join(names)}", ask)
+
+
+def topic_id(description: Any) -> str | None:
+    """The id in Kafka's own spelling: 22 characters of the base64 that suits URLs, where librdkafka uses the other."""
+    text = str(description.topic_id).translate(_URL_SAFE)
+    return None if text == _ZERO_ID else text
+
+
+def partition_numbers(description: Any) -> list[int]:
+    """Every partition's number, with a leader or without."""
+    return [info.id for info in description.partitions]
+
+
+def offsets(partitions: Sequence[TopicPartition], spec: Any, *, read_committed: bool) -> Question[TopicPartition]:
+    """One offset of each partition; librdkafka sends one request to each leader, however many partitions it leads."""
+
+    def ask(admin: Any, seconds: float) -> Mapping[TopicPartition, Future[Any]]:
+        wanted = {ck.TopicPartition(tp.topic, tp.partition): spec for tp in partitions}
+        isolation = ck.IsolationLevel.READ_COMMITTED if read_committed else ck.IsolationLevel.READ_UNCOMMITTED
+        asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
+        return {TopicPartition(tp.topic, tp.partition): future for tp, future in asked.items()}
+
+    return Question(f"reading the log ends of {', '.join(sorted({tp.topic for tp in partitions}))}", ask)

@@ -1,0 +1,97 @@
+"""From librdkafka's error codes to our errors: what is worth another try, who must act, and on what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import KafkaError
+
+from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MISSING: Final = frozenset({
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.TOPIC_EXCEPTION,  # a name that no topic can have
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- librdkafka's own codes are public, their names begin so
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+})  # fmt: skip
+"""Codes that say: no such topic. Right after its creation a topic is not known to every broker, so they can pass."""
+
+PASSING: Final = frozenset({
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._WAIT_COORD,  # noqa: SLF001
+})  # fmt: skip
+"""Codes of a cluster that is starting, moving a leader or a coordinator: the same question is asked again."""
+
+WRONG_CREDENTIALS: Final = frozenset({
+    KafkaError._AUTHENTICATION,  # noqa: SLF001
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.ILLEGAL_SASL_STATE,
+})  # fmt: skip
+"""Codes that another try does not change; librdkafka itself would try for ever."""
+
+_NO_ACL: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow this principal to DESCRIBE the topic; no job was fenced.",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "Allow this principal to DESCRIBE the consumer group; no job was fenced.",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow this principal to DESCRIBE the cluster; no job was fenced.",
+}
+
+
+def broker_error(error: KafkaError, doing: str) -> BrokerError:
+    """Translate an answer that no further try will change.
+
+    :param doing: what was asked, as a person would say it: "reading the offsets of group billing".
+    """
+    code = error.code()
+    if code in WRONG_CREDENTIALS:
+        return BrokerRefused("Kafka refused the credentials", found=describe(error))
+    if code in _NO_ACL:
+        return BrokerRefused(f"Kafka refused {doing}", found=describe(error), next_step=_NO_ACL[code])
+    if code == KafkaError._SSL:  # noqa: SLF001
+        step = "Check security.protocol, the certificate authorities and the host's name; no job was fenced."
+        return BrokerRefused("no TLS connection to Kafka", found=describe(error), next_step=step)
+    # Kafka's own codes are positive, librdkafka's are negative.
+    if code > 0 and code not in PASSING:
+        step = "Look the code up in Kafka's protocol guide, and at the broker's log; no job was fenced."
+        return BrokerRefused(f"Kafka refused {doing}", found=describe(error), next_step=step)
+    return BrokerUnavailable(f"no answer from Kafka while {doing}", found=describe(error))
+
+
+def describe(error: KafkaError) -> str:
+    """Name and text: librdkafka's texts hold addresses and reasons, no settings."""
+    return f"{error.name()}: {error.str().strip()}"
+
+
+def no_answer(error: KafkaError | None, reported: Iterable[KafkaError], doing: str, seconds: float) -> BrokerError:
+    """Translate a failed answer, or none: what librdkafka reported beside it tells more than "timed out" does.
+
+    :param seconds: how long the whole call was allowed to take.
+    """
+    if error is not None and error.code() not in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}:  # noqa: SLF001
+        return broker_error(error, doing)
+    telling = [each for each in reported if each.code() != KafkaError._ALL_BROKERS_DOWN]  # noqa: SLF001
+    for each in telling:
+        if each.code() == KafkaError._SSL:  # noqa: SLF001
+            return broker_error(each, doing)
+    last = telling[-1] if telling else error
+    what = f"no answer from Kafka within {seconds:g} s while {doing}"
+    step = "Check bootstrap.servers, security.protocol, and that the brokers run; no job was fenced."
+    return BrokerUnavailable(what, found=None if last is None else describe(last), next_step=step)

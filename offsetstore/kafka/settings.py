@@ -1,0 +1,62 @@
+"""librdkafka's settings as a user gives them: checked as far as a look can, and never shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from offsetstore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+_OTHER_CLIENTS: Final = frozenset({"subscribe", "assign", "subscribePattern", "sasl.jaas.config"})
+_LEVELS: Final = ("read_uncommitted", "read_committed")  # the first is Kafka's and Spark's default
+
+
+class ClientSettings:
+    """Settings for an admin client, shown only by their address: any of the others could be a secret.
+
+    ``config`` goes to librdkafka. ``read_committed`` is ``isolation.level``, which an admin client takes with each
+    question instead.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        """Copy them.
+
+        :raises ConfigurationError: no address, a setting of Spark's or Java's, ``error_cb``, no isolation level.
+        """
+        for key in given:
+            if key.startswith("kafka.") or key in _OTHER_CLIENTS:
+                what = f"{key} is a setting of Spark's reader or of the Java client"
+                raise ConfigurationError(what, expected="librdkafka's settings", next_step="Use Broker.from_spark(…).")
+        if "error_cb" in given:
+            what = "error_cb is how a Broker learns of wrong credentials"
+            raise ConfigurationError(what, next_step="Leave it out, and catch BrokerError instead.")
+        self.address: Final = str(given.get("bootstrap.servers") or given.get("metadata.broker.list") or "").strip()
+        if not self.address:
+            what = "bootstrap.servers is missing"
+            raise ConfigurationError(what, next_step='Give at least {"bootstrap.servers": "host:9092"}.')
+        level = str(given.get("isolation.level", _LEVELS[0])).strip().lower()
+        if level not in _LEVELS:
+            what = "isolation.level is not one of Kafka's"
+            raise ConfigurationError(what, expected=" | ".join(_LEVELS), next_step="Give it as the job has it.")
+        self.read_committed: Final = level == "read_committed"
+        self.config: Final[Mapping[str, Any]] = {
+            **{key: value for key, value in given.items() if key != "isolation.level"},
+            # An admin client counts as a producer, for which this is true: asking for a misspelt topic could create it.
+            "allow.auto.create.topics": False,
+        }
+
+    def __repr__(self) -> str:
+        return f"{{'bootstrap.servers': {self.address!r}, …}}"
+
+
+def topic_names(topics: Collection[str]) -> tuple[str, ...]:
+    """Put names into a tuple, each once.
+
+    :raises ConfigurationError: a text, whose letters would be the names, or an empty name.
+    """
+    if isinstance(topics, str) or not all(topics):
+        what = "topics are named in a list"
+        raise ConfigurationError(what, found=repr(topics), expected='["payments"]')
+    return tuple(dict.fromkeys(topics))

@@ -1,0 +1,286 @@
+"""A Broker on a real Kafka: what it sees, how it refuses, and in how many requests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka import admin as kafka_admin
+
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
+from offsetstore.kafka import Broker
+from offsetstore.kafka.admin import Record, create_topic, delete_records, delete_topic, produce
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from offsetstore.testing.fixtures import NewTopic
+
+
+@pytest.fixture
+def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
+    yield broker
+    broker.close()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def with_password(kafka: KafkaBroker, password: str, topic: str) -> Broker:
+    return Broker.from_spark(
+        {
+            "kafka.bootstrap.servers": kafka.sasl_bootstrap_servers,
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.jaas.config": (
+                "org.apache.kafka.common.security.plain.PlainLoginModule required "
+                f'username="{kafka.user.name}" password="{password}";'
+            ),
+            "subscribe": topic,
+        }
+    )
+
+
+def commit(kafka: KafkaBroker, group: str, offsets: list[KafkaPartition]) -> None:
+    admin: Any = kafka_admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, offsets)])[group].result(30)
+
+
+def test_a_view_holds_ids_log_ends_and_nothing_committed(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(3)
+    servers = offsetstore_kafka.bootstrap_servers
+    produce(servers, topic, [Record(b"x", partition=number % 2) for number in range(10)])
+    delete_records(servers, topic, {1: 2})
+    view = broker.view(offsetstore_group, [topic])
+    assert view.cluster_id
+    assert view.topics[topic].partitions == {0: Watermarks(0, 5), 1: Watermarks(2, 5), 2: Watermarks(0, 0)}
+    assert view.committed == {}
+    assert view.timestamps is None
+
+
+def test_a_topic_that_is_made_anew_has_another_id(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
+) -> None:
+    topic = offsetstore_topic(1)
+    before = broker.topic_ids([topic])[topic]
+    assert before is not None
+    assert re.fullmatch(r"[A-Za-z0-9_-]{22}", before)
+    delete_topic(offsetstore_kafka.bootstrap_servers, topic)
+    create_topic(offsetstore_kafka.bootstrap_servers, topic, partitions=1)
+    assert broker.topic_ids([topic])[topic] not in {None, before}
+
+
+def test_what_the_group_has_committed_comes_with_its_metadata(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic, other = offsetstore_topic(3), offsetstore_topic(1)
+    commit(
+        offsetstore_kafka,
+        offsetstore_group,
+        [KafkaPartition(topic, 0, 7, metadata="hello"), KafkaPartition(topic, 2, 2**62), KafkaPartition(other, 0, 1)],
+    )
+    committed = broker.view(offsetstore_group, [topic]).committed
+    assert committed.keys() == {TopicPartition(topic, 0), TopicPartition(topic, 2)}
+    assert committed[TopicPartition(topic, 0)] == CommittedOffset(7, "hello")
+    assert committed[TopicPartition(topic, 2)].next_offset == 2**62
+
+
+def test_a_time_gives_the_first_offset_at_or_after_it_and_else_the_end(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(2)
+    noon = 1_700_000_000_000
+    records = [Record(b"x", partition=0, timestamp_ms=noon + 10 * number) for number in range(4)]
+    produce(offsetstore_kafka.bootstrap_servers, topic, [*records, Record(b"x", partition=1, timestamp_ms=noon)])
+    view = broker.view(offsetstore_group, [topic], timestamp_ms=noon + 15)
+    assert view.timestamps == {TopicPartition(topic, 0): 2, TopicPartition(topic, 1): 1}
+
+
+def test_an_open_transaction_is_below_the_end_unless_the_job_reads_committed_records(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(1)
+    servers = offsetstore_kafka.bootstrap_servers
+    produce(servers, topic, [Record(b"x")] * 2)
+    writer = Producer({"bootstrap.servers": servers, "transactional.id": offsetstore_group, "log_level": 0})
+    writer.init_transactions(30)
+    writer.begin_transaction()
+    writer.produce(topic, b"y")
+    writer.flush(30)
+    try:
+        careful = Broker.from_spark({
+            "kafka.bootstrap.servers": servers, "kafka.isolation.level": "read_committed"
+        })  # fmt: skip
+        assert broker.view(offsetstore_group, [topic]).topics[topic].partitions[0].end == 3
+        assert careful.view(offsetstore_group, [topic]).topics[topic].partitions[0].end == 2
+    finally:
+        writer.abort_transaction(30)
+    # The aborted record and its marker, written after the answer, are holes that a committed reader passes.
+    wait_until(lambda: careful.view(offsetstore_group, [topic]).topics[topic].partitions[0].end == 4)
+
+
+def test_assign_narrows_the_view_to_its_partitions(
+    offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(3)
+    broker = Broker.from_spark({
+        "kafka.bootstrap.servers": offsetstore_kafka.bootstrap_servers, "assign": f'{{"{topic}": [2, 0]}}'
+    })  # fmt: skip
+    assert broker.topics == (topic,)
+    assert list(broker.view(offsetstore_group, [topic]).topics[topic].partitions) == [0, 2]
+
+
+@pytest.mark.behaviour("START-16")
+def test_a_missing_topic_is_named_with_the_one_that_was_meant(
+    broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(1)
+    started = time.monotonic()
+    with pytest.raises(TopicMissing, match=f"Kafka has no topic {topic}x") as error:
+        broker.view(offsetstore_group, [topic, f"{topic}x"])
+    assert time.monotonic() - started < 5
+    assert topic in error.value.next_step.split("?")[0]
+    assert broker.topic_ids([topic])
+    with pytest.raises(TopicMissing):
+        broker.topic_ids([f"{topic}x"])
+
+
+@pytest.mark.behaviour("START-16")
+def test_wrong_credentials_are_refused_promptly_and_the_right_ones_are_let_in(
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_topic: NewTopic,
+    offsetstore_group: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    topic = offsetstore_topic(1)
+    wrong = with_password(offsetstore_kafka, "not-the-password", topic)
+    started = time.monotonic()
+    for _attempt in range(2):  # the second one asks Kafka again, and does not repeat what the first was told
+        with pytest.raises(BrokerRefused, match="credentials") as refused:
+            wrong.view(offsetstore_group, [topic])
+        assert "not-the-password" not in str(refused.value)
+    assert time.monotonic() - started < 5
+    right = with_password(offsetstore_kafka, offsetstore_kafka.user.password, topic)
+    assert right.view(offsetstore_group, [topic]).topics.keys() == {topic}
+    assert capfd.readouterr().err == ""
+
+
+def test_a_broker_that_stops_is_unavailable_and_answers_again_when_it_is_back(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(1)
+    hasty = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=1.5)
+    before = hasty.view(offsetstore_group, [topic])
+    offsetstore_kafka.stop()
+    try:
+        started = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            hasty.view(offsetstore_group, [topic])
+        assert time.monotonic() - started < 2
+    finally:
+        offsetstore_kafka.start()
+    assert broker.view(offsetstore_group, [topic]) == before
+
+
+@pytest.fixture(scope="module")
+def guarded_kafka() -> Iterator[KafkaBroker]:
+    """A broker of its own, on which only the listener without passwords may do everything."""
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    with KafkaBroker(settings=settings, heap="256m") as kafka:
+        yield kafka
+
+
+def allow(kafka: KafkaBroker, kind: str, name: str) -> None:
+    acl: Any = kafka_admin
+    rule = acl.AclBinding(
+        acl.ResourceType[kind],
+        name,
+        acl.ResourcePatternType.LITERAL,
+        f"User:{kafka.user.name}",
+        "*",
+        acl.AclOperation.DESCRIBE,
+        acl.AclPermissionType.ALLOW,
+    )
+    admin = acl.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_acls([rule])[rule].result(30)
+
+
+def refusal(broker: Broker) -> str:
+    """What Kafka says no to, or nothing."""
+    try:
+        broker.view("billing", ["payments"])
+    except BrokerRefused as error:
+        return str(error)
+    return ""
+
+
+def test_missing_permissions_are_refused_one_by_one(guarded_kafka: KafkaBroker) -> None:
+    create_topic(guarded_kafka.bootstrap_servers, "payments", partitions=1)
+    broker = with_password(guarded_kafka, guarded_kafka.user.password, "payments")
+    assert re.search(r"describing payments; found TOPIC_AUTHORIZATION_FAILED.*DESCRIBE the topic", refusal(broker))
+    allow(guarded_kafka, "TOPIC", "payments")
+    wait_until(lambda: "TOPIC_AUTHORIZATION_FAILED" not in refusal(broker))
+    assert re.search(r"group billing; found GROUP_AUTHORIZATION_FAILED.*DESCRIBE the consumer group", refusal(broker))
+    allow(guarded_kafka, "GROUP", "billing")
+    wait_until(lambda: not refusal(broker))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of what is shown here
+def test_a_client_does_not_cross_a_fork(broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str) -> None:
+    topic = offsetstore_topic(1)
+    before = broker.view(offsetstore_group, [topic])
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        try:
+            broker.view(offsetstore_group, [topic])
+        except ConfigurationError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert broker.view(offsetstore_group, [topic]) == before
+
+
+@pytest.mark.behaviour("START-19")
+def test_two_thousand_partitions_take_as_many_requests_as_twenty(
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_topic: NewTopic,
+    offsetstore_group: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers, "debug": "protocol"}, timeout=60)
+    sent: dict[int, Counter[str]] = {}
+    for partitions in (20, 2000):
+        topic = offsetstore_topic(partitions)
+        broker.view(offsetstore_group, [topic])  # answers once each of them really has its leader
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG, logger="offsetstore.kafka"):
+            view = broker.view(offsetstore_group, [topic], timestamp_ms=0)
+        assert len(view.topics[topic].partitions) == partitions
+        sent[partitions] = Counter(re.findall(r"Sent (\w+)Request", caplog.text))
+    for requests in sent.values():
+        assert requests["ListOffsets"] == 3  # beginning, end, time: one each, since one broker leads them all
+        assert requests["OffsetFetch"] == 1
+        # How often a new connection asks for its way depends on the moment, but not on the partitions.
+        assert requests.total() - 4 <= 15

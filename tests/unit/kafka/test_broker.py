@@ -1,0 +1,178 @@
+"""What a Broker says without any Kafka: refusals, silence about secrets, patience with a cluster that is starting."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Uuid
+
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
+from offsetstore.kafka import Broker
+from offsetstore.kafka.client import Client, Deadline, Missing, Question
+from offsetstore.kafka.questions import topic_id
+from offsetstore.kafka.refusals import broker_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.ports import BrokerOffsets
+
+NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
+SECRET = "Hunter2-never-shown"
+
+
+def answered(*codes: int) -> Question[str]:
+    """One question that fails with these codes in turn and then is answered."""
+    left = list(codes)
+
+    def ask(_admin: Any, _seconds: float) -> Mapping[str, Future[Any]]:
+        future: Future[Any] = Future()
+        if left:
+            future.set_exception(KafkaException(KafkaError(left.pop(0))))
+        else:
+            future.set_result("there")
+        return {"payments": future}
+
+    return Question("asking", ask)
+
+
+def test_it_is_what_the_core_asks_for() -> None:
+    broker: BrokerOffsets = Broker(NOBODY, topics=["payments", "payments"])
+    assert broker.topics == ("payments",)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"bootstrap.servers": " "},
+        {**NOBODY, "kafka.client.id": "x"},
+        {**NOBODY, "subscribe": "payments"},
+        {**NOBODY, "sasl.jaas.config": SECRET},
+        {**NOBODY, "isolation.level": SECRET},
+        {**NOBODY, "error_cb": print},
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused_at_once(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Broker(config)
+    assert SECRET not in str(refused.value)
+    assert refused.value.next_step
+
+
+def test_topics_are_a_list_and_a_timeout_is_positive() -> None:
+    with pytest.raises(ConfigurationError):
+        Broker(NOBODY, topics="payments")
+    with pytest.raises(ConfigurationError):
+        Broker(NOBODY, timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ({"sasl.pasword": SECRET}, "sasl.pasword"),
+        ({"compression.codec": SECRET}, "compression.codec"),
+        ({"ssl.ca.location": f"/{SECRET}", "security.protocol": "ssl"}, "ssl.ca.location"),
+        ({"socket.timeout.ms": 9_999_999}, "9999999"),
+        ({"stats_cb": SECRET}, "stats_cb"),
+    ],
+)
+def test_a_setting_that_librdkafka_refuses_is_named_without_its_secret(setting: dict[str, Any], found: str) -> None:
+    with pytest.raises(ConfigurationError, match=found) as refused:
+        Broker({**NOBODY, **setting}).topic_ids(["payments"])
+    assert SECRET not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__context__ is None
+
+
+def test_secrets_are_neither_shown_nor_pickled_nor_copied() -> None:
+    broker = Broker({**NOBODY, "sasl.password": SECRET}, topics=["payments"])
+    assert SECRET not in f"{broker!r}{vars(broker)!r}"
+    assert "127.0.0.1:1" in repr(broker)
+    with pytest.raises(ConfigurationError, match="pickled"):
+        pickle.dumps(broker)
+    with pytest.raises(ConfigurationError, match="pickled"):
+        copy.copy(broker)
+
+
+def test_a_view_needs_a_group_topics_and_a_time_after_1970() -> None:
+    broker = Broker(NOBODY)
+    for group, topics, at in (("", ["payments"], None), ("billing", [], None), ("billing", ["payments"], -1)):
+        with pytest.raises(ConfigurationError):
+            broker.view(group, topics, timestamp_ms=at)
+    assert broker.topic_ids([]) == {}
+
+
+@pytest.mark.behaviour("START-16")
+def test_a_dead_broker_is_an_error_within_the_configured_time(capfd: pytest.CaptureFixture[str]) -> None:
+    broker = Broker({"bootstrap.servers": "127.0.0.1:1"}, timeout=1.0)
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="Connection refused") as error:
+        broker.view("billing", ["payments"])
+    assert 0.9 < time.monotonic() - started < 1.5
+    assert "bootstrap.servers" in error.value.next_step
+    assert capfd.readouterr().err == ""
+
+
+def test_a_cluster_that_is_starting_is_asked_again() -> None:
+    starting = answered(
+        KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR
+    )
+    moving = answered(KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert Client(NOBODY).answers([starting, moving], Deadline.after(5)) == [{"payments": "there"}] * 2
+
+
+def test_a_cluster_that_never_starts_is_unavailable_at_the_deadline() -> None:
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="COORDINATOR_NOT_AVAILABLE"):
+        Client(NOBODY).answers([answered(*[KafkaError.COORDINATOR_NOT_AVAILABLE] * 99)], Deadline.after(0.5))
+    assert time.monotonic() - started < 1
+
+
+def test_a_topic_that_stays_unknown_is_missing() -> None:
+    with pytest.raises(Missing) as missing:
+        Client(NOBODY).answers([answered(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 99)], Deadline.after(0.3))
+    assert missing.value.keys == ["payments"]
+
+
+def test_no_permission_is_not_asked_again() -> None:
+    with pytest.raises(BrokerRefused, match="GROUP_AUTHORIZATION_FAILED"):
+        Client(NOBODY).answers([answered(KafkaError.GROUP_AUTHORIZATION_FAILED)], Deadline.after(5))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError._AUTHENTICATION, BrokerRefused),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, BrokerRefused),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, BrokerRefused),
+        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, BrokerRefused),
+        (KafkaError._SSL, BrokerRefused),
+        (KafkaError.UNSUPPORTED_VERSION, BrokerRefused),
+        (KafkaError._TIMED_OUT, BrokerUnavailable),
+        (KafkaError.LEADER_NOT_AVAILABLE, BrokerUnavailable),
+    ],
+)
+def test_every_code_has_an_error_with_a_next_step(code: int, kind: type[Exception]) -> None:
+    error = broker_error(KafkaError(code), "asking")
+    assert type(error) is kind
+    assert error.next_step
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301
+
+
+def test_a_topic_id_is_spelled_as_kafkas_tools_spell_it() -> None:
+    # kafka-topics --describe shows the bytes ff…ff as below; librdkafka shows slashes.
+    assert topic_id(SimpleNamespace(topic_id=Uuid(-1, -1))) == "_" * 21 + "w"
+    assert topic_id(SimpleNamespace(topic_id=Uuid(0, 0))) is None
+
+
+def test_partitions_that_assign_names_must_be_there() -> None:
+    broker = Broker.from_spark({"kafka.bootstrap.servers": "127.0.0.1:1", "assign": '{"payments": [1, 7]}'})
+    with pytest.raises(TopicMissing, match="payments: 7"):
+        broker._partitions({"payments": [0, 1, 2]})

@@ -1,0 +1,239 @@
+"""Spark's reader options become librdkafka's settings, or are refused by name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from offsetstore.errors import ConfigurationError, UnsupportedQuery
+from offsetstore.kafka.jaas import parse_jaas
+from offsetstore.kafka.options import read_options
+
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+SECRET = "Hunter2-never-shown"
+SERVERS = {"kafka.bootstrap.servers": "a:9092,b:9092"}
+SASL = {**SERVERS, "kafka.security.protocol": "SASL_SSL"}
+TLS = {**SERVERS, "kafka.security.protocol": "SSL"}
+
+
+def jaas(module: str, password: str = SECRET) -> str:
+    return f'{module} required username="alice" password="{password}";'
+
+
+def test_the_smallest_options_give_an_address_and_topics() -> None:
+    reader = read_options({**SERVERS, "subscribe": "payments"})
+    assert reader.settings == {"bootstrap.servers": "a:9092,b:9092"}
+    assert reader.topics == ("payments",)
+    assert reader.partitions is None
+
+
+def test_several_topics_are_read_as_spark_reads_them() -> None:
+    assert read_options({**SERVERS, "Subscribe": " b, a ,,b"}).topics == ("b", "a")
+
+
+def test_assign_names_topics_and_their_partitions() -> None:
+    reader = read_options({**SERVERS, "assign": '{"payments": [0, 2], "refunds": [1]}'})
+    assert reader.topics == ("payments", "refunds")
+    assert reader.partitions == {"payments": frozenset({0, 2}), "refunds": frozenset({1})}
+
+
+def test_options_without_topics_leave_them_to_the_claim() -> None:
+    assert read_options(SERVERS).topics is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subscribePattern": "pay.*"},
+        {"subscribe": " , "},
+        {"subscribe": "a", "assign": '{"a": [0]}'},
+        {"assign": "payments"},
+        {"assign": '{"payments": []}'},
+        {"assign": '{"payments": [true]}'},
+        {"assign": '["payments"]'},
+    ],
+)
+def test_topics_that_are_not_named_are_refused(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError):
+        read_options({**SERVERS, **options})
+
+
+def test_a_pattern_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(ConfigurationError, match="Name the topics"):
+        read_options({**SERVERS, "subscribePattern": "pay.*"})
+
+
+@pytest.mark.behaviour("SINK-15")
+@pytest.mark.parametrize("value", ["false", False, " FALSE "])
+def test_losing_records_silently_is_refused_before_anything_is_asked(value: object) -> None:
+    with pytest.raises(UnsupportedQuery, match="failOnDataLoss"):
+        read_options({**SERVERS, "subscribe": "payments", "failOnDataLoss": value})
+
+
+def test_spark_tuning_and_consumer_tuning_are_left_to_spark() -> None:
+    reader = read_options(
+        {
+            **SERVERS,
+            "subscribe": "payments",
+            "failOnDataLoss": True,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": 5000,
+            "minPartitions": 10,
+            "includeHeaders": True,
+            "groupIdPrefix": "job",
+            "kafka.group.id": "billing",
+            "kafka.fetch.max.bytes": 1000,
+            "kafka.max.poll.records": 10,
+            "kafka.session.timeout.ms": 1000,
+            "kafka.acks": "all",
+            "kafka.client.id": None,
+        }
+    )
+    assert reader.settings == {"bootstrap.servers": "a:9092,b:9092"}
+
+
+def test_settings_of_the_same_meaning_take_librdkafkas_name_and_limits() -> None:
+    reader = read_options(
+        {
+            **SERVERS,
+            "kafka.client.id": "job",
+            "kafka.isolation.level": "read_committed",
+            "kafka.request.timeout.ms": 900_000,
+            "kafka.send.buffer.bytes": "1024",
+        }
+    )
+    assert dict(reader.settings) == {
+        "bootstrap.servers": "a:9092,b:9092",
+        "client.id": "job",
+        "isolation.level": "read_committed",
+        "socket.timeout.ms": "300000",
+        "socket.send.buffer.bytes": "1024",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [("PLAIN", PLAIN), ("SCRAM-SHA-256", SCRAM), ("SCRAM-SHA-512", SCRAM), ("plain", f"kafkashaded.{PLAIN}")],
+)
+def test_a_password_is_taken_from_the_jaas_line(mechanism: str, module: str) -> None:
+    reader = read_options({**SASL, "kafka.sasl.mechanism": mechanism, "kafka.sasl.jaas.config": jaas(module)})
+    assert reader.settings["security.protocol"] == "SASL_SSL"
+    assert reader.settings["sasl.mechanism"] == mechanism.upper()
+    assert reader.settings["sasl.username"] == "alice"
+    assert reader.settings["sasl.password"] == SECRET
+
+
+def test_quotes_and_escapes_in_a_password_are_read_as_java_reads_them() -> None:
+    line = f"""{PLAIN} required username='al"ice' password="a\\"b\\\\c;=d" serviceName=kafka ;"""
+    login = parse_jaas(line)
+    assert (login.username, login.password) == ('al"ice', 'a"b\\c;=d')
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        PLAIN,
+        f'{PLAIN} required username="alice";',
+        f'{PLAIN} required username="alice" password="{SECRET}"',
+        f'{PLAIN} required username="alice" password="{SECRET};',
+        f'{PLAIN} required username "{SECRET}";',
+        f"{jaas(PLAIN)} {jaas(SCRAM)}",
+        f'{SCRAM} required username="t" password="{SECRET}" tokenauth="true";',
+        f'com.sun.security.auth.module.Krb5LoginModule required keyTab="{SECRET}";',
+        f'org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required clientSecret="{SECRET}";',
+    ],
+)
+def test_a_jaas_line_that_cannot_be_used_is_refused_without_its_secret(line: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^kafka\.sasl\.jaas\.config: ") as refused:
+        read_options({**SASL, "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": line})
+    assert SECRET not in str(refused.value)
+    assert "Broker({" in refused.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({**SASL, "kafka.sasl.jaas.config": jaas(PLAIN)}, "sasl.mechanism"),
+        ({**SASL, "kafka.sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism"),
+        ({**SASL, "kafka.sasl.mechanism": "PLAIN"}, "sasl.jaas.config"),
+        ({**SASL, "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas(SCRAM)}, "sasl.jaas.config"),
+        ({**SASL, "kafka.sasl.login.callback.handler.class": SECRET}, "sasl.login.callback.handler.class"),
+        ({**SERVERS, "kafka.security.protocol": SECRET}, "security.protocol"),
+        ({**TLS, "kafka.ssl.truststore.location": f"/{SECRET}.jks"}, "ssl.truststore.location"),
+        ({**TLS, "kafka.ssl.keystore.location": f"/{SECRET}.jks"}, "ssl.keystore.location"),
+        ({**TLS, "kafka.ssl.keystore.key": SECRET}, "ssl.keystore.key"),
+        ({**TLS, "kafka.ssl.cipher.suites": SECRET}, "ssl.cipher.suites"),
+        ({**TLS, "kafka.ssl.endpoint.identification.algorithm": SECRET}, "ssl.endpoint.identification.algorithm"),
+        ({**SERVERS, "kafka.security.providers": SECRET}, "security.providers"),
+        ({**SERVERS, "kafka.config.providers": SECRET}, "config.providers"),
+        ({"kafka.bootstrap.server": SECRET}, "bootstrap.server"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_its_key_and_not_by_its_value(
+    options: dict[str, object], key: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"kafka.{key}")) as refused:
+        read_options(options)
+    assert SECRET not in str(refused.value)
+    assert refused.value.next_step
+
+
+def test_pem_files_become_librdkafkas() -> None:
+    reader = read_options(
+        {
+            **TLS,
+            "kafka.ssl.truststore.type": "PEM",
+            "kafka.ssl.truststore.location": "/ca",
+            "kafka.ssl.keystore.type": "PEM",
+            "kafka.ssl.keystore.location": "/me",
+            "kafka.ssl.key.password": SECRET,
+            "kafka.ssl.endpoint.identification.algorithm": "",
+        }
+    )
+    assert dict(reader.settings) == {
+        "bootstrap.servers": "a:9092,b:9092",
+        "security.protocol": "SSL",
+        "ssl.ca.location": "/ca",
+        "ssl.certificate.location": "/me",
+        "ssl.key.location": "/me",
+        "ssl.key.password": SECRET,
+        "ssl.endpoint.identification.algorithm": "none",
+    }
+
+
+def test_certificates_given_as_text_become_librdkafkas() -> None:
+    reader = read_options(
+        {
+            **TLS,
+            "kafka.ssl.truststore.certificates": "CA",
+            "kafka.ssl.keystore.certificate.chain": "CHAIN",
+            "kafka.ssl.keystore.key": "KEY",
+        }
+    )
+    assert reader.settings["ssl.ca.pem"] == "CA"
+    assert reader.settings["ssl.certificate.pem"] == "CHAIN"
+    assert reader.settings["ssl.key.pem"] == "KEY"
+    assert reader.settings["ssl.endpoint.identification.algorithm"] == "https"
+
+
+def test_a_pkcs12_keystore_is_one_that_librdkafka_reads() -> None:
+    store = {"kafka.ssl.keystore.type": "PKCS12", "kafka.ssl.keystore.location": "/me.p12"}
+    settings = read_options({**TLS, **store, "kafka.ssl.keystore.password": SECRET}).settings
+    assert settings["ssl.keystore.location"] == "/me.p12"
+    assert settings["ssl.keystore.password"] == SECRET
+
+
+def test_settings_for_a_protocol_that_is_not_used_are_ignored_as_java_does() -> None:
+    reader = read_options({
+        **SERVERS, "kafka.ssl.truststore.location": "/x.jks", "kafka.sasl.mechanism": "GSSAPI"
+    })  # fmt: skip
+    assert reader.settings == {"bootstrap.servers": "a:9092,b:9092"}
+
+
+def test_what_was_read_is_never_shown() -> None:
+    line = {"kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas(PLAIN)}
+    assert SECRET not in repr(read_options({**SASL, **line}))
+    assert SECRET not in repr(parse_jaas(jaas(PLAIN)))
