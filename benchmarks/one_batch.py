@@ -1,7 +1,7 @@
 """One micro-batch of 500,000 records of 70 bytes in five partitions: the sink beside Spark's noop and JDBC writers.
 
-Run it with ``.venv/bin/python benchmarks/one_batch.py``. Rounds are paired: each does all three, in turn, so that a busy
-machine slows all of them; the first round warms the JVM up and does not count. What is timed is Spark's own
+Run it with ``.venv/bin/python benchmarks/one_batch.py``. Rounds are paired: each does all three, in turn, so that a
+busy machine slows all of them; the first round warms the JVM up and does not count. What is timed is Spark's own
 ``triggerExecution``; what is printed are ratios of medians.
 """
 

@@ -9,6 +9,7 @@ fault really happened.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -69,7 +70,7 @@ def _parse(wanted: str) -> tuple[str, int, str]:
     point, *rest = wanted.split(":")
     action = rest.pop() if rest and rest[-1] in _ACTIONS else "kill"
     number = rest.pop() if rest else "1"
-    if point not in POINTS or rest or not number.isdigit() or number == "0":
+    if point not in POINTS or rest or re.fullmatch("[1-9][0-9]*", number) is None:
         what = f"{VARIABLE} is not understood"
         raise ConfigurationError(
             what, found=wanted, expected=f"name[:nth][:kill|raise|hang] with a name of {', '.join(POINTS)}"

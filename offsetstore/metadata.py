@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from typing import Final
+from typing import Final, cast
 
 from offsetstore.errors import MetadataError
 
@@ -37,6 +37,7 @@ def dump(value: object) -> str | None:
     if value is None:
         return None
     try:
+        _refuse_other_keys(value)
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
@@ -44,7 +45,7 @@ def dump(value: object) -> str | None:
         raise MetadataError(
             what,
             found=f"{type(value).__name__} ({type(error).__name__})",
-            expected="strings, finite numbers, booleans, None, lists, and dicts of these",
+            expected="strings, finite numbers, booleans, None, lists, and dicts of these with strings as keys",
             next_step="Nothing was written; convert the value first.",
         ) from None
     if size > MAX_BYTES:
@@ -58,6 +59,20 @@ def dump(value: object) -> str | None:
     return text
 
 
+def _refuse_other_keys(value: object) -> None:
+    """JSON's own writer would make text of them: 1 and "1" would become one key."""
+    if isinstance(value, dict):
+        members = cast("dict[object, object]", value)
+        if not all(isinstance(key, str) for key in members):
+            message = "a key is not a string"
+            raise TypeError(message)
+        for member in members.values():
+            _refuse_other_keys(member)
+    elif isinstance(value, (list, tuple)):
+        for member in cast("list[object]", value):
+            _refuse_other_keys(member)
+
+
 def load(text: str | None) -> object:
     """Read the value of a text that `dump` wrote.
 
@@ -67,7 +82,7 @@ def load(text: str | None) -> object:
         return None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         what = "the stored metadata is not JSON"
         raise MetadataError(
             what, found=f"{len(text)} characters", expected="JSON", next_step="See who else writes kafka_partitions."

@@ -111,10 +111,19 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class TopicLog:
-    """One topic as the broker shows it: its id (``None`` where the broker is too old to have one) and its logs."""
+    """One topic as the broker shows it: its id (``None`` where the broker is too old to have one) and its logs.
+
+    ``partition_count`` is how many partitions the topic has, where ``partitions`` holds only those that the job reads
+    (Spark's ``assign``); ``None`` where it holds all.
+    """
 
     topic_id: str | None
     partitions: dict[int, Watermarks]
+    partition_count: int | None = None
+
+    def has(self, partition: int) -> bool:
+        """Whether the topic has the partition, read or not: Kafka numbers them from 0 without a hole."""
+        return partition in self.partitions if self.partition_count is None else partition < self.partition_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def resolve(
             if policy.on_recreated != "restart":
                 raise
             starts |= _restart(topic, log, rows, view)
-            vanished += sorted(tp for tp in rows if tp.partition not in log.partitions)
+            vanished += sorted(tp for tp in rows if not log.has(tp.partition))
     return StartingOffsets(starts, tuple(vanished), policy.timestamp_ms)
 
 
@@ -64,7 +64,7 @@ def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> No
                 what, topic_partition=tp, found=f"topic id {log.topic_id}", expected=f"topic id {row.topic_id}"
             )
         # A row that was never advanced loses nothing: it waits for its partition.
-        if tp.partition not in log.partitions and row.next_offset > 0:
+        if not log.has(tp.partition) and row.next_offset > 0:
             what = f"Kafka no longer has this partition, and offset {row.next_offset} is stored for it"
             raise TopicRecreated(what, topic_partition=tp, found=f"{len(log.partitions)} partitions")
 

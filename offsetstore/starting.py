@@ -47,7 +47,12 @@ class Start:
 
     @property
     def skipped(self) -> OffsetRange | None:
-        """The records that the store has not seen and the start passes over, ``None`` if there are none."""
+        """The records that the store has not seen and the start passes over, ``None`` if there are none.
+
+        After a restart there are none: the two offsets are of different logs.
+        """
+        if self.reason is Reason.RECREATED_RESTART:
+            return None
         if self.stored is not None and self.stored.next_offset < self.offset:
             return OffsetRange(self.stored.next_offset, self.offset)
         return None

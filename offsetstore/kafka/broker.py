@@ -94,7 +94,8 @@ class Broker:
         with self._asking() as (client, deadline):
             cluster, described = client.answers([questions.cluster(), questions.topics(names)], deadline)
             ids = {topic: questions.topic_id(described[topic]) for topic in names}
-            partitions = self._partitions({topic: questions.partition_numbers(described[topic]) for topic in names})
+            numbers = {topic: questions.partition_numbers(described[topic]) for topic in names}
+            partitions = self._partitions(numbers)
             committed = committed_offsets(self._settings, group, partitions, deadline)
             specs = [questions.EARLIEST, questions.LATEST]
             if timestamp_ms is not None:
@@ -104,7 +105,7 @@ class Broker:
                 deadline,
             )
         beginnings, ends, *at = [{tp: info.offset for tp, info in answer.items()} for answer in found]
-        logs = {topic: TopicLog(topic_id, {}) for topic, topic_id in ids.items()}
+        logs = {topic: TopicLog(topic_id, {}, len(numbers[topic])) for topic, topic_id in ids.items()}
         for tp in partitions:
             logs[tp.topic].partitions[tp.partition] = Watermarks(beginnings[tp], ends[tp])
         # Kafka answers -1 where no record is that young.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -12,6 +13,7 @@ from offsetstore.kafka.java_settings import PREFIX, librdkafka_settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_CONNECT: Final = "SPARK_CONNECT_MODE_ENABLED"
 _SOURCES: Final = ("subscribe", "assign", "subscribepattern")
 
 
@@ -34,8 +36,9 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
     Keys are read as Spark reads them, without regard to case, and values become text as PySpark makes them.
 
     :raises ConfigurationError: a setting that can't be translated, or no or several ways to name the topics.
-    :raises UnsupportedQuery: ``failOnDataLoss=false``.
+    :raises UnsupportedQuery: ``failOnDataLoss=false``, or Spark Connect.
     """
+    _refuse_connect()
     lowered = {key.lower(): _text(value) for key, value in options.items() if value is not None}
     if lowered.get("failondataloss", "true").strip().lower() == "false":
         what = "failOnDataLoss=false lets Spark skip lost records silently"
@@ -48,6 +51,18 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
     topics, partitions = _topics(lowered)
     kafka = {key.removeprefix(PREFIX): value for key, value in lowered.items() if key.startswith(PREFIX)}
     return ReaderOptions(librdkafka_settings(kafka), topics, partitions)
+
+
+def _refuse_connect() -> None:
+    """Seen here already, because here nobody has been fenced yet; pyspark itself sets the variable."""
+    if _CONNECT in os.environ:
+        what = "the session is one of Spark Connect, where the sink can't run: it holds the claim of the driver's process"
+        raise UnsupportedQuery(
+            what,
+            found=f"{_CONNECT} is set",
+            expected="a classic session",
+            next_step="Run the job with spark-submit, or with SparkSession.builder.master(...).",
+        )
 
 
 def _text(value: object) -> str:

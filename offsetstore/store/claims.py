@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import math
 import os
 import socket
 import time
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from offsetstore.offsets import BrokerView
     from offsetstore.policy import StartPolicy
     from offsetstore.ports import BrokerOffsets
-    from offsetstore.store.session import Session
+    from offsetstore.store.session import GroupRow, Session
     from offsetstore.store.store import OffsetStore
 
 Takeover = Literal["fence", "wait", "refuse"]
@@ -81,6 +82,9 @@ class ClaimRequest:
         if self.takeover not in get_args(Takeover):
             what = "there is no such takeover"
             raise ConfigurationError(what, found=repr(self.takeover), expected=" or ".join(get_args(Takeover)))
+        if not 0 <= self.takeover_timeout < math.inf:
+            what = "not a takeover_timeout"
+            raise ConfigurationError(what, found=self.takeover_timeout, expected="seconds, from 0 upwards")
 
     def view(self) -> BrokerView | None:
         """What Kafka says now, ``None`` without a broker."""
@@ -185,59 +189,72 @@ def take(store: OffsetStore, request: ClaimRequest) -> Claim:
     of range is asked for again before it is believed; a claim that lost its connection is made again.
     """
     deadline = time.monotonic() + request.takeover_timeout
+    # One id for all attempts: where a COMMIT happened and its answer was lost, the next attempt meets itself.
+    claim_id = uuid.uuid4()
     attempt = 0
     while True:
         try:
-            claim = _attempt(store, request)
+            return _attempt(store, request, claim_id)
         except (OffsetOutOfRange, TopicRecreated, TransactionLost, StoreUnavailable):
             attempt += 1
             if attempt == _ATTEMPTS:
                 raise
             time.sleep(_PAUSE)
-            continue
         except GroupBusy:
-            if request.takeover != "wait" or time.monotonic() >= deadline:
+            left = deadline - time.monotonic()
+            if request.takeover != "wait" or left <= 0:
                 raise
-            time.sleep(min(_PAUSE, request.takeover_timeout))
-            continue
-        return claim
+            attempt = 0
+            time.sleep(min(_PAUSE, left))
 
 
-def _attempt(store: OffsetStore, request: ClaimRequest) -> Claim:
-    view = request.view()
-    if view is not None:
-        resolve(store.offsets(request.group), view, request.policy)
-    session = store.database.begin(
-        name=f"{name_prefix(request.group)}claim", lock_timeout=request.takeover_timeout + _GRACE
-    )
+def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
     try:
-        claim = _claim(store, request, session)
-        failpoints.reach("in_claim")
-        session.commit()
-    except BaseException as error:
-        session.rollback()
+        # All that can be seen to be wrong is seen here, before anybody's transaction is waited for, or ended.
+        if request.takeover != "fence":
+            _check_owner(store.owner(request.group), request, claim_id)
+        view = request.view()
+        if view is not None:
+            resolve(store.offsets(request.group), view, request.policy)
+        return _fence(store, request, claim_id)
+    except Exception as error:
         if failures.is_connection_lost(error):
             what = "the connection to the database was lost during the claim"
+            raise TransactionLost(what, next_step="Claim again.") from error
+        if failures.is_repeatable(error):
+            what = "the database gave up the claim's transaction (a deadlock, or a serialization failure)"
             raise TransactionLost(what, next_step="Claim again.") from error
         if failures.is_lock_timeout(error):
             what = f"group {request.group!r} is locked by somebody who is no job of this group"
             raise LockTimeout(what) from error
         raise
-    token, partitions, starting, owner = claim
+
+
+def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
+    name = name_prefix(request.group)
+    session = store.database.begin(name=f"{name}claim", lock_timeout=request.takeover_timeout + _GRACE)
+    try:
+        with store.database.unblocking(session, after=request.takeover_timeout, older_than=name):
+            token, partitions, starting, owner = _claim(request, session, claim_id)
+        failpoints.reach("in_claim")
+        session.commit()
+    except BaseException:
+        session.rollback()
+        raise
     return Claim(store, request, token=token, partitions=partitions, starting=starting, owner=owner)
 
 
 def _claim(
-    store: OffsetStore, request: ClaimRequest, session: Session
+    request: ClaimRequest, session: Session, claim_id: uuid.UUID
 ) -> tuple[Token, set[TopicPartition], StartingOffsets | None, str]:
     group = request.group
-    with store.database.unblocking(session, after=request.takeover_timeout, older_than=name_prefix(group)):
-        before = session.lock_group(group)
-        _check_owner(session, request)
-        rows = session.lock_partitions(group, None)
+    before = session.lock_group(group)
+    if request.takeover != "fence":
+        _check_owner(session.group(group), request, claim_id)
+    rows = session.lock_partitions(group, None)
     view = request.view()
     starting = None if view is None else resolve(rows, view, request.policy)
-    token = Token(before.epoch + 1, uuid.uuid4())
+    token = Token(before.epoch + 1, claim_id)
     owner = _owner()
     session.write_group(group, token, owner)
     history = [HistoryEvent("claim", None, None, None, token, owner, f"takeover={request.takeover}")]
@@ -250,12 +267,12 @@ def _claim(
     return token, partitions, starting, owner
 
 
-def _check_owner(session: Session, request: ClaimRequest) -> None:
-    owner = session.group(request.group)
-    if request.takeover != "fence" and owner is not None and owner.alive_for is not None and owner.alive_for < LIVE:
-        what = f"group {request.group!r} has a live owner"
-        seen = owner.alive_for.total_seconds()
-        raise GroupBusy(what, found=f"{owner.owner}, {owner.token}, seen {seen:.0f} s ago")
+def _check_owner(owner: GroupRow | None, request: ClaimRequest, claim_id: uuid.UUID) -> None:
+    if owner is None or owner.token.claim_id == claim_id or owner.alive_for is None or owner.alive_for >= LIVE:
+        return
+    what = f"group {request.group!r} has a live owner"
+    seen = owner.alive_for.total_seconds()
+    raise GroupBusy(what, found=f"{owner.owner}, {owner.token}, seen {seen:.0f} s ago")
 
 
 def _new_offsets(

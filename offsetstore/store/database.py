@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from offsetstore.errors import ConfigurationError, SchemaMissing, SchemaNotAtHead, StoreUnavailable
+from offsetstore.errors import SchemaMissing, SchemaNotAtHead, StoreUnavailable
 from offsetstore.offsets import TopicPartition
 from offsetstore.store import statements as sql
 from offsetstore.store.postgres import PostgresSession
-from offsetstore.store.schema import HEAD, VERSION_TABLE
+from offsetstore.store.schema import HEAD, VERSION_TABLE, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -31,8 +31,9 @@ class PostgresDatabase:
 
     def __init__(self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool) -> None:
         self.engine = engine
-        quote = engine.dialect.identifier_preparer.quote_schema
-        self._schema = f"{quote(schema)}." if schema else ""
+        self._place = f"{quoted(schema)}." if schema else ""
+        # In a statement's text a colon would begin the name of a value.
+        self._schema = self._place.replace(":", r"\:")
         self._idle_timeout = idle_timeout
         self._owned = owned
 
@@ -45,10 +46,12 @@ class PostgresDatabase:
         }
         try:
             return PostgresSession(connection, self._schema, settings)
-        except DBAPIError as error:
+        except BaseException as error:
+            # That gives it back to its pool. close() would end its transaction, which the session's guard refuses.
             connection.invalidate()
-            connection.close()
-            raise _unavailable(error) from error
+            if isinstance(error, DBAPIError):
+                raise _unavailable(error) from error
+            raise
 
     def _connect(self) -> Connection:
         try:
@@ -60,10 +63,12 @@ class PostgresDatabase:
     @contextmanager
     def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:
         assert isinstance(session, PostgresSession)
+        # Asked of the server: behind PgBouncer, what the client library knows is not the backend's process.
+        pid = session.connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
         done = threading.Event()
         watcher = threading.Thread(
             target=self._terminate_blockers,
-            args=(session.pid, done, after, older_than),
+            args=(pid, done, after, older_than),
             name="offsetstore-takeover",
             daemon=True,
         )
@@ -99,15 +104,21 @@ class PostgresDatabase:
         return TopicPartition(row.topic, row.partition), who
 
     def check_schema(self) -> None:
-        versions = f"{self._schema}{VERSION_TABLE}"
+        versions = f"{self._place}{VERSION_TABLE}"
         with self._connect() as connection:
-            if not connection.execute(text(sql.TABLES), {"versions": versions}).scalar_one():
-                what = "the database has no offsetstore tables"
-                raise SchemaMissing(what, found=f"no table {versions}", expected=f"revision {HEAD}")
-            found = connection.execute(self._text(sql.REVISION)).scalar()
+            try:
+                there = connection.execute(text(sql.TABLES), {"versions": versions}).scalar_one()
+                found = connection.execute(self._text(sql.REVISION)).scalar() if there else None
+            except DBAPIError as error:
+                raise _unavailable(error) from error
+        if found is None:  # also after a downgrade, which leaves the table of versions empty
+            what = "the database has no offsetstore tables"
+            raise SchemaMissing(what, found=f"no revision in {versions}", expected=f"revision {HEAD}")
         if found != HEAD:
             what = "the offsetstore tables are of another revision"
-            raise SchemaNotAtHead(what, found=f"revision {found}", expected=f"revision {HEAD}")
+            # Revisions are numbered: a larger one is of a later version of this package.
+            newer = "Update offsetstore: the tables were migrated by a later version." if found > HEAD else None
+            raise SchemaNotAtHead(what, found=f"revision {found}", expected=f"revision {HEAD}", next_step=newer)
 
     def close(self) -> None:
         if self._owned:
@@ -117,7 +128,8 @@ class PostgresDatabase:
         return text(statement.replace("{s}", self._schema))
 
 
-def _unavailable(error: SQLAlchemyError) -> StoreUnavailable | ConfigurationError:
-    words = str(getattr(error, "orig", None) or error).strip().splitlines()
-    what = "the database can't be reached"
-    return StoreUnavailable(what, found=words[0] if words else type(error).__name__)
+def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
+    # Of several hosts, each has lines of its own.
+    lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
+    what = "the database can't be reached, or refuses us"
+    return StoreUnavailable(what, found=" ".join(filter(None, lines)) or type(error).__name__)

@@ -15,6 +15,10 @@ class MemoryLockTimeout(Exception):
     """What an in-memory database raises where PostgreSQL answers 55P03."""
 
 
+class MemoryConnectionLost(Exception):
+    """What an in-memory database raises where the connection to PostgreSQL would be gone."""
+
+
 def driver_error(error: BaseException) -> psycopg.Error | None:
     """Psycopg's error inside ``error``, if there is one."""
     if isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.Error):
@@ -38,6 +42,8 @@ def is_repeatable(error: BaseException) -> bool:
 
 def is_connection_lost(error: BaseException) -> bool:
     """The connection is gone: an open transaction will not happen, one in COMMIT may have."""
+    if isinstance(error, MemoryConnectionLost):
+        return True
     inner = driver_error(error)
     if inner is None:
         return False

@@ -5,24 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING
-
-from sqlalchemy.exc import SQLAlchemyError
-
-from offsetstore.errors import OffsetStoreError
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from uuid import UUID
 
-    from offsetstore.store.session import Database
+    from offsetstore.store.session import Database, Session
 
 EVERY = 5.0
-"""Seconds between two beats."""
+"""Seconds between two beats, and how long one may wait for a lock."""
 
 LIVE = timedelta(seconds=15)
 """An owner is live whose last beat is younger, by the database's clock: two beats may be lost."""
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class Heartbeat:
@@ -41,27 +39,32 @@ class Heartbeat:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        self._thread.join()
+        # A beat that hangs because the database does is not waited for: it can't bring a removed heartbeat back.
+        self._thread.join(timeout=2 * EVERY)
         try:
-            self._end()
-        except (SQLAlchemyError, OffsetStoreError) as error:
+            self._tell(lambda session: session.end_beat(self._claim_id))
+        except Exception as error:  # noqa: BLE001 - leaving must not fail; the next claim waits a little longer
             _log.warning("the claim's last heartbeat could not be removed: %s", type(error).__name__)
-
-    def _end(self) -> None:
-        session = self._database.begin(name=self._name)
-        session.end_beat(self._claim_id)
-        session.commit()
 
     def _run(self) -> None:
         while not self._stopped.wait(EVERY):
             try:
-                session = self._database.begin(name=self._name)
-                ours = session.beat(self._claim_id)
-                session.commit()
-            except (SQLAlchemyError, OffsetStoreError) as error:
+                ours = self._tell(lambda session: session.beat(self._claim_id))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next beat may succeed
                 # A database that is away for a moment is the transactions' business, not the heartbeat's.
                 _log.debug("a heartbeat was missed: %s", type(error).__name__)
                 continue
             if not ours:
-                _log.warning("the claim has been taken over (%s)", self._name)
+                if not self._stopped.is_set():
+                    _log.warning("the claim has been taken over (%s)", self._name)
                 return
+
+    def _tell(self, statement: Callable[[Session], _T]) -> _T:
+        session = self._database.begin(name=self._name, lock_timeout=EVERY)
+        try:
+            result = statement(session)
+            session.commit()
+        except BaseException:
+            session.rollback()
+            raise
+        return result

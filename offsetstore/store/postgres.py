@@ -29,6 +29,7 @@ class PostgresSession:
         self._connection = connection
         self._schema = schema
         self._ending = False
+        self._moved = 0
         event.listen(connection, "commit", self._refuse)
         event.listen(connection, "rollback", self._refuse)
         self._number = cast("str", self._run(sql.BEGIN, **settings).one().transaction_number)
@@ -50,7 +51,8 @@ class PostgresSession:
         return self._connection.in_nested_transaction()
 
     def is_whole(self) -> bool:
-        return self._run(sql.TRANSACTION_NUMBER).scalar_one() == self._number
+        row = self._run(sql.IS_WHOLE).one()
+        return (row.transaction_number, row.moved) == (self._number, str(self._moved))
 
     def commit(self) -> None:
         self._ending = True
@@ -137,7 +139,7 @@ class PostgresSession:
         metadata: str | Keep | None,
         transaction_id: uuid.UUID,
     ) -> int:
-        result = self._run(
+        row = self._run(
             sql.ADVANCE,
             group=group,
             froms=[range_.from_ for range_ in ranges.values()],
@@ -145,10 +147,12 @@ class PostgresSession:
             keep_metadata=metadata is KEEP,
             metadata=None if metadata is KEEP else metadata,
             transaction_id=transaction_id,
+            moved_before=self._moved,
             **_keys(ranges),
             **_token(token),
-        )
-        return result.rowcount
+        ).one()
+        self._moved += row.moved
+        return cast("int", row.moved)
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         if not events:

@@ -32,6 +32,12 @@ VERSION_TABLE = "offsetstore_version"
 
 metadata = MetaData()
 
+
+def quoted(identifier: str) -> str:
+    """Quote a name for SQL, whatever is in it; unlike SQLAlchemy's own way, without doubling its percent signs."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
 _NAME = Text(collation="C")
 
 

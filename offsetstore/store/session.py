@@ -71,7 +71,10 @@ class Session(Protocol):
         ...
 
     def is_whole(self) -> bool:
-        """Whether it is still the transaction that was begun: nobody sent a COMMIT or ROLLBACK in between."""
+        """Whether it is still the transaction that was begun, with all its advances.
+
+        ``False`` after a COMMIT or ROLLBACK that somebody sent, and after a ROLLBACK TO a savepoint before an advance.
+        """
         ...
 
     def commit(self) -> None:

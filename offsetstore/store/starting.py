@@ -32,7 +32,7 @@ def resolve_starting_offsets(
     :param store: ``None`` to go by what Kafka has committed alone.
     :raises BrokerError, StartError: as `OffsetStore.claim` does.
     """
-    names = topics if topics is not None else broker.topics
+    names = [topics] if isinstance(topics, str) else topics if topics is not None else broker.topics
     if not names:
         what = "no topics to resolve"
         raise ConfigurationError(what, expected='topics=["..."], or a broker made from Spark\'s options')

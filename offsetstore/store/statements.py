@@ -16,7 +16,10 @@ SELECT set_config('application_name', :name, true),
        CAST(pg_current_xact_id() AS text) AS transaction_number
 """
 
-TRANSACTION_NUMBER = "SELECT CAST(pg_current_xact_id_if_assigned() AS text)"
+IS_WHOLE = """
+SELECT CAST(pg_current_xact_id_if_assigned() AS text) AS transaction_number,
+       coalesce(nullif(current_setting('offsetstore.moved', true), ''), '0') AS moved
+"""
 
 CREATE_GROUP = """
 INSERT INTO {s}consumer_groups (consumer_group, epoch, claim_id, owner)
@@ -103,8 +106,10 @@ SET next_offset = excluded.next_offset, topic_id = excluded.topic_id, cluster_id
     pinned = excluded.pinned, updated_at = clock_timestamp()
 """
 
-# The comparison and the token stand in the statement too, although the lock guards both: belt and braces.
+# The comparison and the token stand in the statement too, although the lock guards both: belt and braces. The setting
+# goes back with the rows where a savepoint is rolled back: it is how that is noticed.
 ADVANCE = """
+WITH moved AS (
 UPDATE {s}kafka_partitions AS p
 SET next_offset = n.until_offset,
     metadata = CASE WHEN :keep_metadata THEN p.metadata ELSE :metadata END,
@@ -114,6 +119,8 @@ FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]),
             CAST(:froms AS bigint[]), CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
 WHERE p.consumer_group = :group AND p.topic = n.topic AND p.partition = n.partition
   AND p.next_offset = n.from_offset AND p.epoch = :epoch AND p.claim_id = :claim_id
+RETURNING 1)
+SELECT count(*) AS moved, set_config('offsetstore.moved', CAST(:moved_before + count(*) AS text), true) FROM moved
 """
 
 APPEND_HISTORY = """

@@ -21,6 +21,7 @@ from offsetstore.errors import (
     LockTimeout,
     NestedTransaction,
     OffsetGap,
+    ProtocolMisuse,
     StaleClaim,
     TransactionLost,
     Unadvanced,
@@ -39,7 +40,14 @@ if TYPE_CHECKING:
     from offsetstore.store.claims import Claim
     from offsetstore.store.session import Database, Session
 
-_open_in_this_thread = threading.local()
+
+class _Latest(threading.local):
+    """The transaction that each thread began last."""
+
+    transaction: Transaction | None = None
+
+
+_latest = _Latest()
 
 
 class Transaction:
@@ -52,10 +60,17 @@ class Transaction:
         self._commit_timeout = commit_timeout
         self._id = uuid.uuid4()
         self._session: Session | None = None
+        self._was_used = False
+        self._refused: BaseException | None = None
         self._asked: Collection[TopicPartition] = ()
         self._plan: dict[TopicPartition, Decision] | None = None
         self._rows: dict[TopicPartition, StoredOffset] = {}
         self._advanced: set[TopicPartition] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its block has begun and not ended."""
+        return self._session is not None
 
     @property
     def connection(self) -> Any:
@@ -85,15 +100,25 @@ class Transaction:
         if session.in_savepoint():
             what = "tx.lock was called inside a savepoint"
             raise LockInSavepoint(what)
-        if self._plan is not None:
+        if self._plan is not None or self._refused is not None:
             what = "tx.lock was called a second time"
             raise LockedTwice(what)
+        try:
+            self._plan = self._lock(session, ranges)
+        except BaseException as error:
+            # Kept, so that code which swallows it doesn't commit half a lock.
+            self._refused = error
+            raise
+        return dict(self._plan)
+
+    def _lock(self, session: Session, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
         self._asked = sorted(ranges)
-        unknown = set(ranges) - self._claim.partitions
+        # One look-up each: another thread may be adding to the set.
+        unknown = sorted(tp for tp in ranges if tp not in self._claim.partitions)
         if unknown or not ranges:
             # The group's row before any partition's, or it deadlocks with a claim.
             self._check(session.share_group(self._claim.group), None)
-            self._create(session, {tp: ranges[tp].from_ for tp in sorted(unknown)})
+            self._create(session, {tp: ranges[tp].from_ for tp in unknown})
         self._rows = session.lock_partitions(self._claim.group, self._asked) if ranges else {}
         for tp in self._asked:
             row = self._rows.get(tp)
@@ -106,8 +131,7 @@ class Transaction:
                 raise OffsetGap(
                     what, topic_partition=tp, found=f"range {ranges[tp]}", expected=f"a range from {decision.stored}"
                 )
-        self._plan = plan
-        return dict(plan)
+        return plan
 
     def advance(self, ranges: Mapping[TopicPartition, OffsetRange], *, metadata: object | Keep = KEEP) -> None:
         """Move the stored offsets to the ranges' ends, in one statement, with the results.
@@ -173,19 +197,25 @@ class Transaction:
         )
 
     def __enter__(self) -> Self:
-        if getattr(_open_in_this_thread, "transaction", None) is not None:
+        # Whether it is still open is asked of it: a generator may end it in another thread than it began in.
+        if _latest.transaction is not None and _latest.transaction.is_open:
             what = "a transaction was begun inside a transaction of the same thread"
             raise NestedTransaction(what)
+        if self._was_used:
+            what = "the transaction is over, and was begun again"
+            raise ProtocolMisuse(what, next_step="Make a new one: store.transaction(claim).")
         self._session = self._database.begin(name=self._claim.name, lock_timeout=self._lock_timeout)
-        _open_in_this_thread.transaction = self
+        self._was_used = True
+        _latest.transaction = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         session = self._begun()
-        _open_in_this_thread.transaction = None
         self._session = None
+        if _latest.transaction is self:
+            _latest.transaction = None
         try:
             if error is None:
                 self._check_complete(session)
@@ -201,8 +231,10 @@ class Transaction:
         self._claim.partitions.update(self._asked)
 
     def _check_complete(self, session: Session) -> None:
+        if self._refused is not None:
+            raise self._refused
         if self._plan is not None and not session.is_whole():
-            what = "the transaction was ended behind our back, by a COMMIT or ROLLBACK inside it"
+            what = "the transaction, or its advance, was ended behind our back by a COMMIT or ROLLBACK inside it"
             raise CommittedBehindOurBack(what)
         for tp, decision in (self._plan or {}).items():
             if decision.outcome is not Outcome.SKIP and tp not in self._advanced:
@@ -210,26 +242,38 @@ class Transaction:
                 raise Unadvanced(what, topic_partition=tp)
 
     def _commit(self, session: Session) -> None:
-        failpoints.reach("before_commit")
         try:
+            failpoints.reach("before_commit")
             session.commit()
-        except Exception as error:
+        except BaseException as error:
             session.rollback()
             if not failures.is_connection_lost(error):
                 self._translate(error)
                 raise
             before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
-            advanced = Advanced(self._claim.group, self._claim.name, self._id, before, wrote=self._plan is not None)
+            advanced = Advanced(
+                self._claim.group,
+                self._claim.name,
+                self._id,
+                before,
+                wrote=self._plan is not None,
+            )
             settle(self._database, advanced, timeout=self._commit_timeout, cause=error)
         failpoints.reach("after_commit")
 
     def _translate(self, error: BaseException) -> None:
         """Raise our error for the database's where we know more than it says; otherwise return."""
         if failures.is_lock_timeout(error):
-            holder = self._database.lock_holder(self._claim.group, self._asked) if self._asked else None
-            what = f"the lock was not had within {self._lock_timeout:g} s"
-            tp = holder[0] if holder else next(iter(self._asked), None)
-            raise LockTimeout(what, topic_partition=tp, found=holder[1] if holder else None) from error
+            raise self._lock_timeout_error() from error
         if failures.is_connection_lost(error):
             what = "the connection to the database was lost; the transaction did not happen"
             raise TransactionLost(what) from error
+
+    def _lock_timeout_error(self) -> LockTimeout:
+        if self._plan is not None:
+            what = f"a lock on the results' side was not had within {self._lock_timeout:g} s"
+            return LockTimeout(what, next_step="See what holds the results' tables (pg_stat_activity).")
+        holder = self._database.lock_holder(self._claim.group, self._asked) if self._asked else None
+        what = f"the lock was not had within {self._lock_timeout:g} s"
+        tp = holder[0] if holder else next(iter(self._asked), None)
+        return LockTimeout(what, topic_partition=tp, found=holder[1] if holder else None)

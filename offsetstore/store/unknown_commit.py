@@ -1,9 +1,10 @@
 """Did that COMMIT happen? Its answer was lost with the connection; the rows know.
 
-Every advance writes a transaction id of its own into the rows, and a claim leaves it alone. So: reconnect, lock a row
-that the transaction advanced (which waits until the old transaction has ended, one way or the other), and compare.
-Before the token is judged: the answer must not depend on whether another job has claimed the group since.
-PostgreSQL's own ``pg_xact_status`` would be less to write, but after a failover the number may be another's.
+Every advance writes a transaction id of its own into the rows, and a claim leaves it alone. So: reconnect, lock the
+rows that the transaction advanced (which waits until the old transaction has ended, one way or the other), and compare.
+Any one row is enough, since they all moved or none. Before the token is judged: the answer must not depend on whether
+another job has claimed the group since. PostgreSQL's own ``pg_xact_status`` would be less to write, but after a
+failover the number may be another's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from offsetstore.store import failures
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from offsetstore.offsets import TopicPartition
+    from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.store.session import Database
 
 _log = logging.getLogger(__name__)
@@ -37,12 +38,12 @@ class Advanced:
     wrote: bool
 
 
-def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Exception) -> None:
+def settle(database: Database, advanced: Advanced, *, timeout: float, cause: BaseException) -> None:
     """Return if the COMMIT happened.
 
     :param timeout: seconds to reconnect and to wait for the old transaction to end.
     :raises TransactionLost: it did not happen.
-    :raises CommitUnknown: it can't be told: no answer in time, or the row has moved on since.
+    :raises CommitUnknown: it can't be told: no answer in time, or every row has moved on since.
     """
     if not advanced.before:
         if advanced.wrote:
@@ -50,42 +51,56 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Exc
             raise CommitUnknown(what) from cause
         what = "the connection was lost in a transaction that wrote nothing"
         raise TransactionLost(what) from cause
-    tp, before = next(iter(advanced.before.items()))
-    found = _transaction_id(database, advanced, tp, timeout=timeout, cause=cause)
-    if found == advanced.transaction_id:
+    found = _rows(database, advanced, timeout=timeout, cause=cause)
+    tp = next(iter(advanced.before))
+    ids = {tp: row.transaction_id for tp, row in found.rows.items()}
+    if advanced.transaction_id in ids.values():
         _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)
         return
-    if found == before:
+    # A row that was never advanced may be the transaction's own, so that it has gone with it. Only if the whole group
+    # has been removed since, nothing can be told from that.
+    same = any(
+        ids[tp] == before if tp in ids else before is None and found.group for tp, before in advanced.before.items()
+    )
+    if same:
         what = "the connection was lost at COMMIT, and the rows show that it did not happen"
         raise TransactionLost(what, topic_partition=tp) from cause
-    what = "the answer to COMMIT was lost, and another transaction has moved the row since"
+    what = "the answer to COMMIT was lost, and the rows have been moved or removed since"
     raise CommitUnknown(what, topic_partition=tp) from cause
 
 
-def _transaction_id(
-    database: Database, advanced: Advanced, tp: TopicPartition, *, timeout: float, cause: Exception
-) -> UUID | None:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The rows that are there, and whether the group is."""
+
+    rows: dict[TopicPartition, StoredOffset]
+    group: bool
+
+
+def _rows(database: Database, advanced: Advanced, *, timeout: float, cause: BaseException) -> _Found:
     deadline = time.monotonic() + timeout
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            what = f"the answer to COMMIT was lost, and the database did not tell within {timeout:g} s"
-            raise CommitUnknown(what, topic_partition=tp) from cause
+    while (left := deadline - time.monotonic()) > 0:
         try:
-            session = database.begin(name=advanced.name, lock_timeout=left)
-        except StoreUnavailable:
-            time.sleep(min(_PAUSE, left))
-            continue
-        try:
-            row = session.lock_partitions(advanced.group, [tp]).get(tp)
+            return _look(database, advanced, left)
         except Exception as error:
-            if not (failures.is_connection_lost(error) or failures.is_lock_timeout(error)):
+            gone = isinstance(error, StoreUnavailable) or failures.is_connection_lost(error)
+            if not (gone or failures.is_lock_timeout(error)):
                 raise
-            time.sleep(min(_PAUSE, left))
-            continue
-        finally:
-            session.rollback()
-        if row is None:
-            what = "the answer to COMMIT was lost, and the group's row has been removed since"
-            raise CommitUnknown(what, topic_partition=tp) from cause
-        return row.transaction_id
+        time.sleep(min(_PAUSE, left))
+    what = f"the answer to COMMIT was lost, and the database did not tell within {timeout:g} s"
+    raise CommitUnknown(what, topic_partition=next(iter(advanced.before))) from cause
+
+
+def _look(database: Database, advanced: Advanced, left: float) -> _Found:
+    session = database.begin(name=advanced.name, lock_timeout=left)
+    try:
+        # Where the network has dropped the connection without telling the server, the old transaction waits for a
+        # COMMIT that won't come, and holds the rows.
+        with database.unblocking(session, after=left / 2, older_than=advanced.name):
+            if None in advanced.before.values():
+                # Nobody sees or waits for a row that an open transaction has made; but it shares the group's.
+                session.lock_group(advanced.group)
+            rows = session.lock_partitions(advanced.group, list(advanced.before))
+        return _Found(rows, session.group(advanced.group) is not None)
+    finally:
+        session.rollback()

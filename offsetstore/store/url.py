@@ -1,17 +1,18 @@
-"""The URL forms that people have at hand, turned into one engine on psycopg 3."""
+"""The URL forms that people have at hand, turned into one engine on psycopg 3. No error here shows a password."""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import URL
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import ConfigurationError, StoreUnavailable
+from offsetstore.store.jdbc import libpq_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,70 +23,67 @@ VARIABLE = "OFFSETSTORE_URL"
 _EXPECTED = (
     "postgresql://user@host:5432/database, postgresql+psycopg://..., jdbc:postgresql://... or host=... dbname=..."
 )
+_ENCODE = "Percent-encode what is special in the password: %40 for @, %2F for /, %3A for :, %23 for #, %25 for %."
 _CONNECT_TIMEOUT = 10
-# The JDBC driver's names for what libpq calls otherwise; those that it shares need no line here.
-_FROM_JDBC = {
-    "currentSchema": None,
-    "ssl": None,
-    "ApplicationName": "application_name",
-    "loginTimeout": "connect_timeout",
-}
+_SCHEME = re.compile(r"(jdbc:)?([A-Za-z][A-Za-z0-9.-]*)(\+[A-Za-z0-9_]+)?:")
+_PORTS = re.compile(r"[0-9, ]*")
 
 
 def connection_parameters(url: str | None) -> dict[str, Any]:
     """Libpq's parameters for any of the forms; without a URL, those of the environment variable.
 
-    :raises ConfigurationError: no URL at all, or one that is not PostgreSQL's. Neither shows the password.
+    :raises ConfigurationError: no URL at all, or one that is not PostgreSQL's.
     """
-    url = url or os.environ.get(VARIABLE)
+    url = (url or os.environ.get(VARIABLE) or "").strip()
     if not url:
         what = "no database was named"
         raise ConfigurationError(what, found=f"{VARIABLE} is not set", expected=_EXPECTED)
-    scheme = urlsplit(url).scheme if "://" in url else ""
-    if url.startswith("jdbc:"):
-        url = _libpq_from_jdbc(url)
-    elif scheme.startswith("postgresql+"):
-        url = f"postgresql{url[len(scheme) :]}"
-    elif scheme not in {"", "postgresql", "postgres"}:
-        what = "not a PostgreSQL URL"
-        raise ConfigurationError(what, found=f"{scheme}://...", expected=_EXPECTED)
     try:
-        parameters: dict[str, Any] = dict(conninfo_to_dict(url))
-    except psycopg.ProgrammingError:
-        # psycopg's own words may repeat the URL, and with it the password.
+        parameters: dict[str, Any] = dict(conninfo_to_dict(_libpq_form(url)))
+    except (psycopg.Error, ValueError):
+        # Their own words may repeat the URL, and with it the password.
         what = "the database URL is not understood"
-        raise ConfigurationError(what, expected=_EXPECTED) from None
+        raise ConfigurationError(what, expected=_EXPECTED, next_step=_ENCODE) from None
+    _check_place(parameters)
     parameters.setdefault("connect_timeout", _CONNECT_TIMEOUT)
     return parameters
 
 
-def _libpq_from_jdbc(url: str) -> str:
-    parts = urlsplit(url.removeprefix("jdbc:"))
-    if parts.scheme != "postgresql":
+def _libpq_form(url: str) -> str:
+    match = _SCHEME.match(url)
+    if match is None:
+        return url  # "host=... dbname=..."
+    jdbc, scheme, driver = match.groups()
+    if scheme not in {"postgresql", "postgres"} or (jdbc and driver):
         what = "not a PostgreSQL URL"
-        raise ConfigurationError(what, found=f"jdbc:{parts.scheme}:...", expected=_EXPECTED)
-    given = dict(parse_qsl(parts.query))
-    host, port = parts.hostname or "localhost", parts.port or 5432
-    parameters = {"host": host, "port": str(port), "dbname": parts.path.lstrip("/") or given.get("user", "postgres")}
-    if given.get("ssl") == "true":
-        parameters["sslmode"] = "verify-full"
-    for name, value in given.items():
-        libpq = _FROM_JDBC.get(name, name)
-        if libpq is not None:
-            parameters[libpq] = value
-    if "currentSchema" in given:
-        parameters["options"] = f"-c search_path={given['currentSchema']}"
-    return make_conninfo("", **parameters)
+        raise ConfigurationError(what, found=match[0], expected=_EXPECTED)
+    if jdbc:
+        return make_conninfo("", **libpq_parameters(url))
+    rest = url[match.end() :]
+    before_query = rest.partition("?")[0]
+    # A URL has one @, before the host. Elsewhere it is part of a password that is not encoded, of which libpq would
+    # take a piece for the host and name it in its errors.
+    if not rest.startswith("//") or "@" in before_query.rpartition("@")[0] or "@" in before_query[2:].partition("/")[2]:
+        raise ValueError
+    return f"postgresql:{rest}"
+
+
+def _check_place(parameters: dict[str, Any]) -> None:
+    if "@" in parameters.get("host", "") or not _PORTS.fullmatch(parameters.get("port", "")):
+        what = "the database URL has no valid host and port"
+        raise ConfigurationError(what, expected=_EXPECTED, next_step=_ENCODE)
 
 
 def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -> Engine:
     """Make an engine on psycopg 3, without prepared statements, so that PgBouncer may be in between.
 
-    :param credentials: called for each new connection, returns its password: for tokens that expire.
+    :param credentials: called for each new connection, returns its password: for tokens that expire. Where it raises,
+        the connection fails with `StoreUnavailable`.
     :raises ConfigurationError: see `connection_parameters`.
     """
     parameters = connection_parameters(url)
     parameters["prepare_threshold"] = None
+    # The parameters go past SQLAlchemy's URL, so that nothing which prints the engine has a password to show.
     engine = create_engine(
         URL.create("postgresql+psycopg"), connect_args=parameters, hide_parameters=True, pool_pre_ping=True
     )
@@ -94,7 +92,13 @@ def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -
 
         @event.listens_for(engine, "do_connect")
         def _(_dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> None:  # pyright: ignore[reportUnusedFunction] - SQLAlchemy calls it
-            parameters["password"] = ask()
+            try:
+                parameters["password"] = ask()
+            except Exception as error:
+                what = "the credentials could not be had"
+                raise StoreUnavailable(
+                    what, found=type(error).__name__, next_step="See the error of credentials() above."
+                ) from error
 
     return engine
 

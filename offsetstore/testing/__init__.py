@@ -23,7 +23,8 @@ def __getattr__(name: str) -> Any:
     import pytest  # noqa: PLC0415
 
     # Its asserts shall explain themselves like those of the tests.
-    pytest.register_assert_rewrite("offsetstore.testing.contract")
+    parts = ("parts", "together", "misuse", "replays", "locks", "fence", "metadata")
+    pytest.register_assert_rewrite(*(f"{__name__}.contract_{part}" for part in parts))
     from offsetstore.testing.contract import OffsetStoreContract  # noqa: PLC0415
 
     return OffsetStoreContract

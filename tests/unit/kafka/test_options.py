@@ -237,3 +237,10 @@ def test_what_was_read_is_never_shown() -> None:
     line = {"kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas(PLAIN)}
     assert SECRET not in repr(read_options({**SASL, **line}))
     assert SECRET not in repr(parse_jaas(jaas(PLAIN)))
+
+
+@pytest.mark.behaviour("SINK-15")
+def test_spark_connect_is_refused_before_anybody_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(UnsupportedQuery, match="Spark Connect"):
+        read_options({"kafka.bootstrap.servers": "localhost:9092", "subscribe": "payments"})

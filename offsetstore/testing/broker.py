@@ -1,0 +1,82 @@
+"""Kafka as a test wants it, without Kafka."""
+
+# ruff: noqa: D102 - what the methods do is said by the Protocol that they implement
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from offsetstore.errors import TopicMissing
+from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from offsetstore.errors import OffsetStoreError
+
+
+class StaticBroker:
+    """Answers as it was told to: set ``current`` to what it shall say next.
+
+    ::
+
+        broker = StaticBroker.with_topics({"payments": 3}, end=100)
+        claim = store.claim("billing", broker)
+
+    :param current: what it says, to every group.
+    """
+
+    def __init__(self, current: BrokerView) -> None:
+        self.current = current
+        self.error: OffsetStoreError | None = None
+        """Raised by every question while it is set: a broker that is down."""
+        self.asked: list[str] = []
+        """The group of every `view` that was asked for."""
+
+    @classmethod
+    def with_topics(cls, partitions: dict[str, int], *, end: int = 0, cluster_id: str = "cluster") -> Self:
+        """Logs that begin at 0 and end at ``end``, nothing committed; a topic's id is its name and ``-id``.
+
+        :param partitions: how many, for each topic.
+        """
+        topics = {
+            topic: TopicLog(f"{topic}-id", {number: Watermarks(0, end) for number in range(count)})
+            for topic, count in partitions.items()
+        }
+        return cls(BrokerView(cluster_id, topics, {}))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self.current.topics)
+
+    def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
+        self.asked.append(group)
+        self._check(topics)
+        return replace(
+            self.current,
+            topics={topic: self.current.topics[topic] for topic in topics},
+            committed={tp: offset for tp, offset in self.current.committed.items() if tp.topic in topics},
+            timestamps=None if timestamp_ms is None else self._timestamps(topics),
+        )
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
+        self._check(topics)
+        return {topic: self.current.topics[topic].topic_id for topic in topics}
+
+    def _timestamps(self, topics: Collection[str]) -> dict[TopicPartition, int]:
+        """The end of each log, unless the view itself says otherwise: Kafka's answer to a time in the future."""
+        ends = {
+            TopicPartition(topic, number): log.end
+            for topic in topics
+            for number, log in self.current.topics[topic].partitions.items()
+        }
+        return ends | (self.current.timestamps or {})
+
+    def _check(self, topics: Collection[str]) -> None:
+        if self.error is not None:
+            raise self.error
+        for topic in topics:
+            if topic not in self.current.topics:
+                what = "Kafka has no such topic"
+                raise TopicMissing(what, found=topic)

@@ -1,0 +1,270 @@
+"""What a claim does to the tables when nobody is in its way."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import event
+
+from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
+from offsetstore.errors import ClaimInUse, ConfigurationError, TopicRecreated
+from offsetstore.store.url import make_engine
+from tests.support.brokers import ScriptedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Engine
+
+    from offsetstore import Claim
+    from tests.integration.store.conftest import Query
+
+P0 = TopicPartition("payments", 0)
+P1 = TopicPartition("payments", 1)
+R0 = TopicPartition("refunds", 0)
+
+
+def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, metadata: object = None) -> None:
+    """Move a partition from where it is."""
+    stored = store.offsets(claim.group)[tp].next_offset
+    with store.transaction(claim) as tx:
+        plan = tx.lock({tp: OffsetRange(stored, until)})
+        tx.advance({tp: plan[tp].remaining}, metadata=metadata)
+
+
+@pytest.mark.behaviour("START-11")
+def test_starting_offsets_name_every_partition_of_every_topic(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100), 1: (7, 90)}, "refunds": {0: (3, 3)}})
+
+    claim = store.claim("billing", broker)
+
+    assert json.loads(claim.starting_offsets) == {"payments": {"0": 0, "1": 7}, "refunds": {"0": 3}}
+    assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 0, P1: 7, R0: 3}
+
+
+@pytest.mark.behaviour("START-11")
+def test_a_new_claim_names_the_partition_that_was_created_in_between(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    first = store.claim("billing", broker)
+    advance(store, first, P0, 40)
+    broker.logs["payments"][1] = (0, 5)
+
+    second = store.claim("billing", broker)
+
+    assert json.loads(first.starting_offsets) == {"payments": {"0": 0}}
+    assert json.loads(second.starting_offsets) == {"payments": {"0": 40, "1": 0}}
+
+
+def test_a_partition_created_while_the_claim_waits_is_seen_by_its_second_look(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    broker.script = [None, lambda: broker.logs["payments"].update({1: (0, 0)})]
+
+    assert json.loads(store.claim("billing", broker).starting_offsets) == {"payments": {"0": 0, "1": 0}}
+
+
+@pytest.mark.behaviour("START-12")
+def test_the_same_topic_in_two_groups_has_separate_offsets_and_metadata(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    billing, audit = store.claim("billing", broker), store.claim("audit", broker)
+
+    advance(store, billing, P0, 40, metadata="of billing")
+    advance(store, audit, P0, 70, metadata={"of": "audit"})
+
+    assert store.offsets("billing")[P0].next_offset == 40
+    assert store.offsets("audit")[P0].next_offset == 70
+    assert store.metadata("billing") == {P0: "of billing"}
+    assert store.metadata("audit") == {P0: {"of": "audit"}}
+    assert {line.to_offset for line in store.history("audit") if line.event == "adopt"} == {0}
+
+
+@pytest.mark.behaviour("START-12")
+def test_a_claim_of_one_group_leaves_the_others_token_alone(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    billing = store.claim("billing", broker)
+
+    store.claim("audit", broker)
+
+    advance(store, billing, P0, 40)
+
+
+@pytest.mark.behaviour("START-12")
+def test_a_group_of_several_topics_moves_them_in_one_transaction(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}, "refunds": {0: (0, 9)}})
+    claim = store.claim("billing", broker)
+
+    with store.transaction(claim) as tx:
+        plan = tx.lock({R0: OffsetRange(0, 9), P0: OffsetRange(0, 50)})
+        tx.advance({tp: decision.remaining for tp, decision in plan.items()})
+
+    assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 50, R0: 9}
+
+
+@pytest.mark.behaviour("START-10")
+@pytest.mark.parametrize("look", ["before the fence", "under the locks"])
+def test_one_wrong_log_end_does_not_fail_the_start(store: OffsetStore, look: str) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    advance(store, store.claim("billing", broker), P0, 40)
+    lagging = {"payments": {0: (0, 30)}}
+    broker.script = [lagging] if look == "before the fence" else [None, lagging]
+
+    claim = store.claim("billing", broker)
+
+    assert json.loads(claim.starting_offsets) == {"payments": {"0": 40}}
+    assert not broker.script
+    assert claim.token.epoch == 2
+
+
+@pytest.mark.behaviour("START-10")
+def test_a_log_end_that_stays_wrong_is_believed_and_fences_nobody(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    first = store.claim("billing", broker)
+    advance(store, first, P0, 40)
+    broker.logs["payments"][0] = (0, 30)
+
+    with pytest.raises(TopicRecreated, match=r"payments-0.*end 30"):
+        store.claim("billing", broker)
+
+    advance(store, first, P0, 45)
+
+
+@pytest.mark.behaviour("START-18")
+def test_a_foreign_commit_is_adopted_and_recorded_with_the_skipped_range(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+    advance(store, store.claim("billing", broker), P0, 40)
+    broker.committed = {P0: 70, P1: 0}
+
+    claim = store.claim("billing", broker)
+
+    assert json.loads(claim.starting_offsets) == {"payments": {"0": 70, "1": 0}}
+    assert store.offsets("billing")[P0].next_offset == 70
+    (line,) = [line for line in store.history("billing") if line.token == claim.token and line.event == "adopt"]
+    assert (line.topic_partition, line.from_offset, line.to_offset) == (P0, 40, 70)
+    assert line.reason == "committed in Kafka by another tool, larger than stored; skips [40, 70)"
+    assert line.actor == claim.owner
+    assert line.at is not None
+
+
+@pytest.mark.behaviour("START-18")
+def test_a_foreign_commit_that_is_not_preferred_changes_nothing(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    advance(store, store.claim("billing", broker), P0, 40)
+    broker.committed = {P0: 70}
+
+    claim = store.claim("billing", broker, policy=StartPolicy(prefer="stored"))
+
+    assert json.loads(claim.starting_offsets) == {"payments": {"0": 40}}
+    assert [line.event for line in store.history("billing") if line.token == claim.token] == ["claim"]
+
+
+def test_the_kafka_group_may_have_another_name(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 1)}})
+
+    store.claim("billing", broker, kafka_group="old-name")
+
+    assert broker.groups == {"old-name"}
+
+
+@pytest.mark.behaviour("START-22")
+def test_a_second_query_on_one_claim_is_refused(store: OffsetStore) -> None:
+    claim = store.claim("billing", ScriptedBroker({"payments": {0: (0, 100)}}))
+    claim.bind("one")
+    claim.bind("one")
+
+    with pytest.raises(ClaimInUse, match=r"found query two; expected query one"):
+        claim.bind("two")
+
+
+def test_without_a_broker_the_starting_offsets_are_not_known(store: OffsetStore) -> None:
+    claim = store.claim("billing", topics=["payments"])
+
+    with pytest.raises(ConfigurationError, match="without a broker"):
+        _ = claim.starting_offsets
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"group": ""}, "not a consumer group"),
+        ({"group": "a\0b"}, "not a consumer group"),
+        ({"topics": []}, "names no topics"),
+        ({"takeover": "ask"}, "no such takeover"),
+        ({"takeover_timeout": -1}, "not a takeover_timeout"),
+        ({"takeover_timeout": float("nan")}, "not a takeover_timeout"),
+    ],
+)
+def test_arguments_that_cant_be_right_are_named(store: OffsetStore, arguments: dict[str, object], words: str) -> None:
+    call = {"group": "billing", "topics": ["payments"], **arguments}
+
+    with pytest.raises(ConfigurationError, match=words):
+        store.claim(**call)  # pyright: ignore[reportArgumentType]
+
+    assert store.owner("billing") is None
+
+
+def test_each_claim_has_a_checkpoint_of_its_own_below_the_encoded_group(store: OffsetStore) -> None:
+    first, second = (store.claim("a/../b c", topics=["payments"]) for _ in range(2))
+
+    assert first.checkpoint("/checkpoints/") == f"/checkpoints/a%2F%2E%2E%2Fb%20c/1-{first.token.claim_id}"
+    assert second.checkpoint("/checkpoints") == f"/checkpoints/a%2F%2E%2E%2Fb%20c/2-{second.token.claim_id}"
+
+
+class Statements:
+    """What an engine sends, counted."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.sent: list[str] = []
+        event.listen(engine, "before_cursor_execute", self._note)
+
+    def _note(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
+        self.sent.append(statement)
+
+
+@pytest.fixture
+def engine(offsetstore_database: str) -> Iterator[Engine]:
+    """An engine of the user's own."""
+    made = make_engine(offsetstore_database)
+    yield made
+    made.dispose()
+
+
+@pytest.mark.behaviour("START-19")
+def test_a_claim_of_ten_thousand_partitions_takes_as_many_statements_as_one_of_one(engine: Engine) -> None:
+    counted: list[int] = []
+    seconds: list[float] = []
+    with OffsetStore.connect(engine) as store:
+        statements = Statements(engine)
+        for group, partitions in (("small", 1), ("large", 10_000)):
+            broker = ScriptedBroker({"payments": dict.fromkeys(range(partitions), (0, 100))})
+            for _ in range(2):  # the first inserts all rows, the second finds them
+                statements.sent.clear()
+                broker.views = 0
+                began = time.monotonic()
+                store.claim(group, broker)
+                seconds.append(time.monotonic() - began)
+                counted.append(len(statements.sent))
+                assert broker.views == 2
+        assert len(store.offsets("large")) == 10_000
+
+    assert counted == [counted[0]] * 4
+    assert max(seconds) < 10, seconds
+
+
+def test_the_users_own_engine_stays_open_when_the_store_is_closed(engine: Engine) -> None:
+    with OffsetStore.connect(engine) as store:
+        store.claim("billing", topics=["payments"])
+
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM consumer_groups").scalar_one() == 1
+
+
+def test_a_closed_claim_leaves_no_heartbeat_and_keeps_its_offsets(store: OffsetStore, query: Query) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    with store.claim("billing", broker) as claim:
+        advance(store, claim, P0, 40)
+        assert query("SELECT claim_id FROM heartbeats") == [(claim.token.claim_id,)]
+
+    assert query("SELECT * FROM heartbeats") == []
+    assert store.offsets("billing")[P0].next_offset == 40

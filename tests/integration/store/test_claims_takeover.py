@@ -1,0 +1,191 @@
+"""A claim meets a job that still runs, or that seems to."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import GroupBusy, LockTimeout, StaleClaim
+from offsetstore.store import claims, heartbeat
+from tests.support.background import in_background
+from tests.support.brokers import ScriptedBroker
+from tests.support.jobs import FrozenJob
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.integration.store.conftest import Query
+
+P0 = TopicPartition("payments", 0)
+P1 = TopicPartition("payments", 1)
+
+WAITING = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'
+"""
+
+
+def broker() -> ScriptedBroker:
+    return ScriptedBroker({"payments": {0: (0, 100)}})
+
+
+@pytest.mark.behaviour("START-13")
+def test_a_claim_waits_for_the_stale_jobs_open_transaction_then_fences_it(
+    store: OffsetStore, query: Query, results: str
+) -> None:
+    first = store.claim("billing", broker())
+    with store.transaction(first) as tx:
+        plan = tx.lock({P0: OffsetRange(0, 40)})
+        claiming = in_background(lambda: store.claim("billing", broker()))
+        wait_until(lambda: query(WAITING))
+        tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
+        tx.advance({P0: plan[P0].remaining})
+        assert not claiming.done()
+
+    second = claiming.result(timeout=20)
+
+    assert query("SELECT count(*) FROM results") == [(1,)]
+    assert json.loads(second.starting_offsets) == {"payments": {"0": 40}}
+    with pytest.raises(StaleClaim), store.transaction(first) as tx:
+        tx.lock({P0: OffsetRange(40, 41)})
+
+
+@pytest.mark.behaviour("START-13")
+@pytest.mark.parametrize("known", [True, False], ids=["holding its partition", "holding the group"])
+@pytest.mark.parametrize("step", ["copy", "idle"])
+def test_a_frozen_job_is_terminated_after_the_timeout(
+    store: OffsetStore, offsetstore_database: str, query: Query, results: str, step: str, *, known: bool
+) -> None:
+    if known:
+        store.claim("billing", broker()).close()
+    with FrozenJob(offsetstore_database, "billing", step) as job:
+        job.freeze()
+        began = time.monotonic()
+
+        claim = store.claim("billing", broker(), takeover_timeout=1)
+
+        assert 1 <= time.monotonic() - began < 10
+        assert json.loads(claim.starting_offsets) == {"payments": {"0": 0}}
+        assert job.thaw() == "TransactionLost"
+    assert query("SELECT * FROM results") == []
+    assert store.offsets("billing")[P0].next_offset == 0
+
+
+@pytest.mark.behaviour("START-13")
+def test_a_job_frozen_in_its_heartbeat_is_terminated_too(store: OffsetStore) -> None:
+    first = store.claim("billing", broker())
+    beating = store.database.begin(name=first.name)
+    assert beating.beat(first.token.claim_id)
+
+    second = store.claim("billing", broker(), takeover_timeout=0.5)
+
+    assert second.token.epoch == 2
+    beating.rollback()
+
+
+@pytest.mark.behaviour("START-13")
+def test_a_transaction_that_is_no_job_of_the_group_is_not_terminated(
+    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_GRACE", 0.5)
+    store.claim("billing", broker())
+    store.claim("other", broker())
+    stranger = store.database.begin(name="an operator's psql")
+    stranger.lock_partitions("billing", [P0])
+
+    with pytest.raises(LockTimeout, match="'billing' is locked by somebody who is no job of this group"):
+        store.claim("billing", broker(), takeover_timeout=0.5)
+
+    stranger.commit()
+    assert query("SELECT epoch FROM consumer_groups WHERE consumer_group = 'billing'") == [(1,)]
+
+
+@pytest.mark.behaviour("START-22")
+def test_fence_does_not_ask_whether_the_owner_lives(store: OffsetStore) -> None:
+    store.claim("billing", broker())
+
+    assert store.claim("billing", broker(), takeover="fence").token.epoch == 2
+
+
+@pytest.mark.behaviour("START-22")
+def test_refuse_leaves_a_live_owner_alone_and_names_it(store: OffsetStore) -> None:
+    first = store.claim("billing", broker())
+    other = broker()
+
+    with pytest.raises(GroupBusy, match="has a live owner") as caught:
+        store.claim("billing", other, takeover="refuse")
+
+    assert first.owner in str(caught.value)
+    assert other.views == 0
+    with store.transaction(first) as tx:
+        tx.lock({P0: OffsetRange(0, 0)})
+
+
+@pytest.mark.behaviour("START-22")
+def test_refuse_neither_waits_for_a_live_owners_transaction_nor_ends_it(store: OffsetStore) -> None:
+    first = store.claim("billing", topics=["payments"])
+    with store.transaction(first) as tx:
+        plan = tx.lock({P1: OffsetRange(0, 5)})  # an unknown partition: the group's row is held
+        began = time.monotonic()
+        with pytest.raises(GroupBusy):
+            store.claim("billing", broker(), takeover="refuse", takeover_timeout=0)
+        assert time.monotonic() - began < 5
+        tx.advance({P1: plan[P1].remaining})
+
+    assert store.offsets("billing")[P1].next_offset == 5
+
+
+@pytest.mark.behaviour("START-22")
+@pytest.mark.parametrize("takeover", ["refuse", "wait"])
+def test_a_group_that_nobody_owns_is_had_at_once(store: OffsetStore, takeover: claims.Takeover) -> None:
+    began = time.monotonic()
+    with store.claim("billing", broker(), takeover=takeover):
+        pass
+
+    with store.claim("billing", broker(), takeover=takeover) as claim:
+        assert claim.token.epoch == 2
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.behaviour("START-22")
+@pytest.mark.parametrize("takeover", ["refuse", "wait"])
+def test_an_owner_that_died_is_no_owner(
+    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch, takeover: claims.Takeover
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 3600)
+    store.claim("billing", broker())
+    query("UPDATE heartbeats SET beat_at = clock_timestamp() - interval '16 seconds'")
+
+    assert store.claim("billing", broker(), takeover=takeover).token.epoch == 2
+
+
+@pytest.mark.behaviour("START-22")
+def test_wait_has_the_group_once_its_owner_leaves(store: OffsetStore) -> None:
+    first = store.claim("billing", broker())
+    waiting = broker()
+    claiming = in_background(lambda: store.claim("billing", waiting, takeover="wait"))
+    with store.transaction(first) as tx:
+        plan = tx.lock({P0: OffsetRange(0, 40)})
+        tx.advance({P0: plan[P0].remaining})
+    assert not claiming.done()
+
+    first.close()
+
+    assert json.loads(claiming.result(timeout=20).starting_offsets) == {"payments": {"0": 40}}
+    assert waiting.views == 2
+
+
+@pytest.mark.behaviour("START-22")
+def test_wait_ends_after_the_timeout(store: OffsetStore) -> None:
+    first = store.claim("billing", broker())
+    began = time.monotonic()
+
+    with pytest.raises(GroupBusy):
+        store.claim("billing", broker(), takeover="wait", takeover_timeout=1)
+
+    assert 1 <= time.monotonic() - began < 5
+    with store.transaction(first) as tx:
+        tx.lock({P0: OffsetRange(0, 0)})

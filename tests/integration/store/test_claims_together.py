@@ -1,0 +1,131 @@
+"""Claims, and the transactions of stale jobs, at the same time: they wait for each other and never deadlock."""
+
+from __future__ import annotations
+
+from threading import Barrier, Event
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import StaleClaim
+from tests.support.background import in_background
+from tests.support.brokers import ScriptedBroker
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from offsetstore import Claim
+    from tests.integration.store.conftest import Query
+
+P0 = TopicPartition("payments", 0)
+NEW = TopicPartition("payments", 1)
+
+WAITING = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'
+"""
+DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+
+
+def broker() -> ScriptedBroker:
+    return ScriptedBroker({"payments": {0: (0, 100)}})
+
+
+def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, range_: OffsetRange) -> None:
+    with store.transaction(claim) as tx:
+        plan = tx.lock({tp: range_})
+        tx.advance({tp: plan[tp].remaining})
+
+
+@pytest.mark.behaviour("START-14")
+def test_of_claims_at_once_the_last_owns_the_group_and_every_row(store: OffsetStore, query: Query) -> None:
+    together = Barrier(8)
+
+    def claim_together() -> Claim:
+        together.wait()
+        return store.claim("billing", broker())
+
+    running = [in_background(claim_together) for _ in range(8)]
+    made = sorted((one.result(timeout=60) for one in running), key=lambda claim: claim.token.epoch)
+
+    assert [claim.token.epoch for claim in made] == list(range(1, 9))
+    assert {row.token for row in store.offsets("billing").values()} == {made[-1].token}
+    for loser in made[:-1]:
+        with pytest.raises(StaleClaim):
+            advance(store, loser, P0, OffsetRange(0, 1))
+    advance(store, made[-1], P0, OffsetRange(0, 1))
+    assert query("SELECT claim_id FROM heartbeats") == [(made[-1].token.claim_id,)]
+
+
+@pytest.mark.behaviour("START-14")
+def test_a_claim_waits_for_a_job_that_is_creating_an_unknown_partition(store: OffsetStore, query: Query) -> None:
+    first = store.claim("billing", broker())
+    grown = ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+    with store.transaction(first) as tx:
+        plan = tx.lock({NEW: OffsetRange(0, 7), P0: OffsetRange(0, 3)})
+        claiming = in_background(lambda: store.claim("billing", grown))
+        wait_until(lambda: query(WAITING))
+        tx.advance({tp: decision.remaining for tp, decision in plan.items()})
+
+    second = claiming.result(timeout=20)
+
+    assert second.starting is not None
+    assert second.starting.offsets == {P0: 3, NEW: 7}
+    with pytest.raises(StaleClaim):
+        advance(store, first, NEW, OffsetRange(7, 8))
+    assert query(DEADLOCKS) == [(0,)]
+
+
+@pytest.mark.behaviour("START-14", "TX-10")
+def test_a_job_that_meets_an_unknown_partition_during_a_claim_is_stale_afterwards(
+    store: OffsetStore, query: Query
+) -> None:
+    first = store.claim("billing", broker())
+    claiming_has_the_locks, go_on = Event(), Event()
+    slow = broker()
+    slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(20))]
+    claiming = in_background(lambda: store.claim("billing", slow))
+    assert claiming_has_the_locks.wait(20)
+    writing = in_background(lambda: advance(store, first, NEW, OffsetRange(0, 7)))
+    wait_until(lambda: query(WAITING))
+
+    go_on.set()
+
+    claiming.result(timeout=20)
+    with pytest.raises(StaleClaim):
+        writing.result(timeout=20)
+    assert NEW not in store.offsets("billing")
+    assert query(DEADLOCKS) == [(0,)]
+
+
+@pytest.mark.behaviour("START-14")
+def test_a_job_that_writes_during_a_claim_is_stale_afterwards(store: OffsetStore, query: Query) -> None:
+    first = store.claim("billing", broker())
+    claiming_has_the_locks, go_on = Event(), Event()
+    slow = broker()
+    slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(20))]
+    claiming = in_background(lambda: store.claim("billing", slow))
+    assert claiming_has_the_locks.wait(20)
+    writing = in_background(lambda: advance(store, first, P0, OffsetRange(0, 7)))
+    wait_until(lambda: query(WAITING))
+
+    go_on.set()
+
+    claiming.result(timeout=20)
+    with pytest.raises(StaleClaim):
+        writing.result(timeout=20)
+    assert store.offsets("billing")[P0].next_offset == 0
+
+
+@pytest.mark.behaviour("START-13")
+def test_claims_that_wait_behind_one_frozen_job_settle(store: OffsetStore) -> None:
+    first = store.claim("billing", broker())
+    frozen = store.database.begin(name=first.name)
+    frozen.lock_partitions("billing", [P0])
+
+    running = [in_background(lambda: store.claim("billing", broker(), takeover_timeout=0.5)) for _ in range(3)]
+    made = sorted((one.result(timeout=60) for one in running), key=lambda claim: claim.token.epoch)
+
+    frozen.rollback()
+    assert [claim.token.epoch for claim in made] == [2, 3, 4]
+    advance(store, made[-1], P0, OffsetRange(0, 1))

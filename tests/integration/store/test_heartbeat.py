@@ -1,0 +1,122 @@
+"""The heartbeat of a claim, as the database sees it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from offsetstore import OffsetStore
+from offsetstore.store import heartbeat
+from offsetstore.store.url import make_engine
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Engine
+
+    from offsetstore.local.postgres import PostgresServer
+    from tests.integration.store.conftest import Query
+
+BEAT = "SELECT beat_at FROM heartbeats"
+
+
+@pytest.fixture(autouse=True)
+def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
+
+
+@pytest.fixture
+def engine(offsetstore_database: str) -> Iterator[Engine]:
+    made = make_engine(offsetstore_database)
+    yield made
+    made.dispose()
+
+
+def test_it_beats_until_the_claim_is_closed(store: OffsetStore, query: Query) -> None:
+    with store.claim("billing", topics=["payments"]):
+        first = query(BEAT)
+        wait_until(lambda: query(BEAT) > first)
+
+    assert query(BEAT) == []
+
+
+def test_closing_the_store_leaves_all_of_its_claims(offsetstore_database: str, query: Query) -> None:
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.claim("billing", topics=["payments"])
+        store.claim("audit", topics=["payments"])
+        assert len(query(BEAT)) == 2
+
+    assert query(BEAT) == []
+
+
+def test_a_fenced_claim_stops_beating_and_does_not_come_back(
+    store: OffsetStore, query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = store.claim("billing", topics=["payments"])
+    second = store.claim("billing", topics=["payments"])
+
+    wait_until(lambda: f"taken over ({first.name})" in caplog.text)
+
+    assert query("SELECT claim_id FROM heartbeats") == [(second.token.claim_id,)]
+    first.close()
+    assert query("SELECT claim_id FROM heartbeats") == [(second.token.claim_id,)]
+
+
+def test_beats_that_fail_are_made_up_for_and_leave_no_connection_behind(
+    engine: Engine, offsetstore_database: str, query: Query
+) -> None:
+    with OffsetStore.connect(engine) as store, store.claim("billing", topics=["payments"]):
+        with psycopg.connect(offsetstore_database) as blocking:
+            blocking.execute("LOCK TABLE heartbeats")
+            failed = "SELECT sum(xact_rollback) FROM pg_stat_database WHERE datname = current_database()"
+            before = query(failed)
+            wait_until(lambda: query(failed) > before)
+        then = query(BEAT)
+
+        wait_until(lambda: query(BEAT) > then)
+
+        assert engine.pool.status().count("Connections in pool") == 1
+        wait_until(lambda: _checked_out(engine) == 0)
+
+
+def test_it_survives_a_database_that_is_away_for_a_moment(private_postgres: PostgresServer) -> None:
+    with OffsetStore.connect(private_postgres.url) as store, store.claim("billing", topics=["payments"]):
+        private_postgres.stop("immediate")
+        time.sleep(0.5)  # some beats meet a closed port
+        private_postgres.start()
+        with psycopg.connect(private_postgres.url, autocommit=True) as connection:
+            first = connection.execute(BEAT).fetchall()
+            wait_until(lambda: connection.execute(BEAT).fetchall() > first)
+
+
+def test_leaving_while_the_database_is_away_is_no_error(
+    private_postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with OffsetStore.connect(private_postgres.url) as store:
+        claim = store.claim("billing", topics=["payments"])
+        private_postgres.stop("immediate")
+
+        claim.close()
+
+    assert "last heartbeat could not be removed: StoreUnavailable" in caplog.text
+
+
+def test_leaving_does_not_wait_for_a_lock_for_ever(store: OffsetStore, offsetstore_database: str) -> None:
+    claim = store.claim("billing", topics=["payments"])
+    with psycopg.connect(offsetstore_database) as blocking:
+        blocking.execute("LOCK TABLE heartbeats")
+        began = time.monotonic()
+
+        claim.close()
+
+        assert time.monotonic() - began < 5
+
+
+def _checked_out(engine: Engine) -> int:
+    count = getattr(engine.pool, "checkedout", None)
+    assert count is not None
+    return count()

@@ -1,0 +1,232 @@
+"""What `run` repeats, and what it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
+from offsetstore.errors import TransactionLost
+from offsetstore.testing import StaticBroker
+from tests.integration.store.transacting import GROUP, P0, apply, driver, lock, write
+from tests.support.background import in_background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from offsetstore import Claim, Transaction
+    from tests.integration.store.conftest import Query
+
+RANGE = OffsetRange(0, 3)
+SERIALIZATION_FAILURE = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
+
+
+@pytest.fixture
+def store(offsetstore_database: str) -> Iterator[OffsetStore]:
+    retries = Retries(attempts=3, shortest=0.01, longest=0.02)
+    with OffsetStore.connect(offsetstore_database, retries=retries, timeouts=Timeouts(idle=1)) as connected:
+        yield connected
+
+
+@pytest.fixture
+def claim(store: OffsetStore, results: str) -> Claim:
+    return store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+
+
+def run_with(store: OffsetStore, claim: Claim, trouble: Callable[[Transaction], object]) -> int:
+    """Run a job that meets trouble in its first attempt, after its results are written; return the attempts."""
+    attempts: list[int] = []
+
+    def work(tx: Transaction) -> None:
+        attempts.append(1)
+        left = lock(tx, P0, range_=RANGE)
+        write(tx, [0, 1, 2])
+        if len(attempts) == 1:
+            trouble(tx)
+        tx.advance(left)
+
+    store.run(claim, work, lock_timeout=0.2)
+    return len(attempts)
+
+
+def assert_written_once(store: OffsetStore, query: Query) -> None:
+    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (1,), (2,)]
+    assert store.offsets(GROUP)[P0].next_offset == 3
+
+
+def assert_nothing_written(store: OffsetStore, query: Query) -> None:
+    assert query("SELECT record FROM results ORDER BY 1") == []
+    assert store.offsets(GROUP)[P0].next_offset == 0
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_serialization_failure_repeats_the_whole_function(store: OffsetStore, claim: Claim, query: Query) -> None:
+    assert run_with(store, claim, lambda tx: tx.connection.exec_driver_sql(SERIALIZATION_FAILURE)) == 2
+    assert_written_once(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_so_does_one_that_psycopg_raises_itself(store: OffsetStore, claim: Claim, query: Query) -> None:
+    assert run_with(store, claim, lambda tx: driver(tx).execute(SERIALIZATION_FAILURE)) == 2
+    assert_written_once(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_serialization_failure_at_commit_repeats_the_whole_function(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    query("CREATE SEQUENCE tries")
+    query("""
+        CREATE FUNCTION fail_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF nextval('tries') = 1 THEN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END IF; RETURN NULL; END $$
+    """)
+    query("""
+        CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON results DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION fail_once()
+    """)
+
+    assert run_with(store, claim, lambda _: None) == 2
+    assert_written_once(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_deadlock_repeats_the_whole_function(
+    store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str
+) -> None:
+    query("CREATE TABLE mine (x integer)")
+    query("CREATE TABLE yours (x integer)")
+    with psycopg.connect(offsetstore_database) as other:
+        # The other one never gives up, so that we do.
+        other.execute("SET deadlock_timeout = '1h'")
+        other.execute("LOCK TABLE yours")
+        waiting: list[Any] = []
+
+        def trouble(tx: Transaction) -> None:
+            tx.connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+            tx.connection.exec_driver_sql("LOCK TABLE mine")
+            waiting.append(in_background(lambda: other.execute("LOCK TABLE mine")))
+            while not query("SELECT 1 FROM pg_locks WHERE NOT granted"):
+                assert not waiting[0].done()
+            tx.connection.exec_driver_sql("LOCK TABLE yours")
+
+        assert run_with(store, claim, trouble) == 2
+        waiting[0].result(10)
+    assert_written_once(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_lock_timeout_on_results_repeats_the_whole_function(
+    store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str
+) -> None:
+    query("CREATE TABLE theirs (x integer)")
+    with psycopg.connect(offsetstore_database) as other:
+        other.execute("LOCK TABLE theirs")
+        assert run_with(store, claim, lambda tx: tx.connection.exec_driver_sql("SELECT * FROM theirs")) == 2
+    assert_written_once(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_terminated_connection_repeats_the_whole_function(store: OffsetStore, claim: Claim, query: Query) -> None:
+    def trouble(tx: Transaction) -> None:
+        pid = tx.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        assert query(f"SELECT pg_terminate_backend({pid}, 5000)") == [(True,)]
+
+    assert run_with(store, claim, trouble) == 2
+    assert_written_once(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_connection_that_breaks_under_psycopg_repeats_the_whole_function(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    def trouble(tx: Transaction) -> None:
+        pid = tx.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        assert query(f"SELECT pg_terminate_backend({pid}, 5000)") == [(True,)]
+        driver(tx).execute("SELECT 1")
+
+    assert run_with(store, claim, trouble) == 2
+    assert_written_once(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_transaction_that_was_idle_for_too_long_repeats_the_whole_function(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    def trouble(tx: Transaction) -> None:
+        pid = tx.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        while query(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"):
+            pass
+
+    assert run_with(store, claim, trouble) == 2
+    assert_written_once(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_one_transaction_is_not_repeated_and_says_that_it_was_lost(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            left = lock(tx, P0, range_=RANGE)
+            write(tx, [0, 1, 2])
+            tx.connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+            tx.advance(left)
+
+    with pytest.raises(TransactionLost):
+        job()
+    assert_nothing_written(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_what_fails_in_every_attempt_is_raised_as_it_is(store: OffsetStore, claim: Claim, query: Query) -> None:
+    attempts: list[int] = []
+
+    def work(tx: Transaction) -> None:
+        attempts.append(1)
+        lock(tx, P0, range_=RANGE)
+        write(tx, [0])
+        tx.connection.exec_driver_sql(SERIALIZATION_FAILURE)
+
+    with pytest.raises(DBAPIError, match="not now"):
+        store.run(claim, work)
+
+    assert len(attempts) == 3
+    assert_nothing_written(store, query)
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_constraint_violation_is_not_repeated(store: OffsetStore, claim: Claim, query: Query) -> None:
+    query("ALTER TABLE results ADD CONSTRAINT small CHECK (record < 2)")
+    attempts: list[int] = []
+
+    def work(tx: Transaction) -> None:
+        attempts.append(1)
+        apply(tx, P0, range_=RANGE)
+
+    with pytest.raises(IntegrityError, match="small"):
+        store.run(claim, work)
+
+    assert len(attempts) == 1
+    assert_nothing_written(store, query)
+
+
+@pytest.mark.behaviour("TX-12", "TX-2")
+def test_an_error_of_the_database_that_the_work_swallows_is_raised_all_the_same(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    query("ALTER TABLE results ADD CONSTRAINT small CHECK (record < 3)")
+
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            apply(tx, P0, range_=RANGE)
+            try:
+                write(tx, [99])
+            except IntegrityError:
+                return
+
+    with pytest.raises(DBAPIError, match="current transaction is aborted"):
+        job()
+    assert_nothing_written(store, query)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import event
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import CommittedBehindOurBack, StaleClaim
+from offsetstore.store.database import PostgresDatabase
+from offsetstore.testing import StaticBroker
+from tests.integration.store.transacting import GROUP, P0, P1, driver, lock, process, write
+
+if TYPE_CHECKING:
+    from offsetstore import Claim, Transaction
+    from tests.integration.store.conftest import Query
+
+HUGE = 2**62
+
+
+@pytest.fixture
+def claim(store: OffsetStore, results: str) -> Claim:
+    return store.claim(GROUP, StaticBroker.with_topics({"payments": 2}, end=100))
+
+
+def set_for_database(query: Query, setting: str, value: str) -> None:
+    [(name,)] = query("SELECT current_database()")
+    query(f"ALTER DATABASE {name} SET {setting} = '{value}'")
+
+
+@pytest.mark.behaviour("TX-13")
+def test_the_largest_offsets_go_in_and_come_out(store: OffsetStore, query: Query, results: str) -> None:
+    claim = store.claim(GROUP, topics=["payments"])
+    process(store, claim, P0, range_=OffsetRange(HUGE - 2, HUGE))
+
+    assert query("SELECT record FROM results ORDER BY 1") == [(HUGE - 2,), (HUGE - 1,)]
+    assert query("SELECT next_offset FROM kafka_partitions") == [(HUGE,)]
+    assert [line.to_offset for line in store.history(GROUP) if line.topic_partition] == [HUGE - 2]
+
+
+@pytest.mark.behaviour("TX-14")
+def test_advancing_a_thousand_partitions_is_one_statement(store: OffsetStore) -> None:
+    partitions = [TopicPartition("payments", number) for number in range(1000)]
+    claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1000}, end=100))
+    assert isinstance(store.database, PostgresDatabase)
+    engine = store.database.engine
+    statements: list[str] = []
+
+    def note(*arguments: object) -> None:
+        statements.append(str(arguments[2]).split()[0])
+
+    with store.transaction(claim) as tx:
+        event.listen(engine, "before_cursor_execute", note)
+        left = lock(tx, *partitions, range_=OffsetRange(0, 7))
+        assert statements == ["SELECT"]
+        tx.advance(left, metadata="the same for all")
+        assert statements == ["SELECT", "WITH"]
+
+    assert {row.next_offset for row in store.offsets(GROUP).values()} == {7}
+    assert set(store.metadata(GROUP).values()) == {"the same for all"}
+
+
+def test_an_advance_is_a_hot_update(store: OffsetStore, claim: Claim, query: Query) -> None:
+    """It touches no index, so that the table needs no vacuum to stay small and fast."""
+    for number in range(200):
+        process(store, claim, P0, P1, range_=OffsetRange(number, number + 1))
+    store.close()  # a server process hands in its figures when it ends
+
+    counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'kafka_partitions'"
+    end = time.monotonic() + 10
+    while (found := query(counts)[0])[0] < 400 and time.monotonic() < end:
+        pass
+    updated, hot = found
+    assert updated >= 400
+    assert updated == hot
+
+
+@pytest.mark.behaviour("TX-3")
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN", "psycopg.commit", "psycopg.rollback"])
+def test_an_end_behind_our_back_is_noticed_and_the_offset_stays(store: OffsetStore, claim: Claim, how: str) -> None:
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            left = lock(tx, P0, range_=OffsetRange(0, 3))
+            write(tx, [0, 1, 2])
+            end(tx, how)
+            tx.advance(left)
+
+    with pytest.raises(CommittedBehindOurBack):
+        job()
+    assert store.offsets(GROUP)[P0].next_offset == 0
+
+
+@pytest.mark.behaviour("TX-3")
+def test_an_end_after_the_advance_is_noticed_too(store: OffsetStore, claim: Claim) -> None:
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
+            tx.connection.exec_driver_sql("ROLLBACK")
+
+    with pytest.raises(CommittedBehindOurBack):
+        job()
+
+
+@pytest.mark.behaviour("TX-3")
+def test_an_advance_that_plain_sql_took_back_is_noticed(store: OffsetStore, claim: Claim, query: Query) -> None:
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            left = lock(tx, P0, P1, range_=OffsetRange(0, 3))
+            write(tx, [0, 1, 2])
+            tx.advance({P0: left[P0]})
+            tx.connection.exec_driver_sql("SAVEPOINT before")
+            tx.advance({P1: left[P1]})
+            tx.connection.exec_driver_sql("ROLLBACK TO before")
+
+    with pytest.raises(CommittedBehindOurBack):
+        job()
+    assert query("SELECT * FROM results") == []
+    assert {row.next_offset for row in store.offsets(GROUP).values()} == {0}
+
+
+@pytest.mark.behaviour("START-14")
+def test_a_row_s_other_claim_id_is_another_token(store: OffsetStore, claim: Claim, query: Query) -> None:
+    query("UPDATE kafka_partitions SET claim_id = gen_random_uuid() WHERE partition = 1")
+
+    process(store, claim, P0, range_=OffsetRange(0, 1))
+    with pytest.raises(StaleClaim):
+        process(store, claim, P0, P1, range_=OffsetRange(1, 3))
+
+    assert query("SELECT * FROM results") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("default", "inside"), [("off", "on"), ("local", "on"), ("remote_write", "on"), ("remote_apply", "remote_apply")]
+)
+def test_a_commit_that_was_answered_is_on_disk(
+    query: Query, offsetstore_database: str, default: str, inside: str
+) -> None:
+    set_for_database(query, "synchronous_commit", default)
+
+    with OffsetStore.connect(offsetstore_database) as store:
+        session = store.database.begin(name="look")
+        assert session.connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == inside
+        session.rollback()
+
+
+def test_the_isolation_is_ours_whatever_the_database_s_default(
+    query: Query, results: str, offsetstore_database: str
+) -> None:
+    set_for_database(query, "default_transaction_isolation", "serializable")
+
+    with OffsetStore.connect(offsetstore_database) as store:
+        claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 2}, end=100))
+        with store.transaction(claim) as tx:
+            left = lock(tx, P0, range_=OffsetRange(0, 1))
+            isolation = tx.connection.exec_driver_sql("SHOW transaction_isolation").scalar_one()
+            tx.advance(left)
+
+        assert isolation == "read committed"
+        assert store.offsets(GROUP)[P0].next_offset == 1
+
+
+def end(tx: Transaction, how: str) -> None:
+    if how.startswith("psycopg."):
+        getattr(driver(tx), how.removeprefix("psycopg."))()
+    else:
+        tx.connection.exec_driver_sql(how)

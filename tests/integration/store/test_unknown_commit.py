@@ -1,0 +1,307 @@
+"""A COMMIT whose answer is lost: by a proxy that swallows the one or the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Transaction
+from offsetstore.errors import CommitUnknown, StaleClaim, TransactionLost
+from tests.support.brokers import ScriptedBroker
+from tests.support.proxy import CLAIM, CommitProxy, Lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from offsetstore import Claim
+    from offsetstore.local.postgres import PostgresServer
+    from tests.integration.store.conftest import Query
+
+P0 = TopicPartition("payments", 0)
+P1 = TopicPartition("payments", 1)
+NEW = TopicPartition("payments", 2)
+
+BOTH = pytest.mark.parametrize("lost", [Lost.COMMIT, Lost.ANSWER], ids=lambda lost: lost.name)
+
+
+def broker() -> ScriptedBroker:
+    return ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+
+
+@dataclass
+class Job:
+    """A store whose connections go through a proxy, with its claim; and how often its work was run."""
+
+    proxy: CommitProxy
+    store: OffsetStore
+    claim: Claim
+    runs: int = 0
+
+    def work(self, *partitions: TopicPartition, until: int = 40) -> Callable[[Transaction], None]:
+        """Write one result a record, and advance."""
+
+        def run(tx: Transaction) -> None:
+            self.runs += 1
+            plan = tx.lock(dict.fromkeys(partitions, OffsetRange(0, until)))
+            for decision in plan.values():
+                left = decision.remaining
+                tx.connection.exec_driver_sql(
+                    f"INSERT INTO results SELECT generate_series({left.from_}, {left.until - 1})"
+                )
+            tx.advance({tp: decision.remaining for tp, decision in plan.items() if decision.remaining})
+
+        return run
+
+    def transaction(self, *partitions: TopicPartition) -> None:
+        """The same without retry."""
+        with self.store.transaction(self.claim) as tx:
+            self.work(*partitions)(tx)
+
+
+@contextmanager
+def started(url: str) -> Generator[Job]:
+    with (
+        CommitProxy(url) as proxy,
+        OffsetStore.connect(
+            proxy.url, timeouts=Timeouts(commit=5), retries=Retries(shortest=0.01, longest=0.1)
+        ) as store,
+    ):
+        yield Job(proxy, store, store.claim("billing", broker()))
+
+
+@pytest.fixture
+def job(offsetstore_database: str, results: str) -> Iterator[Job]:
+    with started(offsetstore_database) as made:
+        yield made
+
+
+RECORDS = "SELECT count(*), count(DISTINCT record) FROM results"
+
+
+@pytest.mark.behaviour("TX-11")
+@BOTH
+def test_run_neither_duplicates_nor_loses(job: Job, query: Query, lost: Lost) -> None:
+    with job.proxy.losing(lost):
+        job.store.run(job.claim, job.work(P0))
+
+    assert job.runs == (2 if lost is Lost.COMMIT else 1)
+    assert query(RECORDS) == [(40, 40)]
+    assert job.store.offsets("billing")[P0].next_offset == 40
+
+
+@pytest.mark.behaviour("TX-11")
+def test_transaction_tells_that_a_lost_commit_did_not_happen(job: Job, query: Query) -> None:
+    with job.proxy.losing(Lost.COMMIT), pytest.raises(TransactionLost, match="rows show that it did not happen"):
+        job.transaction(P0)
+
+    assert query(RECORDS) == [(0, 0)]
+    assert job.store.offsets("billing")[P0].next_offset == 0
+
+
+@pytest.mark.behaviour("TX-11")
+def test_transaction_ends_well_where_only_the_answer_was_lost(
+    job: Job, query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    with job.proxy.losing(Lost.ANSWER):
+        job.transaction(P0)
+
+    assert "the rows show that it happened" in caplog.text
+    assert query(RECORDS) == [(40, 40)]
+
+
+@pytest.mark.behaviour("TX-11")
+@BOTH
+def test_the_first_transaction_of_a_partition_is_no_exception(job: Job, query: Query, lost: Lost) -> None:
+    """Its row comes and goes with the transaction."""
+    with job.proxy.losing(lost):
+        job.store.run(job.claim, job.work(NEW))
+
+    assert job.runs == (2 if lost is Lost.COMMIT else 1)
+    assert query(RECORDS) == [(40, 40)]
+    assert job.store.offsets("billing")[NEW].next_offset == 40
+    assert [line.to_offset for line in job.store.history("billing") if line.topic_partition == NEW] == [0]
+
+
+@pytest.mark.behaviour("TX-11")
+def test_a_network_that_tells_only_the_client_holds_nobody_up(job: Job, query: Query) -> None:
+    """The server still waits for the COMMIT, and holds the rows that shall tell."""
+    with job.proxy.losing(Lost.CONNECTION):
+        job.store.run(job.claim, job.work(P0))
+
+    assert job.runs == 2
+    assert query(RECORDS) == [(40, 40)]
+
+
+@pytest.mark.behaviour("TX-11")
+def test_a_claim_in_between_does_not_hide_that_it_happened(job: Job, offsetstore_database: str, query: Query) -> None:
+    with OffsetStore.connect(offsetstore_database) as other:
+        with job.proxy.losing(Lost.ANSWER, then=lambda: other.claim("billing", broker())):
+            job.store.run(job.claim, job.work(P0))
+
+        assert job.runs == 1
+        assert query(RECORDS) == [(40, 40)]
+        with pytest.raises(StaleClaim):
+            job.store.run(job.claim, job.work(P0, until=50))
+
+
+@pytest.mark.behaviour("TX-11")
+def test_a_claim_in_between_does_not_hide_that_it_did_not_happen(
+    job: Job, offsetstore_database: str, query: Query
+) -> None:
+    claims: list[Claim] = []
+    with OffsetStore.connect(offsetstore_database) as other:
+        with (
+            job.proxy.losing(Lost.COMMIT, then=lambda: claims.append(other.claim("billing", broker()))),
+            pytest.raises(StaleClaim),
+        ):
+            job.store.run(job.claim, job.work(P0))
+
+        assert job.runs == 2
+        assert query(RECORDS) == [(0, 0)]
+        other.run(claims[0], job.work(P0))
+        assert query(RECORDS) == [(40, 40)]
+
+
+@pytest.mark.behaviour("TX-11")
+def test_a_claim_in_between_is_told_apart_from_a_partitions_first_transaction(
+    job: Job, offsetstore_database: str, query: Query
+) -> None:
+    with (
+        OffsetStore.connect(offsetstore_database) as other,
+        job.proxy.losing(Lost.COMMIT, then=lambda: other.claim("billing", broker())),
+        pytest.raises(TransactionLost, match="rows show that it did not happen"),
+    ):
+        job.transaction(NEW)
+
+    assert query(RECORDS) == [(0, 0)]
+
+
+@pytest.mark.behaviour("TX-11")
+@BOTH
+def test_rows_that_a_new_owner_has_moved_on_cant_tell(
+    job: Job, offsetstore_database: str, query: Query, lost: Lost
+) -> None:
+    with OffsetStore.connect(offsetstore_database) as other:
+
+        def take_over() -> None:
+            claim = other.claim("billing", broker())
+            other.run(claim, job.work(P0, until=60))
+
+        with job.proxy.losing(lost, then=take_over), pytest.raises(CommitUnknown, match="moved or removed since"):
+            job.store.run(job.claim, job.work(P0))
+
+    assert job.runs == 2  # ours, and the new owner's; never ours again
+    assert query(RECORDS) == [(60, 60)]
+
+
+@pytest.mark.behaviour("TX-11")
+@BOTH
+def test_one_row_that_was_not_moved_on_is_enough(job: Job, offsetstore_database: str, lost: Lost) -> None:
+    with OffsetStore.connect(offsetstore_database) as other:
+
+        def take_over() -> None:
+            claim = other.claim("billing", broker())
+            other.run(claim, job.work(P0, until=60))
+
+        with job.proxy.losing(lost, then=take_over):
+            if lost is Lost.ANSWER:
+                job.transaction(P0, P1)
+            else:
+                with pytest.raises(TransactionLost):
+                    job.transaction(P0, P1)
+
+
+@pytest.mark.behaviour("TX-11")
+def test_a_group_that_was_removed_since_cant_tell(job: Job, query: Query) -> None:
+    def remove() -> None:
+        query("DELETE FROM kafka_partitions")
+        query("DELETE FROM consumer_groups")
+
+    with job.proxy.losing(Lost.ANSWER, then=remove), pytest.raises(CommitUnknown):
+        job.transaction(NEW)
+
+
+@pytest.mark.behaviour("TX-11")
+def test_a_transaction_that_advanced_nothing_cant_tell(job: Job) -> None:
+    with (
+        job.proxy.losing(Lost.ANSWER, after=b"INSERT INTO results"),
+        pytest.raises(CommitUnknown, match="no partition"),
+    ):
+        _write_without_offsets(job)
+
+
+def _write_without_offsets(job: Job) -> None:
+    with job.store.transaction(job.claim) as tx:
+        tx.lock({})
+        tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
+
+
+@pytest.mark.behaviour("TX-11")
+def test_rows_that_somebody_holds_for_too_long_cant_tell(job: Job, offsetstore_database: str) -> None:
+    job.store.timeouts = Timeouts(commit=1)
+    with psycopg.connect(offsetstore_database) as holding:
+        hold = "SELECT FROM kafka_partitions FOR UPDATE"
+        began = time.monotonic()
+
+        with (
+            job.proxy.losing(Lost.ANSWER, then=lambda: holding.execute(hold)),
+            pytest.raises(CommitUnknown, match="did not tell within 1 s"),
+        ):
+            job.store.run(job.claim, job.work(P0))
+
+        assert 1 <= time.monotonic() - began < 5
+    assert job.runs == 1
+    assert job.store.offsets("billing")[P0].next_offset == 40
+
+
+@pytest.mark.behaviour("TX-11")
+@BOTH
+def test_a_database_that_is_down_during_the_look_up_is_waited_for(private_postgres: PostgresServer, lost: Lost) -> None:
+    starting = threading.Timer(1, private_postgres.start)
+
+    def crash() -> None:
+        private_postgres.stop("immediate")
+        starting.start()
+
+    with psycopg.connect(private_postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE results (record bigint)")
+    with started(private_postgres.url) as job:
+        job.store.timeouts = Timeouts(commit=60)
+        with job.proxy.losing(lost, then=crash):
+            job.store.run(job.claim, job.work(P0))
+        starting.join()
+
+        assert job.runs == (2 if lost is Lost.COMMIT else 1)
+        with psycopg.connect(private_postgres.url) as connection:
+            assert connection.execute(RECORDS).fetchall() == [(40, 40)]
+
+
+@pytest.mark.behaviour("TX-11")
+def test_a_database_that_stays_down_ends_in_the_unknown(private_postgres: PostgresServer) -> None:
+    with psycopg.connect(private_postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE results (record bigint)")
+    with started(private_postgres.url) as job:
+        job.store.timeouts = Timeouts(commit=1)
+        with (
+            job.proxy.losing(Lost.ANSWER, then=lambda: private_postgres.stop("immediate")),
+            pytest.raises(CommitUnknown, match="did not tell within 1 s"),
+        ):
+            job.store.run(job.claim, job.work(P0))
+        assert job.runs == 1
+
+
+@BOTH
+def test_a_claim_that_lost_its_commit_is_made_again(job: Job, offsetstore_database: str, lost: Lost) -> None:
+    job.claim.close()
+
+    with job.proxy.losing(lost, after=CLAIM):
+        claim = job.store.claim("billing", broker(), takeover="refuse")
+
+    assert claim.token.epoch == (2 if lost is Lost.COMMIT else 3)
+    job.store.run(claim, job.work(P0))

@@ -1,0 +1,169 @@
+"""What holds for every start, whatever the store and Kafka say."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offsetstore.errors import StartError
+from offsetstore.offsets import (
+    BrokerView,
+    CommittedOffset,
+    StoredOffset,
+    Token,
+    TopicLog,
+    TopicPartition,
+    Watermarks,
+)
+from offsetstore.policy import StartPolicy
+from offsetstore.resolver import resolve
+from offsetstore.starting import Reason, StartingOffsets
+
+TOKEN = Token(1, UUID(int=1))
+# What passes over records that the store has not seen, each by a decision that the history records.
+MAY_SKIP = {Reason.COMMITTED_IS_LARGER, Reason.DATA_LOSS_ACCEPTED, Reason.RECREATED_RESTART}
+
+offsets = st.integers(0, 8)
+partitions = st.builds(TopicPartition, st.sampled_from(["payments", "refunds"]), st.integers(0, 2))
+topic_ids = st.sampled_from([None, "this", "this", "another"])
+
+
+@st.composite
+def watermarks(draw: st.DrawFn) -> Watermarks:
+    one, other = draw(offsets), draw(offsets)
+    return Watermarks(min(one, other), max(one, other))
+
+
+rows = st.builds(
+    StoredOffset,
+    offsets,
+    st.just(TOKEN),
+    topic_id=topic_ids,
+    cluster_id=st.sampled_from([None, "cluster", "cluster", "elsewhere"]),
+    pinned=st.booleans(),
+)
+logs = st.builds(TopicLog, topic_ids, st.dictionaries(st.integers(0, 2), watermarks(), min_size=1))
+policies = st.builds(
+    StartPolicy,
+    st.sampled_from(["larger", "stored", "agree"]),
+    st.sampled_from(["earliest", "latest", "none", datetime(2026, 1, 1, tzinfo=UTC)]),
+    st.sampled_from(["fail", "earliest"]),
+    st.sampled_from(["fail", "restart"]),
+)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> BrokerView:
+    topics = draw(st.dictionaries(st.sampled_from(["payments", "refunds"]), logs, min_size=1))
+    committed = draw(st.dictionaries(partitions, st.builds(CommittedOffset, offsets)))
+    timestamps = {
+        TopicPartition(topic, number): draw(st.integers(log.beginning, log.end))
+        for topic, one in topics.items()
+        for number, log in one.partitions.items()
+    }
+    return BrokerView("cluster", topics, committed, timestamps)
+
+
+stored_offsets = st.dictionaries(partitions, rows)
+
+
+def start_of(
+    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
+) -> StartingOffsets | StartError:
+    try:
+        return resolve(stored, view, policy)
+    except StartError as error:
+        return error
+
+
+@pytest.mark.behaviour("START-7", "START-8")
+@given(stored_offsets, views(), policies)
+def test_a_start_lies_inside_the_log(
+    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
+) -> None:
+    start = start_of(stored, view, policy)
+    if isinstance(start, StartError):
+        assert start.topic_partition is not None
+        assert start.next_step
+        return
+    for one in start.starts.values():
+        assert one.log.beginning <= one.offset <= one.log.end
+
+
+@pytest.mark.behaviour("START-1", "START-7")
+@given(stored_offsets, views(), policies)
+def test_a_stored_record_is_passed_over_only_by_a_decision(
+    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
+) -> None:
+    start = start_of(stored, view, policy)
+    if isinstance(start, StartError):
+        return
+    for tp, one in start.starts.items():
+        if tp in stored and one.offset > stored[tp].next_offset:
+            assert one.reason in MAY_SKIP
+            assert (one.skipped is None) == (one.reason is Reason.RECREATED_RESTART)
+    reasons = {one.reason for one in start.starts.values()}
+    if policy.prefer != "larger":
+        assert Reason.COMMITTED_IS_LARGER not in reasons
+    if policy.on_data_loss == "fail":
+        assert Reason.DATA_LOSS_ACCEPTED not in reasons
+    if policy.on_recreated == "fail":
+        assert Reason.RECREATED_RESTART not in reasons
+
+
+@pytest.mark.behaviour("START-8")
+@given(stored_offsets, views(), policies)
+def test_a_start_lies_below_the_stored_offset_only_after_a_restart(
+    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
+) -> None:
+    start = start_of(stored, view, policy)
+    if isinstance(start, StartError):
+        return
+    for tp, one in start.starts.items():
+        if tp in stored and one.offset < stored[tp].next_offset:
+            assert one.reason is Reason.RECREATED_RESTART
+
+
+@pytest.mark.behaviour("START-11", "START-23")
+@given(stored_offsets, views(), policies)
+def test_every_partition_of_every_topic_is_named(
+    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
+) -> None:
+    start = start_of(stored, view, policy)
+    if isinstance(start, StartError):
+        return
+    wanted = {topic: {str(number) for number in log.partitions} for topic, log in view.topics.items()}
+    named = json.loads(start.json())
+    assert {topic: set(numbers) for topic, numbers in named.items()} == wanted
+    assert len(start.explain().splitlines()) == len(start.starts) + len(start.vanished)
+    assert all(tp.partition not in view.topics[tp.topic].partitions for tp in start.vanished)
+
+
+@given(stored_offsets, views(), policies)
+def test_what_was_resolved_and_stored_resolves_to_itself(
+    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
+) -> None:
+    """A second claim, right after the first one and with nothing written, starts at the same place."""
+    start = start_of(stored, view, policy)
+    if isinstance(start, StartError):
+        return
+    after = {
+        tp: StoredOffset(
+            one.offset,
+            TOKEN,
+            topic_id=view.topics[tp.topic].topic_id,
+            cluster_id=view.cluster_id,
+            pinned=one.reason is Reason.RECREATED_RESTART or (one.stored is not None and one.stored.pinned),
+        )
+        for tp, one in start.starts.items()
+    }
+    again = start_of(after, view, policy)
+    if policy.prefer == "agree" and isinstance(again, StartError):
+        return
+    assert isinstance(again, StartingOffsets)
+    assert again.offsets == start.offsets

@@ -1,0 +1,56 @@
+"""A broker that says what a test wants it to say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, TopicPartition, Watermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+
+class ScriptedBroker:
+    """Shows ``logs`` (topic -> partition -> (beginning, end)), which a test may change.
+
+    ``script`` holds what the next views do instead, one entry a view: an error is raised, logs are shown, a function is
+    called first, and ``None`` shows the truth.
+    """
+
+    def __init__(
+        self,
+        logs: Mapping[str, Mapping[int, tuple[int, int]]],
+        *,
+        committed: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        self.logs = {topic: dict(log) for topic, log in logs.items()}
+        self.committed = dict(committed or {})
+        self.script: list[Exception | Mapping[str, Mapping[int, tuple[int, int]]] | Callable[[], object] | None] = []
+        self.views = 0
+        self.groups: set[str] = set()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self.logs)
+
+    def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
+        assert timestamp_ms is None
+        self.views += 1
+        self.groups.add(group)
+        step = self.script.pop(0) if self.script else None
+        if isinstance(step, Exception):
+            raise step
+        shown: Mapping[str, Mapping[int, tuple[int, int]]] = self.logs
+        if callable(step):
+            step()
+        elif step is not None:
+            shown = step
+        logs = {
+            topic: TopicLog(f"id of {topic}", {number: Watermarks(*ends) for number, ends in shown[topic].items()})
+            for topic in topics
+        }
+        committed = {tp: CommittedOffset(offset) for tp, offset in self.committed.items() if tp.topic in logs}
+        return BrokerView("cluster-1", logs, committed)
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
+        return {topic: f"id of {topic}" for topic in topics}

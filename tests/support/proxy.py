@@ -1,0 +1,210 @@
+"""A TCP proxy that knows PostgreSQL's protocol well enough to lose one COMMIT, or the answer to one.
+
+It stands between a client and the real server, frame by frame. Armed with `CommitProxy.losing`, it breaks the first
+COMMIT of a transaction in which a given statement was sent, and fails the test if there was none.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from types import TracebackType
+
+ADVANCE = b"SET next_offset = n.until_offset"
+"""Marks a transaction that advances offsets; heartbeats and claims pass."""
+
+CLAIM = b"UPDATE consumer_groups"
+"""Marks a claim's transaction."""
+
+
+class Lost(Enum):
+    """What is lost, and who notices."""
+
+    COMMIT = "COMMIT never reaches the server, and both connections are closed"
+    ANSWER = "the server commits; its answer never reaches the client, and both connections are closed"
+    CONNECTION = "COMMIT never reaches the server; the client's connection is closed, the server is not told"
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass
+class _Fault:
+    lost: Lost
+    after: bytes
+    then: Callable[[], object] = _nothing
+    fired: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+
+    def fire(self) -> None:
+        """Run what shall happen between the loss and the client's noticing it."""
+        try:
+            self.then()
+        except BaseException as error:  # noqa: BLE001 - it is raised in the test's own thread
+            self.error = error
+        self.fired.set()
+
+
+class CommitProxy:
+    """Forwards to the server of a URL; a context manager."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._target = (parts.hostname, parts.port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        # Without encryption, or there would be nothing to read.
+        netloc = f"{parts.username}@127.0.0.1:{port}"
+        self.url = urlunsplit((parts.scheme, netloc, parts.path, "sslmode=disable&gssencmode=disable", ""))
+        self._fault: _Fault | None = None
+        self._guard = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @contextmanager
+    def losing(
+        self, lost: Lost, *, after: bytes = ADVANCE, then: Callable[[], object] = _nothing
+    ) -> Generator[threading.Event]:
+        """Lose one inside the block; ``then`` runs before the client notices.
+
+        :param after: part of a statement that the transaction must have sent.
+        """
+        fault = _Fault(lost, after, then)
+        self._fault = fault
+        try:
+            yield fault.fired
+        finally:
+            self._fault = None
+        assert fault.fired.is_set(), "no COMMIT was lost"
+        if fault.error is not None:
+            raise fault.error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for one in (self._listener, *self._sockets):
+            _close(one)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    server = socket.create_connection(self._target)
+                except OSError:  # the server is down: the client is told so
+                    _close(client)
+                    continue
+                self._sockets += [client, server]
+                link = _Link(self, client, server)
+                threading.Thread(target=link.forward, daemon=True).start()
+                threading.Thread(target=link.backward, daemon=True).start()
+
+    def take_fault(self, sent: bytes) -> _Fault | None:
+        """The fault, if it is for the transaction that has sent this, and no other has taken it."""
+        with self._guard:
+            fault = self._fault
+            if fault is None or fault.after not in sent:
+                return None
+            self._fault = None
+            return fault
+
+
+class _Link:
+    """One client's connection and the server's."""
+
+    def __init__(self, proxy: CommitProxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._server = server
+        self._swallowing: _Fault | None = None
+
+    def forward(self) -> None:
+        """Client to server."""
+        with suppress(OSError, EOFError):
+            self._server.sendall(_startup(self._client))
+            sent = b""
+            while True:
+                frame = _frame(self._client)
+                sent += frame
+                if _is_commit(frame):
+                    fault = self._proxy.take_fault(sent)
+                    sent = b""
+                    if fault is not None and fault.lost is Lost.ANSWER:
+                        self._swallowing = fault
+                    elif fault is not None:
+                        if fault.lost is Lost.COMMIT:
+                            _close(self._server)
+                        fault.fire()
+                        _close(self._client)
+                        return
+                self._server.sendall(frame)
+        # A client that leaves takes the server's connection along.
+        _close(self._server)
+
+    def backward(self) -> None:
+        """Server to client."""
+        with suppress(OSError, EOFError):
+            swallowed = b""
+            while True:
+                frame = _frame(self._server)
+                if self._swallowing is None:
+                    self._client.sendall(frame)
+                    continue
+                swallowed += frame
+                if frame[:1] == b"Z":  # ReadyForQuery: all of the answer was here
+                    assert b"COMMIT\0" in swallowed
+                    _close(self._server)
+                    self._swallowing.fire()
+                    break
+        _close(self._client)
+
+
+def _startup(client: socket.socket) -> bytes:
+    """The first message of a connection, which has no type byte."""
+    length = _exactly(client, 4)
+    return length + _exactly(client, struct.unpack("!i", length)[0] - 4)
+
+
+def _frame(connection: socket.socket) -> bytes:
+    """One message: a type byte, a length that counts itself, a body."""
+    head = _exactly(connection, 5)
+    return head + _exactly(connection, struct.unpack("!i", head[1:])[0] - 4)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def _is_commit(frame: bytes) -> bool:
+    """Whether a simple Query, or the Parse of an extended one (after the statement's name), is a COMMIT."""
+    kind, body = frame[:1], frame[5:]
+    if kind == b"P":
+        body = body.partition(b"\0")[2].partition(b"\0")[0]
+    return kind in {b"Q", b"P"} and body.strip(b"\0 ;").upper() == b"COMMIT"
+
+
+def _close(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

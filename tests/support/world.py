@@ -1,0 +1,182 @@
+"""One test's world: a topic or two on a real Kafka, a database on a real PostgreSQL, a real Spark, and a group.
+
+A test reads as a story: ``world.produce``, ``world.claim``, ``world.run``, and what ``world.database`` then holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from offsetstore import Broker, OffsetStore, TransactionalSink
+from offsetstore.kafka import admin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from offsetstore import Claim, TopicPartition
+    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.ports import Writer
+    from offsetstore.spark.sink import Transform
+    from tests.support.postgres import Database
+
+SECONDS = 60
+"""No query of a test takes as long as this."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a query ended: the sink's own error, if it was the sink's, and the text of Spark's exception."""
+
+    error: BaseException | None
+    text: str
+
+
+@dataclass
+class World:
+    """See the module. ``checkpoints`` is the base directory that is given to `Claim.checkpoint`."""
+
+    spark: SparkSession
+    kafka: KafkaBroker
+    database: Database
+    store: OffsetStore
+    group: str
+    checkpoints: str
+    _brokers: list[Broker] = field(default_factory=list[Broker])
+
+    # -- Kafka
+
+    def produce(self, topic: str, values: Iterable[str | bytes | None], *, partition: int = 0) -> None:
+        """Append records without a key to one partition, in order."""
+        records = [
+            admin.Record(value.encode() if isinstance(value, str) else value, None, partition) for value in values
+        ]
+        admin.produce(self.kafka.bootstrap_servers, topic, records)
+
+    def produce_keyed(self, topic: str, records: Iterable[tuple[str, str]], *, partition: int = 0) -> None:
+        """Append records with a key to one partition, in order."""
+        made = [admin.Record(value.encode(), key.encode(), partition) for key, value in records]
+        admin.produce(self.kafka.bootstrap_servers, topic, made)
+
+    def options(self, *topics: str, **more: str) -> dict[str, str]:
+        """What Spark's reader is told; ``more`` with the names that Spark gives them."""
+        return {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, "subscribe": ",".join(topics), **more}
+
+    def broker(self, *topics: str, **more: str) -> Broker:
+        """A broker from the reader's options."""
+        broker = Broker.from_spark(self.options(*topics, **more))
+        self._brokers.append(broker)
+        return broker
+
+    # -- the store
+
+    def claim(self, *topics: str, group: str | None = None, **arguments: Any) -> Claim:
+        """Claim the test's group as a job does that reads these topics."""
+        return self.store.claim(group or self.group, self.broker(*topics), **arguments)
+
+    def stored(self, topic: str, *, group: str | None = None) -> dict[int, int]:
+        """The stored next offset of each of the topic's partitions."""
+        rows = self.store.offsets(group or self.group).items()
+        return {tp.partition: row.next_offset for tp, row in rows if tp.topic == topic}
+
+    def advance(self, claim: Claim, to: Mapping[TopicPartition, int]) -> None:
+        """Move stored offsets with the claim's own token, as if another batch had been committed."""
+        from offsetstore import OffsetRange  # noqa: PLC0415
+
+        stored = self.store.offsets(claim.group)
+        with self.store.transaction(claim) as tx:
+            plan = tx.lock({tp: OffsetRange(stored[tp].next_offset, until) for tp, until in to.items()})
+            tx.advance({tp: decision.remaining for tp, decision in plan.items()})
+
+    # -- Spark
+
+    def read(self, claim: Claim, **options: str) -> DataFrame:
+        """The stream of all topics of the claim, from where it says."""
+        reader = self.spark.readStream.format("kafka").options(**self.options(*claim.topics, **options))
+        return reader.option("startingOffsets", claim.starting_offsets).load()
+
+    def start(
+        self,
+        sink: TransactionalSink,
+        stream: DataFrame,
+        *,
+        checkpoint: str,
+        trigger: Mapping[str, Any] | None = None,
+    ) -> StreamingQuery:
+        """Start a query; by default it reads what is there and ends."""
+        writer = stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
+        return writer.trigger(**(trigger or {"availableNow": True})).start()
+
+    def run(
+        self,
+        claim: Claim,
+        transform: Transform,
+        into: Writer | Mapping[str, Writer],
+        *,
+        stream: DataFrame | None = None,
+        checkpoint: str | None = None,
+        **options: str,
+    ) -> StreamingQuery:
+        """Run a job over all that Kafka has now, to its end.
+
+        :param stream: what is written, by default what the claim's `read` gives with ``options``.
+        :param checkpoint: by default the claim's own.
+        :raises StreamingQueryException: the query failed.
+        """
+        sink = TransactionalSink(claim, transform, into=into)
+        query = self._start(sink, claim, stream, checkpoint, options)
+        assert query.awaitTermination(SECONDS), "the query did not end"
+        assert sink.error is None
+        return query
+
+    def run_to_failure(
+        self,
+        claim: Claim,
+        transform: Transform,
+        into: Writer | Mapping[str, Writer],
+        *,
+        stream: DataFrame | None = None,
+        checkpoint: str | None = None,
+        **options: str,
+    ) -> Failure:
+        """Run a job as `run` does, and return how it failed."""
+        sink = TransactionalSink(claim, transform, into=into)
+        query = self._start(sink, claim, stream, checkpoint, options)
+        return self.failure(query, sink)
+
+    def failure(self, query: StreamingQuery, sink: TransactionalSink) -> Failure:
+        """Wait until a query has failed, and return how."""
+        with pytest.raises(StreamingQueryException) as caught:
+            assert query.awaitTermination(SECONDS), "the query did not end"
+        return Failure(sink.error, str(caught.value))
+
+    def _start(
+        self,
+        sink: TransactionalSink,
+        claim: Claim,
+        stream: DataFrame | None,
+        checkpoint: str | None,
+        options: Mapping[str, str],
+    ) -> StreamingQuery:
+        read = self.read(claim, **options) if stream is None else stream
+        return self.start(sink, read, checkpoint=checkpoint or claim.checkpoint(self.checkpoints))
+
+    def close(self) -> None:
+        """Stop what still runs, and close all connections."""
+        for query in self.spark.streams.active:
+            query.stop()
+        self.store.close()
+        for broker in self._brokers:
+            broker.close()
+        self.database.close()
+
+
+def counts(query: StreamingQuery) -> Sequence[int]:
+    """How many records Spark read from Kafka in each batch, batches without any left out."""
+    return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.store.url import check_engine, connection_parameters, make_engine
+
+SECRET = "tOp-sEcret"
+PLACE = {"host": "db", "port": "5433", "dbname": "sales", "user": "me"}
+
+
+def without_timeout(url: str) -> dict[str, Any]:
+    parameters = connection_parameters(url)
+    assert parameters.pop("connect_timeout") == 10
+    return parameters
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me@db:5433/sales",
+        "postgres://me@db:5433/sales",
+        "postgresql+psycopg://me@db:5433/sales",
+        "postgresql+psycopg2://me@db:5433/sales",
+        "postgresql+asyncpg://me@db:5433/sales",
+        "host=db port=5433 dbname=sales user=me",
+        "  postgresql://me@db:5433/sales\n",
+        "jdbc:postgresql://db:5433/sales?user=me",
+        "jdbc:postgresql://db:5433/sales?user=me&reWriteBatchedInserts=true&prepareThreshold=0",
+    ],
+)
+def test_all_forms_mean_the_same_database(url: str) -> None:
+    assert without_timeout(url) == PLACE
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql://me:p%40ss%2Fw%3Ard%25@db/sales", {"password": "p@ss/w:rd%", "host": "db"}),
+        ("postgresql+psycopg://me:p%40ss+1@db/sales", {"password": "p@ss+1", "host": "db"}),
+        ("postgresql://me:[p@db/sales", {"password": "[p", "host": "db"}),
+        ("host=db password='a b@c://d'", {"password": "a b@c://d", "host": "db"}),
+        ("postgresql://me@[::1]:5433/sales", {"host": "::1", "port": "5433"}),
+        ("postgresql://h1:5432,h2:5433/sales?target_session_attrs=primary", {"host": "h1,h2", "port": "5432,5433"}),
+        ("postgresql://me@/sales?host=/var/run/postgresql", {"host": "/var/run/postgresql", "dbname": "sales"}),
+        ("postgresql://%2Fvar%2Frun/sales", {"host": "/var/run"}),
+        ("postgresql://me@db/sales?sslmode=require&connect_timeout=3", {"sslmode": "require", "connect_timeout": "3"}),
+        ("postgresql://db/sales?options=-c%20a%3Dme@b", {"options": "-c a=me@b"}),
+    ],
+)
+def test_libpqs_own_parameters_pass(url: str, expected: dict[str, object]) -> None:
+    found = connection_parameters(url)
+
+    assert expected.items() <= found.items(), found
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        (
+            "jdbc:postgresql://db/sales?user=me&password=p%40ss%26+word",
+            {"host": "db", "port": "5432", "dbname": "sales", "user": "me", "password": "p@ss& word"},
+        ),
+        ("jdbc:postgresql:sales", {"host": "localhost", "port": "5432", "dbname": "sales"}),
+        ("jdbc:postgresql://db/", {"host": "db", "port": "5432"}),
+        ("jdbc:postgresql:///sales", {"host": "localhost", "port": "5432", "dbname": "sales"}),
+        ("jdbc:postgresql://db/my%20sales", {"host": "db", "port": "5432", "dbname": "my sales"}),
+        (
+            "jdbc:postgresql://h1:1,[::1]:2,h3/sales?targetServerType=primary",
+            {"host": "h1,::1,h3", "port": "1,2,5432", "dbname": "sales", "target_session_attrs": "primary"},
+        ),
+        ("jdbc:postgresql://db/?ssl=true", {"host": "db", "port": "5432", "sslmode": "verify-full"}),
+        ("jdbc:postgresql://db/?ssl", {"host": "db", "port": "5432", "sslmode": "verify-full"}),
+        ("jdbc:postgresql://db/?ssl=false", {"host": "db", "port": "5432"}),
+        ("jdbc:postgresql://db/?ssl=true&sslmode=require", {"host": "db", "port": "5432", "sslmode": "require"}),
+        (
+            "jdbc:postgresql://db/?ssl=true&sslfactory=org.postgresql.ssl.NonValidatingFactory",
+            {"host": "db", "port": "5432", "sslmode": "require"},
+        ),
+        ("jdbc:postgresql://db/?currentSchema=a", {"host": "db", "port": "5432", "options": "-c search_path=a"}),
+        (
+            "jdbc:postgresql://db/?currentSchema=a,%20b&options=-c%20statement_timeout%3D9",
+            {"host": "db", "port": "5432", "options": "-c statement_timeout=9 -c search_path=a,\\ b"},
+        ),
+        (
+            "jdbc:postgresql://db/?ApplicationName=job&tcpKeepAlive=true&socketTimeout=5",
+            {"host": "db", "port": "5432", "application_name": "job", "keepalives": "1"},
+        ),
+    ],
+)
+def test_jdbc_forms(url: str, expected: dict[str, object]) -> None:
+    assert without_timeout(url) == expected
+
+
+def test_jdbcs_login_timeout_is_libpqs_connect_timeout() -> None:
+    assert connection_parameters("jdbc:postgresql://db/?loginTimeout=3")["connect_timeout"] == "3"
+
+
+def test_what_only_the_jdbc_driver_knows_is_logged_by_name_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    connection_parameters(f"jdbc:postgresql://db/?sslpasswordcallback={SECRET}&password={SECRET}")
+
+    assert "left out: sslpasswordcallback" in caplog.text
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"mysql://me:{SECRET}@db/sales",
+        f"sqlite:///{SECRET}",
+        f"jdbc:mysql://db/sales?password={SECRET}",
+        f"jdbc:postgresql+psycopg://db/sales?password={SECRET}",
+        f"jdbc:postgresql://me:{SECRET}@db/sales",
+        f"jdbc:postgresql://db:port/sales?password={SECRET}",
+        f"postgresql:me:{SECRET}@db",
+        f"postgresql://me:{SECRET}@db/sales?nonsense=1",
+        f"postgresql://me:{SECRET}@[::1/sales",
+        f"postgresql://me:x@{SECRET}@db/sales",
+        f"postgresql://me:x/{SECRET}@db/sales",
+        f"postgresql://me:1/{SECRET}@db/sales",
+        f"postgresql://me:{SECRET}/x",
+        f"postgresql://me:%ZZ{SECRET}@db/sales",
+        f"postgresql+psycopg://me:x@{SECRET}@db/sales",
+        f"host=db password=a {SECRET}",
+        f"host=me@{SECRET}",
+        f"hots=db password={SECRET}",
+        SECRET,
+    ],
+)
+def test_what_is_not_understood_is_refused_without_showing_the_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make_engine(url)
+
+    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    assert SECRET not in told
+    assert "postgresql://user@host:5432/database" in str(caught.value)
+
+
+def test_an_unencoded_password_is_told_how_to_encode_it() -> None:
+    with pytest.raises(ConfigurationError, match="%40 for @"):
+        connection_parameters("postgresql://me:p@ss@db/sales")
+
+
+def test_without_a_url_the_environment_names_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFSETSTORE_URL", "postgresql://me@db:5433/sales")
+
+    assert connection_parameters(None)["dbname"] == "sales"
+
+
+@pytest.mark.parametrize("value", [None, "", "  "])
+def test_no_url_at_all(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    monkeypatch.delenv("OFFSETSTORE_URL", raising=False)
+    if value is not None:
+        monkeypatch.setenv("OFFSETSTORE_URL", value)
+
+    with pytest.raises(ConfigurationError, match="OFFSETSTORE_URL is not set"):
+        connection_parameters(None)
+
+
+def test_nothing_that_prints_the_engine_shows_the_password() -> None:
+    engine = make_engine(f"postgresql://me:{SECRET}@db/sales")
+
+    assert SECRET not in f"{engine!r} {engine.url!r} {engine.url.render_as_string(hide_password=False)} {engine.pool!r}"
+
+
+def test_an_engine_of_another_database_or_driver_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"found sqlite\+pysqlite; expected postgresql\+psycopg"):
+        check_engine(create_engine("sqlite://"))
+
+
+def test_an_engine_on_psycopg_3_is_taken_as_it_is() -> None:
+    engine = create_engine("postgresql+psycopg://db/sales")
+
+    assert check_engine(engine) is engine

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from signal import SIGKILL
+
+import pytest
+
+from offsetstore import failpoints
+from offsetstore.errors import ConfigurationError
+from offsetstore.failpoints import VARIABLE, FailpointReached
+
+
+@pytest.fixture(autouse=True)
+def _fresh_counts(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction] - pytest uses it
+    monkeypatch.setattr(failpoints, "_reached", type(failpoints._reached)())
+
+
+def test_nothing_happens_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+    failpoints.reach("before_commit")
+
+    assert not failpoints.armed("before_commit")
+
+
+def test_it_breaks_at_the_point_named_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, "before_commit:raise")
+
+    failpoints.reach("after_lock")
+    with pytest.raises(FailpointReached, match="before_commit"):
+        failpoints.reach("before_commit")
+
+    assert capsys.readouterr().err.startswith("offsetstore failpoint before_commit: raise (pid ")
+
+
+def test_it_breaks_once_at_the_time_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "in_copy:3:raise")
+
+    assert not failpoints.armed("in_copy")
+    failpoints.reach("in_copy")
+    failpoints.reach("in_copy")
+    assert failpoints.armed("in_copy")
+    with pytest.raises(FailpointReached):
+        failpoints.reach("in_copy")
+    failpoints.reach("in_copy")
+
+
+@pytest.mark.parametrize("wanted", ["in_copy", "in_copy:1", "in_copy:kill", "in_copy:1:kill"])
+def test_it_kills_this_process_alone_by_default(wanted: str) -> None:
+    program = "from offsetstore import failpoints; failpoints.reach('in_copy'); print('alive')"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={VARIABLE: wanted}, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == -SIGKILL
+    assert done.stdout == ""
+    assert done.stderr.startswith("offsetstore failpoint in_copy: kill")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "nowhere",
+        "in_copy:0",
+        "in_copy:-1",
+        "in_copy:",
+        "in_copy:explode",
+        "in_copy:kill:2",
+        "in_copy:1:2:kill",
+        ":kill",
+    ],
+)
+def test_what_is_not_understood_is_refused_with_the_names(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv(VARIABLE, wanted)
+
+    with pytest.raises(ConfigurationError, match="before_commit") as caught:
+        failpoints.reach("after_lock")
+
+    assert caught.value.found == wanted

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from offsetstore import metadata
+from offsetstore.errors import MetadataError
+
+
+def nested(depth: int) -> object:
+    value: object = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.behaviour("META-1")
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        b"bytes",
+        {1, 2},
+        Decimal(1),
+        datetime(2026, 1, 1, tzinfo=UTC),
+        math.nan,
+        math.inf,
+        {("a", "tuple"): 1},
+        "\ud800",
+        nested(100_000),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_json_value_is_refused_by_its_type(value: object) -> None:
+    with pytest.raises(MetadataError) as caught:
+        metadata.dump(value)
+
+    assert type(value).__name__ in str(caught.value.found)
+    assert caught.value.expected
+    assert caught.value.next_step
+
+
+def test_what_is_too_large_is_refused_without_being_shown() -> None:
+    with pytest.raises(MetadataError, match="too large") as caught:
+        metadata.dump("é" * (metadata.MAX_BYTES // 2))
+
+    assert caught.value.found == "1,048,578 bytes"
+    assert "é" not in str(caught.value)
+
+
+def test_the_largest_is_accepted() -> None:
+    assert metadata.dump("x" * (metadata.MAX_BYTES - 2)) is not None
+
+
+@pytest.mark.parametrize("text", ["", "{", "not json", "[" * 100_000])
+def test_a_stored_text_that_is_not_json_is_an_error(text: str) -> None:
+    with pytest.raises(MetadataError, match="not JSON") as caught:
+        metadata.load(text)
+
+    assert caught.value.found == f"{len(text)} characters"
+
+
+def test_keep_shows_its_name() -> None:
+    assert repr(metadata.KEEP) == "KEEP"
+
+
+def test_keys_that_json_would_merge_are_refused() -> None:
+    with pytest.raises(MetadataError, match="can't be written as JSON"):
+        metadata.dump([{"seen": {1: "a", "1": "b"}}])

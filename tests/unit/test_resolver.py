@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+
+from offsetstore.errors import (
+    ConfigurationError,
+    NoStartingOffset,
+    OffsetOutOfRange,
+    OffsetsDisagree,
+    TopicRecreated,
+    WrongCluster,
+)
+from offsetstore.offsets import (
+    BrokerView,
+    CommittedOffset,
+    OffsetRange,
+    StoredOffset,
+    Token,
+    TopicLog,
+    TopicPartition,
+    Watermarks,
+)
+from offsetstore.policy import StartPolicy
+from offsetstore.resolver import resolve
+from offsetstore.starting import Reason
+
+if TYPE_CHECKING:
+    from offsetstore.starting import StartingOffsets
+
+P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def row(offset: int, *, topic_id: str | None = "this", cluster_id: str | None = "here") -> StoredOffset:
+    return StoredOffset(offset, Token(1, UUID(int=1)), topic_id=topic_id, cluster_id=cluster_id)
+
+
+def kafka(
+    logs: dict[int, tuple[int, int]], committed: dict[int, int] | None = None, *, topic_id: str | None = "this"
+) -> BrokerView:
+    return BrokerView(
+        "here",
+        {"payments": TopicLog(topic_id, {number: Watermarks(*log) for number, log in logs.items()})},
+        {TopicPartition("payments", number): CommittedOffset(offset) for number, offset in (committed or {}).items()},
+    )
+
+
+def only(start: StartingOffsets) -> tuple[int, Reason]:
+    [one] = start.starts.values()
+    return one.offset, one.reason
+
+
+# -- which offset counts
+
+
+@pytest.mark.behaviour("START-1", "START-18")
+def test_the_larger_one_counts_and_what_it_skips_is_known() -> None:
+    start = resolve({P0: row(40)}, kafka({0: (0, 100)}, {0: 60}))
+
+    assert only(start) == (60, Reason.COMMITTED_IS_LARGER)
+    assert start.starts[P0].skipped == OffsetRange(40, 60)
+
+
+@pytest.mark.behaviour("START-1")
+@pytest.mark.parametrize("committed", [0, 39, 40])
+def test_the_larger_one_is_the_stored_one(committed: int) -> None:
+    start = resolve({P0: row(40)}, kafka({0: (0, 100)}, {0: committed}))
+
+    assert only(start) == (40, Reason.STORED)
+    assert start.starts[P0].skipped is None
+
+
+@pytest.mark.behaviour("START-2")
+@pytest.mark.parametrize("committed", [20, 40, 60])
+def test_the_stored_one_counts_if_the_policy_says_so(committed: int) -> None:
+    start = resolve({P0: row(40)}, kafka({0: (0, 100)}, {0: committed}), StartPolicy(prefer="stored"))
+
+    assert only(start) == (40, Reason.STORED)
+
+
+@pytest.mark.behaviour("START-3")
+def test_both_agree() -> None:
+    start = resolve({P0: row(40)}, kafka({0: (0, 100)}, {0: 40}), StartPolicy(prefer="agree"))
+
+    assert only(start) == (40, Reason.STORED)
+
+
+@pytest.mark.behaviour("START-3")
+@pytest.mark.parametrize("committed", [39, 41])
+def test_both_differ_where_they_have_to_agree(committed: int) -> None:
+    with pytest.raises(OffsetsDisagree) as caught:
+        resolve({P0: row(40)}, kafka({0: (0, 100)}, {0: committed}), StartPolicy(prefer="agree"))
+
+    assert caught.value.topic_partition == P0
+    assert caught.value.found == f"40 stored, {committed} committed"
+
+
+@pytest.mark.behaviour("START-4")
+@pytest.mark.parametrize("prefer", ["larger", "stored", "agree"])
+def test_only_one_is_there(prefer: str) -> None:
+    policy = replace(StartPolicy(), prefer=prefer)
+
+    assert only(resolve({P0: row(40)}, kafka({0: (0, 100)}), policy)) == (40, Reason.ONLY_STORED)
+    assert only(resolve({}, kafka({0: (0, 100)}, {0: 60}), policy)) == (60, Reason.ONLY_COMMITTED)
+
+
+@pytest.mark.behaviour("START-5")
+@pytest.mark.parametrize(
+    ("policy", "offset", "reason"),
+    [
+        (StartPolicy(), 10, Reason.EARLIEST),
+        (StartPolicy(auto_offset_reset="latest"), 100, Reason.LATEST),
+        (StartPolicy(auto_offset_reset=NOON), 70, Reason.TIMESTAMP),
+    ],
+    ids=["earliest", "latest", "timestamp"],
+)
+def test_neither_is_there(policy: StartPolicy, offset: int, reason: Reason) -> None:
+    view = replace(kafka({0: (10, 100)}), timestamps={P0: 70} if policy.timestamp_ms else None)
+
+    assert only(resolve({}, view, policy)) == (offset, reason)
+
+
+@pytest.mark.behaviour("START-5")
+def test_neither_is_there_and_none_is_given() -> None:
+    with pytest.raises(NoStartingOffset) as caught:
+        resolve({}, kafka({0: (0, 100)}), StartPolicy(auto_offset_reset="none"))
+
+    assert caught.value.topic_partition == P0
+
+
+@pytest.mark.behaviour("START-5")
+@pytest.mark.parametrize("reset", ["earliest", "latest", NOON], ids=str)
+def test_a_new_partition_of_a_known_topic_starts_at_its_beginning(reset: str | datetime) -> None:
+    policy = replace(StartPolicy(), auto_offset_reset=reset)
+    view = replace(kafka({0: (0, 100), 1: (5, 50)}), timestamps={P0: 70, P1: 30})
+
+    start = resolve({P0: row(40)}, view, policy)
+
+    assert (start.starts[P1].offset, start.starts[P1].reason) == (5, Reason.NEW_PARTITION)
+    assert start.starts[P1].is_new
+
+
+@pytest.mark.parametrize("prefer", ["larger", "stored", "agree"])
+def test_a_pinned_row_wins_whatever_kafka_says(prefer: str) -> None:
+    pinned = replace(row(40), pinned=True)
+
+    start = resolve({P0: pinned}, kafka({0: (0, 100)}, {0: 60}), replace(StartPolicy(), prefer=prefer))
+
+    assert only(start) == (40, Reason.PINNED)
+
+
+# -- is it inside the log
+
+
+@pytest.mark.behaviour("START-7")
+def test_records_that_are_gone_are_an_error_with_their_range() -> None:
+    with pytest.raises(OffsetOutOfRange, match=r"the records \[40, 50\) are no longer in the log") as caught:
+        resolve({P0: row(40)}, kafka({0: (50, 100)}))
+
+    assert caught.value.topic_partition == P0
+    assert 'on_data_loss="earliest"' in caught.value.next_step
+
+
+@pytest.mark.behaviour("START-7")
+def test_their_loss_can_be_accepted() -> None:
+    start = resolve({P0: row(40)}, kafka({0: (50, 100)}), StartPolicy(on_data_loss="earliest"))
+
+    assert only(start) == (50, Reason.DATA_LOSS_ACCEPTED)
+    assert start.starts[P0].skipped == OffsetRange(40, 50)
+
+
+@pytest.mark.behaviour("START-7")
+@pytest.mark.parametrize("offset", [50, 100])
+def test_the_log_s_own_bounds_are_inside(offset: int) -> None:
+    assert only(resolve({P0: row(offset)}, kafka({0: (50, 100)})))[0] == offset
+
+
+@pytest.mark.behaviour("START-7")
+def test_a_committed_offset_that_is_gone_is_an_error_too() -> None:
+    with pytest.raises(OffsetOutOfRange):
+        resolve({}, kafka({0: (50, 100)}, {0: 40}))
+
+
+# -- is it the same log
+
+
+@pytest.mark.behaviour("START-8")
+def test_a_recreated_topic_that_is_shorter_is_noticed_without_any_id() -> None:
+    with pytest.raises(TopicRecreated, match="beyond the end of the log") as caught:
+        resolve({P0: row(40, topic_id=None)}, kafka({0: (0, 30)}, topic_id=None))
+
+    assert (caught.value.topic_partition, caught.value.found) == (P0, "end 30")
+    assert 'on_recreated="restart"' in caught.value.next_step
+
+
+@pytest.mark.behaviour("START-8")
+def test_a_recreated_topic_that_is_longer_is_noticed_by_its_id() -> None:
+    with pytest.raises(TopicRecreated, match="deleted and created again") as caught:
+        resolve({P0: row(40)}, kafka({0: (0, 100)}, topic_id="another"))
+
+    assert (caught.value.found, caught.value.expected) == ("topic id another", "topic id this")
+
+
+@pytest.mark.behaviour("START-8")
+def test_a_vanished_partition_is_noticed() -> None:
+    with pytest.raises(TopicRecreated, match="no longer has this partition") as caught:
+        resolve({P0: row(40), P1: row(7)}, kafka({0: (0, 100)}))
+
+    assert caught.value.topic_partition == P1
+
+
+@pytest.mark.behaviour("START-8")
+def test_a_vanished_partition_of_which_nothing_was_read_is_waited_for() -> None:
+    start = resolve({P0: row(40), P1: row(0)}, kafka({0: (0, 100)}))
+
+    assert start.offsets == {P0: 40}
+
+
+@pytest.mark.behaviour("START-8")
+@pytest.mark.parametrize(
+    ("stored", "view"),
+    [
+        pytest.param({P0: row(40)}, kafka({0: (0, 30), 2: (3, 9)}), id="shorter"),
+        pytest.param({P0: row(40)}, kafka({0: (0, 100), 2: (3, 9)}, {0: 77}, topic_id="another"), id="longer"),
+        pytest.param({P0: row(9), P1: row(7)}, kafka({0: (0, 100), 2: (3, 9)}), id="vanished partition"),
+    ],
+)
+def test_a_restart_begins_the_whole_topic_anew(stored: dict[TopicPartition, StoredOffset], view: BrokerView) -> None:
+    start = resolve(stored, view, StartPolicy(on_recreated="restart"))
+
+    assert start.offsets == {P0: 0, P2: 3}
+    assert {one.reason for one in start.starts.values()} == {Reason.RECREATED_RESTART}
+    assert start.vanished == tuple(tp for tp in stored if tp == P1)
+
+
+@pytest.mark.behaviour("START-8")
+def test_a_restart_concerns_the_recreated_topic_alone() -> None:
+    refund = TopicPartition("refunds", 0)
+    view = kafka({0: (0, 100)}, topic_id="another")
+    view.topics["refunds"] = TopicLog("refunds-id", {0: Watermarks(0, 50)})
+
+    start = resolve({P0: row(40), refund: row(20, topic_id="refunds-id")}, view, StartPolicy(on_recreated="restart"))
+
+    assert start.offsets == {P0: 0, refund: 20}
+
+
+def test_rows_from_before_there_were_ids_are_taken_as_they_are() -> None:
+    assert only(resolve({P0: row(40, topic_id=None, cluster_id=None)}, kafka({0: (0, 100)})))[0] == 40
+
+
+@pytest.mark.behaviour("START-9")
+def test_another_cluster_is_refused_whatever_the_policy() -> None:
+    policy = StartPolicy(prefer="stored", on_data_loss="earliest", on_recreated="restart")
+    with pytest.raises(WrongCluster) as caught:
+        resolve({P0: row(40, cluster_id="there")}, kafka({0: (0, 100)}), policy)
+
+    assert (caught.value.found, caught.value.expected) == ("here", "there")
+
+
+def test_rows_of_other_topics_are_left_alone() -> None:
+    other = {TopicPartition("orders", 0): row(5, topic_id="gone", cluster_id="there")}
+
+    assert resolve({P0: row(40), **other}, kafka({0: (0, 100)})).offsets == {P0: 40}
+
+
+# -- what it looks like
+
+
+@pytest.mark.behaviour("START-23")
+def test_the_json_is_spark_s_with_numbers_as_names() -> None:
+    view = kafka({10: (0, 5), 2: (0, 5), 0: (0, 100)})
+    view.topics['a "quoted" topic'] = TopicLog(None, {0: Watermarks(0, 2**62)})
+
+    found = json.loads(resolve({P0: row(40)}, view).json())
+
+    assert found == {'a "quoted" topic': {"0": 0}, "payments": {"0": 40, "2": 0, "10": 0}}
+    assert list(found["payments"]) == ["0", "2", "10"]
+
+
+@pytest.mark.behaviour("START-5", "START-23")
+def test_a_start_by_time_everywhere_can_be_given_to_spark_as_such() -> None:
+    view = replace(kafka({0: (0, 100), 1: (0, 100)}), timestamps={P0: 70, P1: 100})
+
+    start = resolve({}, view, StartPolicy(auto_offset_reset=NOON))
+
+    assert json.loads(start.timestamps_json()) == {"payments": {"0": 1767268800000, "1": 1767268800000}}
+
+
+@pytest.mark.behaviour("START-23")
+def test_a_start_that_is_not_by_time_everywhere_can_not() -> None:
+    view = replace(kafka({0: (0, 100), 1: (0, 100)}, {1: 7}), timestamps={P0: 70, P1: 100})
+    with pytest.raises(ConfigurationError, match="not a start by timestamp") as caught:
+        resolve({}, view, StartPolicy(auto_offset_reset=NOON)).timestamps_json()
+
+    assert caught.value.found == "1 of 2 partitions with another reason"
+
+
+@pytest.mark.behaviour("START-23", "START-18")
+def test_the_explanation_says_where_why_and_what_was_known() -> None:
+    stored = {P0: row(40), P1: row(7)}
+    assert resolve(stored, kafka({0: (0, 100), 1: (0, 9)}, {0: 60})).explain() == (
+        "payments-0  starts at 60: committed in Kafka by another tool, larger than stored"
+        " (stored 40, committed 60, log [0, 100)); skips [40, 60)\n"
+        "payments-1  starts at 7: stored; nothing is committed in Kafka (stored 7, committed -, log [0, 9))"
+    )
+
+
+@pytest.mark.behaviour("START-23", "START-8")
+def test_the_explanation_names_vanished_partitions() -> None:
+    start = resolve({P0: row(9), P1: row(7)}, kafka({0: (0, 100)}), StartPolicy(on_recreated="restart"))
+
+    assert start.explain().splitlines()[-1] == "payments-1  vanished from Kafka: its stored offset goes to 0"
+
+
+def test_no_topics_are_no_partitions() -> None:
+    start = resolve({P0: row(40)}, BrokerView("here", {}, {}))
+
+    assert (start.json(), start.explain()) == ("{}", "")
+
+
+def test_a_stored_partition_that_the_job_does_not_read_any_more_has_not_vanished() -> None:
+    """Spark's ``assign`` names some of a topic's partitions; rows of the others stay."""
+    rows = {TopicPartition("payments", number): StoredOffset(7, Token(1, UUID(int=1))) for number in range(2)}
+    log = TopicLog("payments-id", {0: Watermarks(0, 50)}, partition_count=2)
+    starting = resolve(rows, BrokerView("cluster", {"payments": log}, {}))
+    assert starting.offsets == {TopicPartition("payments", 0): 7}
