@@ -36,8 +36,11 @@ def resolve(
     _judge_cluster(stored, view)
     starts: dict[TopicPartition, Start] = {}
     vanished: list[TopicPartition] = []
+    by_topic: dict[str, dict[TopicPartition, StoredOffset]] = {}
+    for tp, row in stored.items():
+        by_topic.setdefault(tp.topic, {})[tp] = row
     for topic, log in sorted(view.topics.items()):
-        rows = {tp: row for tp, row in stored.items() if tp.topic == topic}
+        rows = by_topic.get(topic, {})
         try:
             _judge_log(rows, log)
             starts |= _starts(topic, log, rows, view, policy)

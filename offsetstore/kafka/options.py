@@ -56,7 +56,9 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
 def _refuse_connect() -> None:
     """Seen here already, because here nobody has been fenced yet; pyspark itself sets the variable."""
     if _CONNECT in os.environ:
-        what = "the session is one of Spark Connect, where the sink can't run: it holds the claim of the driver's process"
+        what = (
+            "the session is one of Spark Connect, where the sink can't run: it holds the claim of the driver's process"
+        )
         raise UnsupportedQuery(
             what,
             found=f"{_CONNECT} is set",

@@ -202,6 +202,11 @@ class OffsetStore:
         session = self.database.begin(name="offsetstore:read")
         try:
             return query(session)
+        except Exception as error:
+            if failures.is_connection_lost(error):
+                what = "the connection to the database was lost while reading"
+                raise StoreUnavailable(what) from error
+            raise
         finally:
             session.rollback()
 

@@ -1,0 +1,152 @@
+"""`upgrade` on a connection of the application's own deploy."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, text
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.store.migrate import config, current_revision, downgrade, upgrade
+from offsetstore.store.schema import HEAD, VERSION_TABLE, metadata
+from tests.migration.conftest import shape, tables
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+SEARCH_PATH = text("SELECT current_setting('search_path')")
+
+
+def test_head_is_the_last_of_the_migrations() -> None:
+    assert ScriptDirectory.from_config(config()).get_heads() == [HEAD]
+
+
+def test_the_revisions_are_numbered() -> None:
+    """`OffsetStore.connect` tells an older one from a newer one by that."""
+    revisions = [script.revision for script in ScriptDirectory.from_config(config()).walk_revisions("base", "heads")]
+
+    assert revisions == [f"{number:04}" for number in range(len(revisions), 0, -1)]
+
+
+def test_the_migrations_make_the_tables_that_the_code_declares(
+    engine: Engine, offsetstore_empty_database: str, offsetstore_database: str
+) -> None:
+    """To the last default, collation, and storage parameter."""
+    metadata.create_all(engine)
+    with psycopg.connect(offsetstore_database, autocommit=True) as connection:
+        connection.execute(f"DROP TABLE {VERSION_TABLE}".encode())
+
+    assert shape(offsetstore_empty_database) == shape(offsetstore_database)
+
+
+def test_autogenerate_finds_nothing_to_do(engine: Engine) -> None:
+    with engine.begin() as connection:
+        upgrade(connection)
+        options = {"version_table": VERSION_TABLE, "compare_server_default": True}
+
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+
+
+def test_it_is_part_of_the_callers_transaction(engine: Engine, offsetstore_empty_database: str) -> None:
+    with engine.connect() as connection:
+        connection.execute(text("CREATE TABLE payments (id bigint)"))
+        upgrade(connection)
+        assert current_revision(connection) == HEAD
+        connection.rollback()
+
+    assert tables(offsetstore_empty_database) == set()
+
+
+def test_a_second_upgrade_changes_nothing(engine: Engine, offsetstore_empty_database: str) -> None:
+    # By the name that an application's env.py uses; no type checker knows where setuptools puts it.
+    migrations = import_module("offsetstore.migrations")
+    with engine.begin() as connection:
+        migrations.upgrade(connection)
+    first = shape(offsetstore_empty_database)
+
+    with engine.begin() as connection:
+        migrations.upgrade(connection)
+
+    assert shape(offsetstore_empty_database) == first
+
+
+def test_the_applications_own_version_table_is_left_alone(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY)"))
+        connection.execute(text("INSERT INTO alembic_version VALUES ('of the application')"))
+
+        upgrade(connection)
+        downgrade(connection)
+
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).all() == [("of the application",)]
+        assert current_revision(connection) is None
+
+
+def test_a_schema_is_made_and_the_search_path_put_back(
+    engine: Engine, offsetstore_empty_database: str, offsetstore_database: str
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("SET search_path TO elsewhere, public"))
+        upgrade(connection, schema="jobs")
+
+        assert connection.execute(SEARCH_PATH).scalar_one() == "elsewhere, public"
+        assert current_revision(connection, schema="jobs") == HEAD
+
+    assert tables(offsetstore_empty_database) == set()
+    assert shape(offsetstore_empty_database, "jobs") == shape(offsetstore_database)
+
+
+def test_what_a_migration_sets_ends_with_its_transaction(engine: Engine) -> None:
+    """Behind PgBouncer, the next client of the connection is another one."""
+    with engine.connect() as connection:
+        before = connection.execute(SEARCH_PATH).scalar_one()
+        upgrade(connection, schema="jobs")
+        connection.commit()
+        assert connection.execute(SEARCH_PATH).scalar_one() == before
+        with pytest.raises(Exception, match="no_such_revision"):
+            upgrade(connection, schema="jobs", revision="no_such_revision")
+        connection.rollback()
+        assert connection.execute(SEARCH_PATH).scalar_one() == before
+        locks = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        assert connection.execute(locks).scalar_one() == 0
+
+
+def test_two_schemas_of_one_database_are_migrated_apart(engine: Engine, offsetstore_empty_database: str) -> None:
+    with engine.begin() as connection:
+        upgrade(connection)
+        upgrade(connection, schema="jobs")
+        downgrade(connection)
+        assert current_revision(connection) is None
+        assert current_revision(connection, schema="jobs") == HEAD
+
+    assert tables(offsetstore_empty_database) == {VERSION_TABLE}
+    assert "kafka_partitions" in tables(offsetstore_empty_database, "jobs")
+
+
+def test_a_schema_that_is_there_needs_no_right_to_make_schemas(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE ROLE migrator_of_jobs"))
+        connection.execute(text("CREATE SCHEMA jobs AUTHORIZATION migrator_of_jobs"))
+        connection.execute(text("SET LOCAL ROLE migrator_of_jobs"))
+
+        upgrade(connection, schema="jobs")
+
+        assert current_revision(connection, schema="jobs") == HEAD
+        connection.rollback()
+
+
+def test_a_connection_that_commits_by_itself_is_refused(offsetstore_empty_database: str) -> None:
+    engine = create_engine(
+        offsetstore_empty_database.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT"
+    )
+    with engine.connect() as connection, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        upgrade(connection)
+    engine.dispose()
+
+    assert tables(offsetstore_empty_database) == set()
