@@ -7,15 +7,14 @@ from typing import Any
 import yaml
 from sqlalchemy import make_url
 
+from offsetstore.cli.demo import job, produce, settings
 from offsetstore.local.artifacts import KAFKA_VERSION
 from tests.packaging.building import REQUIREMENTS, ROOT, pins
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-POSTGRES, KAFKA, MIGRATE, FLIGHTS = (SERVICES[name] for name in ("postgres", "kafka", "migrate", "flights"))
-
-# The demo's job: its module, and the settings that it reads from its environment.
-JOB_MODULE = "offsetstore.cli.demo.job"
-JOB_SETTINGS = {"OFFSETSTORE_URL", "OFFSETSTORE_DEMO_BOOTSTRAP"}
+POSTGRES, KAFKA, MIGRATE, PRODUCE, FLIGHTS = (
+    SERVICES[name] for name in ("postgres", "kafka", "migrate", "produce", "flights")
+)
 
 
 def listeners(setting: str) -> dict[str, str]:
@@ -60,22 +59,29 @@ def test_the_database_that_the_job_is_sent_to_is_the_one_that_postgres_makes() -
 
 def test_the_job_and_the_host_each_get_an_address_that_kafka_advertises_to_them() -> None:
     advertised = listeners("KAFKA_ADVERTISED_LISTENERS")
-    assert FLIGHTS["environment"]["OFFSETSTORE_DEMO_BOOTSTRAP"] == advertised["INTERNAL"]
+    for service in (PRODUCE, FLIGHTS):
+        assert service["environment"]["OFFSETSTORE_DEMO_BOOTSTRAP"] == advertised["INTERNAL"]
     assert advertised["INTERNAL"].partition(":")[0] == "kafka"
     assert advertised["EXTERNAL"] == f"localhost:{container_port(KAFKA)}"
 
 
 def test_the_job_is_started_as_the_image_would_start_it_with_the_settings_that_it_reads() -> None:
-    assert FLIGHTS["command"] == ["python", "-m", JOB_MODULE]
-    assert f'CMD ["python", "-m", "{JOB_MODULE}"]' in (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert set(FLIGHTS["environment"]) == JOB_SETTINGS
+    assert FLIGHTS["command"] == ["python", "-m", job.__name__]
+    assert f'CMD ["python", "-m", "{job.__name__}"]' in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert set(FLIGHTS["environment"]) == settings.REQUIRED
+
+
+def test_the_flights_are_produced_before_the_job_starts() -> None:
+    assert PRODUCE["command"] == ["python", "-m", produce.__name__]
+    assert set(PRODUCE["environment"]) == {settings.BOOTSTRAP}
+    assert PRODUCE["depends_on"]["kafka"]["condition"] == "service_healthy"
+    assert FLIGHTS["depends_on"]["produce"]["condition"] == "service_completed_successfully"
 
 
 def test_the_tables_are_there_before_the_job_starts() -> None:
     assert MIGRATE["command"] == ["offsetstore", "migrate"]
     assert MIGRATE["depends_on"]["postgres"]["condition"] == "service_healthy"
     assert FLIGHTS["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
-    assert FLIGHTS["depends_on"]["kafka"]["condition"] == "service_healthy"
 
 
 def test_nothing_is_published_beyond_the_loopback() -> None:

@@ -1,0 +1,76 @@
+"""``offsetstore demo``: the command."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from offsetstore.cli.demo.flights import ALL
+from offsetstore.cli.demo.kills import POINTS
+from offsetstore.cli.demo.report import summary, write_report
+from offsetstore.cli.demo.results import is_proven
+from offsetstore.cli.demo.run import Plan, run_demo
+from offsetstore.cli.demo.screen import open_screen
+from offsetstore.cli.exits import ExitCode
+from offsetstore.cli.output import print_table
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from offsetstore.cli.demo.kills import JobName
+
+
+@click.command()
+@click.option("--seed", default=13, show_default=True, help="Decides when and in which order the jobs are killed.")
+@click.option(
+    "--flights",
+    type=click.IntRange(1000, ALL),
+    default=ALL,
+    show_default=True,
+    metavar="COUNT",
+    help="How many flights, for a shorter run.",
+)
+@click.option(
+    "--only",
+    type=click.Choice(list(POINTS)),
+    help="Run one of the two jobs.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("build/demo"),
+    show_default=True,
+    help="Where the report and the jobs' logs go.",
+)
+@click.pass_context
+def demo(context: click.Context, *, seed: int, flights: int, only: str | None, output: Path) -> None:
+    """Land 336,776 flights exactly once, while the job is being killed.
+
+    Starts a PostgreSQL and a Kafka of its own, produces the flights that left New York City in 2013, and runs the job
+    as its own process, which gets SIGKILL in the middle of four of its batches and is started again. Then the same
+    with the at-least-once job that people write today. Both are counted against the CSV; report.html shows the picture.
+
+    Needs Java 17 or newer, and downloads jars (55 MB) the first time. Exit code 1 if a flight is missing or there
+    twice, a sum is wrong, or a kill did not happen.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)  # so that the servers are stopped then, too
+    logs = output / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    jobs: list[JobName] = [job for job in POINTS if only in {None, job}]
+    with open_screen() as screen:
+        produced, results = run_demo(Plan(flights, seed, jobs), screen, logs)
+    click.echo()
+    print_table(*summary(produced, results))
+    page = write_report(output, produced, results, seed)
+    click.echo(f"\nThe picture: {page}")
+    if not is_proven(produced, flights, results):
+        context.exit(ExitCode.NO)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,60 @@
+"""The demo's job, exactly-once: ``python -m offsetstore.cli.demo.job``.
+
+It appends each flight to ``flights`` and adds it to its carrier's month in ``carrier_delays``; both, and the offsets,
+in one transaction. It ends when all that is in the topic is stored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offsetstore import Append, Broker, OffsetStore, TransactionalSink, Upsert
+from offsetstore.cli.demo.events import told
+from offsetstore.cli.demo.frames import carrier_delays, parse
+from offsetstore.cli.demo.session import start_session
+from offsetstore.cli.demo.settings import GROUP, JobSettings
+from offsetstore.cli.demo.tables import ADDED, KEY, OURS, WORST, create_tables
+from offsetstore.local.spark import stop_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def transform(batch: DataFrame) -> dict[str, DataFrame]:
+    """Make what goes into each table."""
+    flights = parse(batch)
+    return {"flights": flights, "carrier_delays": carrier_delays(flights)}
+
+
+def main() -> None:
+    """Run the query until it has read all there is."""
+    settings = JobSettings.from_environment()
+    create_tables(settings.url, OURS)
+    kafka = settings.kafka_options()
+    spark = start_session("flights, exactly-once")
+    with OffsetStore.connect(settings.url) as store:
+        claim = store.claim(GROUP, Broker.from_spark(kafka))
+        sink = TransactionalSink(
+            claim,
+            transform,
+            into={
+                "flights": Append(OURS.flights),
+                "carrier_delays": Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]),
+            },
+        )
+        query = (
+            spark.readStream.format("kafka")
+            .options(**kafka)
+            .option("startingOffsets", claim.starting_offsets)
+            .load()
+            .writeStream.foreachBatch(told(sink))
+            .option("checkpointLocation", claim.checkpoint(str(settings.checkpoints)))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    stop_session(spark)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The demo from its start to its findings: servers, flights, the two jobs one after the other, the count."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from offsetstore.cli.demo.flights import Ledger, read_flights
+from offsetstore.cli.demo.produce import count_produced, produce_flights
+from offsetstore.cli.demo.results import NAMES, Result
+from offsetstore.cli.demo.settings import BATCHES, JobSettings
+from offsetstore.cli.demo.supervise import JOBS, Supervisor
+from offsetstore.cli.demo.tables import create_tables
+from offsetstore.cli.demo.verify import verify
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
+from offsetstore.local.spark import spark_conf
+from offsetstore.store.migrate import upgrade
+from offsetstore.store.url import make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from offsetstore.cli.demo.flights import Flight
+    from offsetstore.cli.demo.kills import JobName
+    from offsetstore.cli.demo.screen import Bar, Screen
+
+_EVERY: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run."""
+
+    flights: int
+    seed: int
+    jobs: Collection[JobName]
+
+
+def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName, Result]]:
+    """Run it. All that is started is stopped, whatever happens.
+
+    :return: how many records Kafka has, and each job's result.
+    :raises MissingDependency: no Java, no flights, or something can't be downloaded.
+    :raises DemoFailed: a job ended by itself, or hung.
+    """
+    ledger = Ledger()
+    bar = screen.bar("Servers", None)
+
+    def notice(text: str) -> None:
+        bar.show(0, text)
+
+    spark_conf(notice=notice)  # the jars that the jobs will need: fetched here, where it can be seen
+    with (
+        tempfile.TemporaryDirectory(prefix="offsetstore-demo-") as checkpoints,
+        PostgresServer() as postgres,
+        KafkaBroker(notice=notice) as kafka,
+    ):
+        _migrate(postgres.url)
+        bar.end("PostgreSQL and Kafka are up")
+        bar = screen.bar("Flights into Kafka", plan.flights)
+        flights = ledger.entering(read_flights(plan.flights))
+        produce_flights(kafka.bootstrap_servers, _shown(flights, bar))
+        produced = count_produced(kafka.bootstrap_servers)
+        bar.show(produced)
+        bar.end(f"{produced:,} records")
+        settings = JobSettings(
+            postgres.url, kafka.bootstrap_servers, Path(checkpoints), math.ceil(plan.flights / BATCHES)
+        )
+        results: dict[JobName, Result] = {}
+        for job in JOBS:
+            if job.name not in plan.jobs:
+                continue
+            create_tables(settings.url, job.tables)
+            bar = screen.bar(NAMES[job.name], ledger.flights)
+            run = Supervisor(job, settings, plan.seed, logs, bar.show, screen.say).run()
+            results[job.name] = Result(run, verify(settings.url, job.tables, ledger))
+            bar.end(f"{len(run.kills)} kills, {run.runs - 1} restarts, {run.batches} batches")
+        return produced, results
+
+
+def _migrate(url: str) -> None:
+    engine = make_engine(url)
+    try:
+        with engine.begin() as connection:
+            upgrade(connection)
+    finally:
+        engine.dispose()
+
+
+def _shown(flights: Iterable[Flight], bar: Bar) -> Iterator[Flight]:
+    for number, flight in enumerate(flights):
+        if number % _EVERY == 0:
+            bar.show(number)
+        yield flight

@@ -1,0 +1,117 @@
+"""What a person sees while it runs: bars that move at a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_LINE_SECONDS = 5.0
+
+
+class Bar(Protocol):
+    """How far something is."""
+
+    def show(self, done: int, note: str = "") -> None:
+        """Move it; any thread may."""
+        ...
+
+    def end(self, note: str) -> None:
+        """Stop its clock."""
+        ...
+
+
+class Screen(Protocol):
+    """Where the demo speaks."""
+
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+        ...
+
+    def bar(self, name: str, total: int | None) -> Bar:
+        """Begin something; without a total, nobody knows how long it takes."""
+        ...
+
+
+@contextmanager
+def open_screen() -> Generator[Screen]:
+    """Choose by whether standard output is a terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (
+        TextColumn("{task.description:<22}"),
+        BarColumn(bar_width=28, complete_style="cyan", finished_style="green"),
+        TextColumn("{task.fields[count]:>18}"),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, refresh_per_second=8) as progress:
+        yield _Terminal(progress)
+
+
+class _Terminal:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(Text(text, style="yellow"))
+
+    def bar(self, name: str, total: int | None) -> Bar:
+        return _TerminalBar(self._progress, name, total)
+
+
+class _TerminalBar:
+    def __init__(self, progress: Progress, name: str, total: int | None) -> None:
+        self._progress = progress
+        self._total = total
+        self._task = progress.add_task(name, total=total, count="", note="")
+
+    def show(self, done: int, note: str = "") -> None:
+        count = f"{done:,}/{self._total:,}" if self._total else ""
+        self._progress.update(self._task, completed=done, count=count, note=escape(note))
+
+    def end(self, note: str) -> None:
+        if self._total is None:
+            self._progress.update(self._task, total=1, completed=1)
+        self._progress.update(self._task, note=escape(note))
+        self._progress.stop_task(self._task)
+
+
+class _Lines:
+    def say(self, text: str) -> None:
+        click.echo(text)
+
+    def bar(self, name: str, total: int | None) -> Bar:
+        click.echo(f"{name} ...")
+        return _LineBar(name, total)
+
+
+class _LineBar:
+    def __init__(self, name: str, total: int | None) -> None:
+        self._name = name
+        self._total = total
+        self._next = time.monotonic() + _LINE_SECONDS
+        self._last = (0, "")
+
+    def show(self, done: int, note: str = "") -> None:
+        if time.monotonic() >= self._next and (done, note) != self._last:
+            self._next = time.monotonic() + _LINE_SECONDS
+            self._last = (done, note)
+            self._line(f"{done:,} of {self._total:,}" if self._total else "", note)
+
+    def end(self, note: str) -> None:
+        self._line("done", note)
+
+    def _line(self, *parts: str) -> None:
+        click.echo(f"{self._name}: {', '.join(part for part in parts if part)}")

@@ -1,0 +1,72 @@
+"""What the demo's parts agree on, and the settings that its jobs read from their environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from offsetstore.errors import ConfigurationError
+
+TOPIC: Final = "flights"
+PARTITIONS: Final = 4
+GROUP: Final = "carrier-delays"
+BATCHES: Final = 24
+"""Into how many micro-batches the input is cut, about."""
+JDBC_NAME: Final = "demo at-least-once"
+"""The ``application_name`` of Spark's JDBC writer, by which others see that it runs."""
+
+URL: Final = "OFFSETSTORE_URL"
+BOOTSTRAP: Final = "OFFSETSTORE_DEMO_BOOTSTRAP"
+CHECKPOINTS: Final = "OFFSETSTORE_DEMO_CHECKPOINTS"
+BATCH: Final = "OFFSETSTORE_DEMO_BATCH"
+REQUIRED: Final = frozenset({URL, BOOTSTRAP})
+"""The others have defaults."""
+
+_DEFAULT_CHECKPOINTS: Final = "checkpoints"
+_DEFAULT_BATCH: Final = "14033"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """Where a job reads, where it writes, and how many records a micro-batch may have."""
+
+    url: str
+    bootstrap_servers: str
+    checkpoints: Path
+    batch: int
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Read them.
+
+        :raises ConfigurationError: one of `REQUIRED` is not set, or the size of a batch is no number.
+        """
+        missing = sorted(name for name in REQUIRED if not os.environ.get(name))
+        batch = os.environ.get(BATCH, _DEFAULT_BATCH)
+        if missing:
+            what = "the demo's job needs more settings"
+            raise ConfigurationError(what, found=f"no {', '.join(missing)}", expected="both, in the environment")
+        if not batch.isdigit() or batch == "0":
+            what = f"{BATCH} is not a number of records"
+            raise ConfigurationError(what, found=batch, expected="a number, from 1 upwards")
+        checkpoints = Path(os.environ.get(CHECKPOINTS, _DEFAULT_CHECKPOINTS))
+        return cls(os.environ[URL], os.environ[BOOTSTRAP], checkpoints, int(batch))
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that `from_environment` reads these settings from."""
+        return {
+            URL: self.url,
+            BOOTSTRAP: self.bootstrap_servers,
+            CHECKPOINTS: str(self.checkpoints),
+            BATCH: str(self.batch),
+        }
+
+    def kafka_options(self) -> dict[str, str]:
+        """Return the options of Spark's Kafka source."""
+        return {
+            "kafka.bootstrap.servers": self.bootstrap_servers,
+            "subscribe": TOPIC,
+            "maxOffsetsPerTrigger": str(self.batch),
+        }

@@ -1,0 +1,74 @@
+"""The demo itself, on fewer flights: servers, jobs and kills are real."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import psutil
+
+from offsetstore.cli.demo.settings import URL
+from offsetstore.local.free_ports import answers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-c", "from offsetstore.cli.main import main; main()", "demo"]
+
+
+def test_flights_land_exactly_once_while_the_job_is_killed_four_times(tmp_path: Path) -> None:
+    arguments = ["--flights", "20000", "--only", "offsetstore", "--output", str(tmp_path)]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    ours = report["offsetstore"]
+    assert report["produced"] == ours["stored"] == 20_000
+    assert (ours["missing"], ours["duplicated"], ours["wrong_aggregates"]) == (0, 0, 0)
+    assert ours["batches"] >= 20
+
+    kills = [kill for kill in report["kills"] if kill["in_batch"]]
+    assert {kill["exit_status"] for kill in kills} == {-9}
+    assert {kill["point"] for kill in kills} == {"in_copy", "before_commit", "after_sink", "random_time"}
+    assert {kill["target"] for kill in kills} == {"process group", "Python alone"}
+    for kill in kills:
+        assert sum(until - first for first, until in kill["range"].values()) > 0
+        assert not kill["jvm_ended_by_demo"]
+
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert [kill["pid"] for kill in kills if psutil.pid_exists(kill["pid"])] == []
+
+
+def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "offsetstore-1.log"
+    with subprocess.Popen([*COMMAND, "--flights", "20000", "--output", str(tmp_path)]) as demo:
+        job = wait_for_spark(demo, log)
+        started = psutil.Process(demo.pid).children(recursive=True)
+        database = urlsplit(psutil.Process(job).environ()[URL]).port
+        assert database is not None
+        assert answers(database)
+
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(60) == 130
+
+    assert len(started) >= 3  # Kafka, the job's Python, its Java
+    assert psutil.wait_procs(started, timeout=10)[1] == []
+    assert not answers(database)
+
+
+def wait_for_spark(demo: subprocess.Popen[bytes], log: Path) -> int:
+    """Wait until the job tells that Spark runs; return the job's own process."""
+    deadline = time.monotonic() + 200
+    while not (log.exists() and (found := re.search(r'"jvm": (\d+)', log.read_text()))):
+        assert demo.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent = psutil.Process(int(found[1])).parent()
+    assert parent is not None
+    return parent.pid
