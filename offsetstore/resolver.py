@@ -163,6 +163,17 @@ _RULES: tuple[Callable[[_Facts], Start | None], ...] = (_pinned, _both, _only_on
 
 def _judge_range(facts: _Facts, start: Start) -> Start:
     beginning, end = facts.log.beginning, facts.log.end
+    if start.offset > end and start.reason in {Reason.COMMITTED_IS_LARGER, Reason.ONLY_COMMITTED}:
+        # Not what we have read, but what another tool wrote: no reason to read the topic again.
+        what = f"offset {start.offset}, which another tool committed in Kafka, lies beyond the end of the log"
+        raise OffsetOutOfRange(
+            what,
+            topic_partition=facts.tp,
+            found=f"end {end}",
+            expected=f"at least {start.offset}",
+            next_step="Correct the group's offset in Kafka (kafka-consumer-groups --reset-offsets), or start with "
+            'StartPolicy(prefer="stored").',
+        )
     if start.offset > end:
         what = f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log"
         raise TopicRecreated(what, topic_partition=facts.tp, found=f"end {end}", expected=f"at least {start.offset}")

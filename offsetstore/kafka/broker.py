@@ -105,6 +105,8 @@ class Broker:
                 deadline,
             )
         beginnings, ends, *at = [{tp: info.offset for tp, info in answer.items()} for answer in found]
+        if at:  # asked side by side, so that a record may have come in between
+            ends = {tp: max(end, at[0][tp]) for tp, end in ends.items()}
         logs = {topic: TopicLog(topic_id, {}, len(numbers[topic])) for topic, topic_id in ids.items()}
         for tp in partitions:
             logs[tp.topic].partitions[tp.partition] = Watermarks(beginnings[tp], ends[tp])

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self, get_args
 from urllib.parse import quote
 
@@ -193,8 +193,10 @@ def take(store: OffsetStore, request: ClaimRequest) -> Claim:
     claim_id = uuid.uuid4()
     attempt = 0
     while True:
+        # A restart is believed in last of all: it would read a whole topic again.
+        careful = request if attempt == _ATTEMPTS - 1 else replace(request, policy=_without_restart(request.policy))
         try:
-            return _attempt(store, request, claim_id)
+            return _attempt(store, careful, claim_id)
         except (OffsetOutOfRange, TopicRecreated, TransactionLost, StoreUnavailable):
             attempt += 1
             if attempt == _ATTEMPTS:
@@ -208,14 +210,20 @@ def take(store: OffsetStore, request: ClaimRequest) -> Claim:
             time.sleep(min(_PAUSE, left))
 
 
+def _without_restart(policy: StartPolicy) -> StartPolicy:
+    return replace(policy, on_recreated="fail")
+
+
 def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
     try:
         # All that can be seen to be wrong is seen here, before anybody's transaction is waited for, or ended.
         if request.takeover != "fence":
             _check_owner(store.owner(request.group), request, claim_id)
+        # Before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
+        stored = store.offsets(request.group)
         view = request.view()
         if view is not None:
-            resolve(store.offsets(request.group), view, request.policy)
+            resolve(stored, view, request.policy)
         return _fence(store, request, claim_id)
     except Exception as error:
         if failures.is_connection_lost(error):
@@ -282,8 +290,15 @@ def _new_offsets(
     for tp, start in starting.starts.items():
         row = rows.get(tp)
         # After a restart Kafka's own offset is the old log's: it must not win the next time.
-        pinned = start.reason is Reason.RECREATED_RESTART or (row is not None and row.pinned)
-        new[tp] = NewOffset(start.offset, view.topics[tp.topic].topic_id, view.cluster_id, pinned)
+        is_restart = start.reason is Reason.RECREATED_RESTART
+        known = None if is_restart else row
+        new[tp] = NewOffset(
+            start.offset,
+            # An id that this broker does not tell is not forgotten.
+            view.topics[tp.topic].topic_id or (known.topic_id if known else None),
+            view.cluster_id or (known.cluster_id if known else None),
+            is_restart or (row is not None and row.pinned),
+        )
     for tp in starting.vanished:
         new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
     return {tp: value for tp, value in sorted(new.items()) if not _same(rows.get(tp), value)}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from offsetstore.errors import SchemaMissing, SchemaNotAtHead, StoreUnavailable
+from offsetstore.errors import ConfigurationError, OffsetStoreError, SchemaMissing, SchemaNotAtHead, StoreUnavailable
 from offsetstore.offsets import TopicPartition
 from offsetstore.store import statements as sql
 from offsetstore.store.postgres import PostgresSession
@@ -19,7 +20,7 @@ from offsetstore.store.schema import HEAD, VERSION_TABLE, quoted
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
 
-    from sqlalchemy import Connection, Engine, TextClause
+    from sqlalchemy import Connection, TextClause
 
     from offsetstore.store.session import Session
 
@@ -31,18 +32,24 @@ class PostgresDatabase:
 
     def __init__(self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool) -> None:
         self.engine = engine
-        self._place = f"{quoted(schema)}." if schema else ""
-        # In a statement's text a colon would begin the name of a value.
-        self._schema = self._place.replace(":", r"\:")
+        # Heartbeats and what frees a claim must not wait until the job's own transactions leave a connection over.
+        self._aside = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+        self._pid = os.getpid()
+        self._set_place(schema)
         self._idle_timeout = idle_timeout
         self._owned = owned
 
-    def begin(self, *, name: str, lock_timeout: float | None = None) -> PostgresSession:
-        connection = self._connect()
+    def _set_place(self, schema: str | None) -> None:
+        self._place = f"{quoted(schema)}." if schema else ""
+        # In a statement's text a colon would begin the name of a value.
+        self._schema = self._place.replace(":", r"\:")
+
+    def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> PostgresSession:
+        connection = self._connect(self._aside if aside else self.engine)
         settings = {
             "name": name,
-            "lock_timeout": f"{0 if lock_timeout is None else max(1, round(lock_timeout * 1000))}ms",
-            "idle_timeout": f"{max(1, round(self._idle_timeout * 1000))}ms",
+            "lock_timeout": f"{_milliseconds(lock_timeout)}ms",
+            "idle_timeout": f"{_milliseconds(self._idle_timeout)}ms",
         }
         try:
             return PostgresSession(connection, self._schema, settings)
@@ -53,9 +60,17 @@ class PostgresDatabase:
                 raise _unavailable(error) from error
             raise
 
-    def _connect(self) -> Connection:
+    def _connect(self, engine: Engine) -> Connection:
+        if os.getpid() != self._pid:
+            what = "this store was made before a fork, and its connections belong to the other process"
+            raise ConfigurationError(
+                what,
+                found=f"process {os.getpid()}",
+                expected=f"process {self._pid}",
+                next_step="Connect in this process, or start processes with the spawn method.",
+            )
         try:
-            connection = self.engine.connect()
+            connection = engine.connect()
             return connection.execution_options(isolation_level="READ COMMITTED")
         except SQLAlchemyError as error:
             raise _unavailable(error) from error
@@ -84,19 +99,19 @@ class PostgresDatabase:
         while not done.wait(wait):
             wait = 0.5
             try:
-                with self.engine.connect() as connection:
+                with self._connect(self._aside) as connection:
                     for row in connection.execute(text(sql.TERMINATE_BLOCKERS), {"pid": pid, "prefix": prefix}):
                         _log.warning("terminated %s (pid %d), which held the group's locks", *row[1::-1])
                     connection.commit()
-            except SQLAlchemyError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next look may succeed
                 _log.warning("could not terminate what blocks the claim: %s", type(error).__name__)
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         asked = {"topics": [tp.topic for tp in partitions], "partitions": [tp.partition for tp in partitions]}
         try:
-            with self.engine.connect() as connection:
+            with self._connect(self._aside) as connection:
                 row = connection.execute(self._text(sql.LOCK_HOLDER), {"group": group, **asked}).first()
-        except SQLAlchemyError:
+        except (SQLAlchemyError, OffsetStoreError):
             return None
         if row is None:
             return None
@@ -105,10 +120,13 @@ class PostgresDatabase:
 
     def check_schema(self) -> None:
         versions = f"{self._place}{VERSION_TABLE}"
-        with self._connect() as connection:
+        with self._connect(self.engine) as connection:
             try:
-                there = connection.execute(text(sql.TABLES), {"versions": versions}).scalar_one()
-                found = connection.execute(self._text(sql.REVISION)).scalar() if there else None
+                schema = connection.execute(text(sql.SCHEMA_OF), {"table": versions}).scalar()
+                if schema is not None:
+                    # From now on by name: a SET search_path in somebody's SQL must not lead us to other tables.
+                    self._set_place(schema)
+                found = connection.execute(self._text(sql.REVISION)).scalar() if schema else None
             except DBAPIError as error:
                 raise _unavailable(error) from error
         if found is None:  # also after a downgrade, which leaves the table of versions empty
@@ -121,11 +139,17 @@ class PostgresDatabase:
             raise SchemaNotAtHead(what, found=f"revision {found}", expected=f"revision {HEAD}", next_step=newer)
 
     def close(self) -> None:
+        self._aside.dispose()
         if self._owned:
             self.engine.dispose()
 
     def _text(self, statement: str) -> TextClause:
         return text(statement.replace("{s}", self._schema))
+
+
+def _milliseconds(seconds: float | None) -> int:
+    """What PostgreSQL takes for a time limit: 0 is none, and 31 bits hold the longest."""
+    return 0 if seconds is None else min(2**31 - 1, max(1, round(seconds * 1000)))
 
 
 def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:

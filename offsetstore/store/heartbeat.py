@@ -60,7 +60,7 @@ class Heartbeat:
                 return
 
     def _tell(self, statement: Callable[[Session], _T]) -> _T:
-        session = self._database.begin(name=self._name, lock_timeout=EVERY)
+        session = self._database.begin(name=self._name, lock_timeout=EVERY, aside=True)
         try:
             result = statement(session)
             session.commit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, CursorResult
 
+_log = logging.getLogger(__name__)
 _NOBODY = uuid.UUID(int=0)
 
 
@@ -29,6 +31,7 @@ class PostgresSession:
         self._connection = connection
         self._schema = schema
         self._ending = False
+        self._closed = False
         self._moved = 0
         event.listen(connection, "commit", self._refuse)
         event.listen(connection, "rollback", self._refuse)
@@ -37,11 +40,6 @@ class PostgresSession:
     @property
     def connection(self) -> Connection:
         return self._connection
-
-    @property
-    def pid(self) -> int:
-        """The backend's process, for operators' views."""
-        return cast("int", self._psycopg.info.backend_pid)
 
     @property
     def _psycopg(self) -> Any:
@@ -61,9 +59,14 @@ class PostgresSession:
             self._psycopg.pgconn.flush()
             failpoints.reach("commit_sent")
         self._connection.commit()
-        self._close()
+        try:
+            self._close()
+        except Exception as error:  # noqa: BLE001 - it has happened, whatever the pool says to the connection
+            _log.warning("the connection was not given back after COMMIT: %s", type(error).__name__)
 
     def rollback(self) -> None:
+        if self._closed:
+            return
         self._ending = True
         try:
             self._connection.rollback()
@@ -73,6 +76,9 @@ class PostgresSession:
             self._close()
 
     def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         event.remove(self._connection, "commit", self._refuse)
         event.remove(self._connection, "rollback", self._refuse)
         self._connection.close()

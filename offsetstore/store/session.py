@@ -150,11 +150,12 @@ class Session(Protocol):
 class Database(Protocol):
     """Where sessions come from."""
 
-    def begin(self, *, name: str, lock_timeout: float | None = None) -> Session:
+    def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> Session:
         """Begin a transaction.
 
         :param name: shown to operators as the connection's ``application_name``.
         :param lock_timeout: seconds to wait for any one lock, ``None`` for ever.
+        :param aside: on a connection that the job's transactions can't use up, for a heartbeat.
         :raises StoreUnavailable: no connection.
         """
         ...

@@ -160,8 +160,10 @@ JOIN pg_stat_activity AS a USING (pid)
 WHERE starts_with(a.application_name, :prefix)
 """
 
-TABLES = """
-SELECT to_regclass(:versions) IS NOT NULL
+SCHEMA_OF = """
+SELECT n.nspname
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass(:table)
 """
 
 REVISION = "SELECT version_num FROM {s}offsetstore_version"

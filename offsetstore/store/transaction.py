@@ -59,6 +59,8 @@ class Transaction:
         self._lock_timeout = lock_timeout
         self._commit_timeout = commit_timeout
         self._id = uuid.uuid4()
+        # Of its own, so that whoever looks for this transaction's fate does not end another one of the same claim.
+        self._name = f"{claim.name}:{self._id.hex[:8]}"
         self._session: Session | None = None
         self._was_used = False
         self._refused: BaseException | None = None
@@ -204,7 +206,7 @@ class Transaction:
         if self._was_used:
             what = "the transaction is over, and was begun again"
             raise ProtocolMisuse(what, next_step="Make a new one: store.transaction(claim).")
-        self._session = self._database.begin(name=self._claim.name, lock_timeout=self._lock_timeout)
+        self._session = self._database.begin(name=self._name, lock_timeout=self._lock_timeout)
         self._was_used = True
         _latest.transaction = self
         return self
@@ -253,7 +255,7 @@ class Transaction:
             before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
             advanced = Advanced(
                 self._claim.group,
-                self._claim.name,
+                self._name,
                 self._id,
                 before,
                 wrote=self._plan is not None,

@@ -10,6 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import URL
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.store.jdbc import libpq_parameters
@@ -106,7 +107,7 @@ def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -
 def check_engine(engine: Engine) -> Engine:
     """Return the engine if it is PostgreSQL's on psycopg 3.
 
-    :raises ConfigurationError: it is another database's or another driver's.
+    :raises ConfigurationError: it is another database's or another driver's, or shares connections.
     """
     if (engine.dialect.name, engine.dialect.driver) != ("postgresql", "psycopg"):
         what = "the engine is not PostgreSQL's on psycopg 3"
@@ -116,4 +117,7 @@ def check_engine(engine: Engine) -> Engine:
             expected="postgresql+psycopg",
             next_step='Make it with create_engine("postgresql+psycopg://...").',
         )
+    if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
+        what = "the engine's pool gives one connection to several users"
+        raise ConfigurationError(what, found=type(engine.pool).__name__, expected="QueuePool (the default) or NullPool")
     return engine

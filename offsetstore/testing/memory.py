@@ -37,7 +37,7 @@ class MemoryDatabase:
     def __init__(self, clock: Callable[[], datetime] = _now) -> None:
         self._shared = Shared(clock)
 
-    def begin(self, *, name: str, lock_timeout: float | None = None) -> MemorySession:
+    def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> MemorySession:  # noqa: ARG002 - nothing is used up in memory
         return MemorySession(self._shared, name, lock_timeout)
 
     @contextmanager

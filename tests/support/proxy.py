@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ADVANCE = b"SET next_offset = n.until_offset"
 """Marks a transaction that advances offsets; heartbeats and claims pass."""
 
-CLAIM = b"UPDATE consumer_groups"
+CLAIM = b"SET epoch = "
 """Marks a claim's transaction."""
 
 

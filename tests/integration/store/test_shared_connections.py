@@ -1,0 +1,108 @@
+"""What is shared must not be shared too far: processes, pools, search paths, names."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import StaticPool
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import ConfigurationError
+from offsetstore.store import heartbeat
+from offsetstore.store.migrate import upgrade
+from offsetstore.store.url import make_engine
+from offsetstore.testing import StaticBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Engine
+
+P0 = TopicPartition("payments", 0)
+
+
+@pytest.fixture
+def narrow(offsetstore_database: str) -> Iterator[Engine]:
+    """An engine that has one connection to give."""
+    url = offsetstore_database.replace("postgresql://", "postgresql+psycopg://")
+    engine = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=1)
+    yield engine
+    engine.dispose()
+
+
+def test_a_store_is_refused_after_a_fork(offsetstore_database: str) -> None:
+    with OffsetStore.connect(offsetstore_database) as store:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                store.offsets("billing")
+                os.write(writing, b"read")
+            except ConfigurationError as error:
+                os.write(writing, error.what.encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        os.waitpid(child, 0)
+        assert b"before a fork" in os.read(reading, 1000)
+        os.close(reading)
+        assert store.offsets("billing") == {}
+
+
+def test_a_busy_pool_does_not_silence_the_heartbeat(narrow: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
+    with OffsetStore.connect(narrow) as store:
+        claim = store.claim("billing", topics=["payments"])
+        with store.transaction(claim) as tx:
+            tx.lock({})
+            beat = text("SELECT beat_at FROM heartbeats")
+            first = tx.connection.execute(beat).scalar_one()
+            beaten = threading.Event()
+            for _ in range(100):
+                if tx.connection.execute(beat).scalar_one() > first:
+                    beaten.set()
+                    break
+                beaten.wait(0.1)
+            assert beaten.is_set()
+
+
+def test_a_search_path_that_is_left_behind_leads_to_no_other_tables(offsetstore_database: str) -> None:
+    engine = make_engine(offsetstore_database)
+    with engine.begin() as connection:
+        upgrade(connection, schema="tenant")
+    engine.dispose()
+    with OffsetStore.connect(offsetstore_database) as store:
+        claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=100))
+        with store.transaction(claim) as tx:
+            plan = tx.lock({P0: OffsetRange(0, 10)})
+            tx.connection.execute(text("SET search_path TO tenant"))
+            tx.advance({P0: plan[P0].remaining})
+        assert store.offsets("billing")[P0].next_offset == 10
+        again = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=100))
+        assert again.starting is not None
+        assert again.starting.offsets[P0] == 10
+
+
+def test_each_transaction_has_a_name_of_its_own(offsetstore_database: str) -> None:
+    with OffsetStore.connect(offsetstore_database) as store:
+        claim = store.claim("a group with a long name " * 10, topics=["payments"])
+        names: set[str] = set()
+        for _ in range(2):
+            with store.transaction(claim) as tx:
+                tx.lock({})
+                name = tx.connection.execute(text("SHOW application_name")).scalar_one()
+                assert name.startswith(claim.name)
+                names.add(name)
+        assert len(names) == 2
+
+
+def test_an_engine_that_shares_one_connection_is_refused(offsetstore_database: str) -> None:
+    url = offsetstore_database.replace("postgresql://", "postgresql+psycopg://")
+    engine = create_engine(url, poolclass=StaticPool)
+    with pytest.raises(ConfigurationError, match="one connection to several"):
+        OffsetStore.connect(engine)
+    engine.dispose()
