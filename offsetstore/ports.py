@@ -46,6 +46,13 @@ class Writer(Protocol):
         """
         ...
 
+    def uses_offset(self, schema: pa.Schema) -> bool:
+        """Whether ``write`` looks at ``_kafka`` if it is there; true wherever it is needed.
+
+        Where it is false, whoever calls may drop the column before anything is computed.
+        """
+        ...
+
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Compare the columns with the table's, before any byte.
 

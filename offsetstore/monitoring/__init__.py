@@ -1,0 +1,1 @@
+"""Metrics, liveness and the dashboard come here."""

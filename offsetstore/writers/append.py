@@ -38,6 +38,10 @@ class Append:
         """Never: rows are not compared."""
         return False
 
+    def uses_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
+        """Never: rows are not compared."""
+        return False
+
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Compare the columns with the table's.
 

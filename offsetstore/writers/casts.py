@@ -1,8 +1,9 @@
 """Which Arrow type fits which column, and how it gets there without losing anything.
 
 What would go wrong for every row is refused by type, before any byte; what can go wrong for a value (out of range, a
-fraction into an integer, too many digits) raises when the value is met. Nothing is rounded or shifted silently, but for
-``timestamp(p)``, whose precision PostgreSQL applies as it does to any INSERT.
+fraction into an integer, too many digits, microseconds into a ``timestamp(3)``) raises when the value is met. Nothing
+is rounded, cut or shifted silently. Where a type is known by its text form alone, PostgreSQL reads the text, with that
+type's own rules: a ``timetz(0)`` rounds.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from offsetstore.writers.json_text import json_texts
+from offsetstore.writers.modifiers import interval_keeps_seconds, moment_step, numeric_scale, text_length
 from offsetstore.writers.values import (
     UUID_TYPE,
     is_binary,
     is_list,
     is_string,
     is_wide,
+    refuse_longer,
     refuse_nul,
+    refuse_off_step,
     refuse_rounding,
     uuids_from_strings,
     value_type,
@@ -35,7 +39,10 @@ _INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # decimal digits that integers of so many bits need
 
 # Their binary form is the text itself (jsonb's: after a version byte, which its encoder adds).
-_TEXTS = frozenset({"text", "varchar", "bpchar", "name", "enum", "json", "jsonb"})
+_TEXTS = frozenset({"text", "varchar", "bpchar", "enum", "json", "jsonb"})
+
+# Types that shorten or round what they are given without an error, and those to have instead.
+_SILENT = {"char": "text", "money": "numeric", "name": "text"}
 
 # PostgreSQL compares the element type that an array's sender names with the column's; these are what pgpq names.
 _BINARY_ELEMENTS = frozenset(
@@ -71,12 +78,22 @@ def find_cast(source: pa.DataType, column: Column) -> Cast | None:
     """Find the way from an Arrow type to a column, or ``None`` if there is none that is safe."""
     if pa.types.is_null(source):  # Spark's `lit(None)`: in both formats a NULL has no bytes, so any type will do
         return Cast(pa.bool_())
+    if lossless_type(column):
+        return None
     if column.kind == "uuid":
         return _uuid(source)
     if column.kind in {"json", "jsonb"} and pa.types.is_nested(source):
         return Cast(pa.string(), make=json_texts)
     found = _array(source, column) if column.kind == "array" else _scalar(source, column.kind, column.modifier)
     return found if found and _arrow_can(source, found.arrow) else None
+
+
+def lossless_type(column: Column) -> str | None:
+    """Name the type to have instead of one that can change values without an error; ``None`` if it can't."""
+    kind = column.element or column.kind
+    cuts = kind == "interval" and not interval_keeps_seconds(column.modifier)
+    instead = "interval" if cuts else _SILENT.get(kind)
+    return f"{instead}[]" if instead and column.kind == "array" else instead
 
 
 def _arrow_can(source: pa.DataType, target: pa.DataType) -> bool:
@@ -127,34 +144,31 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
         case "bytea":
             return Cast(pa.large_binary() if is_wide(source) else pa.binary()) if is_binary(source) else None
         case _ if kind in _TEXTS:
-            return _text(source, binary=True)
+            return _text(source, binary=True, length=text_length(modifier) if kind == "varchar" else None)
         case "date" | "timestamp" | "timestamptz" | "time" | "interval":
-            return _moment(source, kind)
+            return _moment(source, kind, modifier)
         case _:  # inet, citext, ranges, ...: in their text form, which is PostgreSQL's to judge
             return _text(source, binary=False)
 
 
-def _text(source: pa.DataType, *, binary: bool) -> Cast | None:
+def _text(source: pa.DataType, *, binary: bool, length: int | None = None) -> Cast | None:
     arrow = pa.large_string() if is_wide(source) else pa.string()
-    return Cast(arrow, binary=binary, check=refuse_nul) if is_string(source) else None
+    check = refuse_nul if length is None else partial(refuse_longer, length=length)
+    return Cast(arrow, binary=binary, check=check) if is_string(source) else None
 
 
-def _moment(source: pa.DataType, kind: str) -> Cast | None:
+def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
     """An instant goes into timestamptz alone and a wall clock's time into timestamp alone: between them is a zone."""
     known = pa.types
-    match kind:
-        case "date":
-            return Cast(pa.date32()) if known.is_date(source) else None
-        case "time":
-            return Cast(pa.time64("us")) if known.is_time(source) else None
-        case "interval":
-            return Cast(pa.duration("us")) if known.is_duration(source) else None
-        case _ if not known.is_timestamp(source):
-            return None
-        case "timestamp":
-            return Cast(pa.timestamp("us")) if source.tz is None else None
-        case _:
-            return Cast(pa.timestamp("us", "UTC")) if source.tz is not None else None
+    fits, arrow = {
+        "date": (known.is_date(source), pa.date32()),
+        "time": (known.is_time(source), pa.time64("us")),
+        "interval": (known.is_duration(source), pa.duration("us")),
+        "timestamp": (known.is_timestamp(source) and source.tz is None, pa.timestamp("us")),
+        "timestamptz": (known.is_timestamp(source) and source.tz is not None, pa.timestamp("us", "UTC")),
+    }[kind]
+    step = moment_step(modifier)
+    return Cast(arrow, check=None if step == 1 else partial(refuse_off_step, step=step)) if fits else None
 
 
 def _numeric(source: pa.DataType, modifier: int) -> Cast | None:
@@ -170,8 +184,3 @@ def _numeric(source: pa.DataType, modifier: int) -> Cast | None:
     if pa.types.is_floating(source) and check is None:  # as its shortest decimal text, which numeric(p,s) would round
         return Cast(pa.string(), binary=False)
     return None
-
-
-def numeric_scale(modifier: int) -> int:
-    """Take the scale out of ``numeric(p,s)``'s modifier: the lowest 11 bits, signed, after an offset of 4."""
-    return (((modifier - 4) & 0x7FF) ^ 1024) - 1024

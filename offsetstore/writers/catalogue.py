@@ -18,7 +18,12 @@ _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know 
 # elements'. `kind` is a built-in type's name, 'enum', or '' for all that only its text form is known of.
 _COLUMNS = """
 WITH RECURSIVE target AS (
-    SELECT oid, relkind FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%(name)s)
+    SELECT oid, relkind, ARRAY(
+        SELECT rulename::text FROM pg_catalog.pg_rewrite
+        WHERE ev_class = pg_class.oid AND ev_type = '3' AND ev_enabled IN ('O', 'A')
+        ORDER BY rulename
+    ) AS insert_rules
+    FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%(name)s)
 ), typed AS (
     SELECT attnum, atttypid AS type, atttypmod AS modifier
     FROM pg_catalog.pg_attribute JOIN target ON attrelid = target.oid
@@ -27,7 +32,8 @@ WITH RECURSIVE target AS (
     SELECT typed.attnum, domain.typbasetype, domain.typtypmod
     FROM typed JOIN pg_catalog.pg_type AS domain ON domain.oid = typed.type AND domain.typtype = 'd'
 )
-SELECT target.relkind, a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
+SELECT target.relkind, target.insert_rules,
+    a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
     CASE WHEN element.oid IS NOT NULL THEN 'array' ELSE base.kind END, element.kind,
     a.attnotnull OR declared.typnotnull,
     a.atthasdef OR a.attidentity <> '' OR declared.typdefault IS NOT NULL,
@@ -92,7 +98,7 @@ class Column:
 def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
     """Read the columns by name, in the table's order.
 
-    :raises ColumnMismatch: there is no such table, or it is a view.
+    :raises ColumnMismatch: there is no such table, it is a view, or it has rules that COPY would pass by.
     """
     rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
     if not rows:
@@ -100,8 +106,12 @@ def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
     if rows[0][0] not in _TABLES:
         what = f"{table} is not a table (pg_class.relkind)"
         raise ColumnMismatch(what, found=rows[0][0], expected="a table", next_step="Name the table behind it.")
+    if rules := rows[0][1]:
+        what = f"the table {table} has rules ON INSERT, and COPY does not apply rules"
+        next_step = "Name the table that the rule writes to, or replace the rule by a trigger."
+        raise ColumnMismatch(what, found=", ".join(rules), expected="no rules ON INSERT", next_step=next_step)
     columns: dict[str, Column] = {}
-    for _, name, number, type_name, modifier, kind, element, not_null, has_default, computed in rows:
+    for _, _, name, number, type_name, modifier, kind, element, not_null, has_default, computed in rows:
         if name is not None:  # a table without any column
             columns[name] = Column(
                 name=name,

@@ -31,6 +31,10 @@ class Execute:
         """Never: what the function needs of Kafka's coordinates, the transform gives it as columns of its own."""
         return False
 
+    def uses_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
+        """Never: see `needs_offset`."""
+        return False
+
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Nothing can be known beforehand."""
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from offsetstore.errors import ColumnMismatch
-from offsetstore.writers.casts import Cast, find_cast
+from offsetstore.writers.casts import Cast, find_cast, lossless_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -104,7 +104,11 @@ def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatc
     elif column.computed:
         step = f"Drop {name} in the transform: the database makes it."
         mismatch.add(name, "is GENERATED ALWAYS", found=str(arrow), next_step=step)
-    elif (cast := find_cast(arrow, column)) is None:
+    elif (cast := find_cast(arrow, column)) is None and (instead := lossless_type(column)):
+        problem = f"is {column.type_name} in the table, which changes values without an error"
+        step = f"Make {name} {instead} in the table."
+        mismatch.add(name, problem, found=str(arrow), expected=instead, next_step=step)
+    elif cast is None:
         step = _cast_step(column)
         mismatch.add(name, "has another type", found=str(arrow), expected=column.type_name, next_step=step)
     else:

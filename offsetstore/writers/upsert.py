@@ -63,7 +63,11 @@ class Upsert:
 
     def needs_offset(self, schema: pa.Schema) -> bool:
         """Whether columns are replaced, and no version says by which row."""
-        return self.roles.version is None and bool(self.roles.replaced(without_kafka(schema).names))
+        return self.roles.version is None and self.uses_offset(schema)
+
+    def uses_offset(self, schema: pa.Schema) -> bool:
+        """Whether columns are replaced: beside a version, the offset decides between equal ones."""
+        return bool(self.roles.replaced(without_kafka(schema).names))
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Compare the columns and the key with the table's.

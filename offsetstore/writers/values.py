@@ -98,6 +98,34 @@ def refuse_rounding(array: pa.Array[Any], scale: int) -> pa.Array[Any]:
     return array
 
 
+def refuse_longer(array: pa.Array[Any], length: int) -> pa.Array[Any]:
+    """Return the array of (lists of) strings, if none has more characters than ``length``, nor a NUL.
+
+    PostgreSQL refuses them too, unless what is too much is blanks: those it cuts.
+
+    :raises Unfit: one has.
+    """
+    kernels = cast("Any", pc)
+    if kernels.any(kernels.greater(kernels.utf8_length(innermost(array)), length)).as_py():
+        reason = "a text that is too long"
+        raise Unfit(reason)
+    return refuse_nul(array)
+
+
+def refuse_off_step(array: pa.Array[Any], step: int) -> pa.Array[Any]:
+    """Return the array of (lists of) times in microseconds, if all are multiples of ``step``; PostgreSQL rounds others.
+
+    :raises Unfit: one is not.
+    """
+    kernels = cast("Any", pc)
+    micros = innermost(array).cast(pa.int64())
+    whole = kernels.multiply(kernels.divide(micros, step), step)
+    if kernels.any(kernels.not_equal(whole, micros)).as_py():
+        reason = "a time with more digits of a second than the column keeps"
+        raise Unfit(reason)
+    return array
+
+
 def uuids_from_strings(array: pa.Array[Any]) -> pa.Array[Any]:
     """Parse UUIDs with or without hyphens to 16 bytes each; for half a million, a tenth of a second.
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offsetstore.errors import RowsRefused
 from offsetstore.store.url import make_engine
 from offsetstore.writers import Append
 from tests.integration.writers.writing import Database, column
@@ -41,6 +42,15 @@ CASES: list[tuple[str, pa.DataType, st.SearchStrategy[Any]]] = [
 ]
 
 
+micros = st.integers(0, 86_399_999_999) | st.integers(0, 86_399_999).map(lambda millis: millis * 1000)
+MOMENTS: list[tuple[str, pa.DataType]] = [
+    ("time", pa.time64("us")),
+    ("timestamp", pa.timestamp("us")),
+    ("timestamptz", pa.timestamp("us", "Asia/Kolkata")),
+    ("interval", pa.duration("us")),
+]
+
+
 @pytest.fixture(scope="module")
 def table(offsetstore_postgres: PostgresServer) -> Iterator[Database]:
     name = f"test_{uuid4().hex[:12]}"
@@ -63,5 +73,27 @@ def test_any_value_comes_back(table: Database, target: str, arrow: pa.DataType, 
         table.write(Append("t"), column(plain, arrow).slice(start))
         shown = "value::double precision" if target == "real" else "value"  # a real's text has the fewest digits
         assert [value for (value,) in table.rows(f"SELECT {shown} FROM t ORDER BY ctid")] == written[start:]
+
+    holds()
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize(("target", "arrow"), MOMENTS, ids=str)
+@pytest.mark.parametrize("digits", range(7))
+def test_a_time_comes_back_or_is_refused_where_it_has_more_digits_than_the_column(
+    table: Database, target: str, arrow: pa.DataType, digits: int
+) -> None:
+    table.run(f"DROP TABLE IF EXISTS t; CREATE TABLE t (value {target}({digits}))")
+
+    @settings(max_examples=15, deadline=None)
+    @given(st.lists(st.none() | micros, min_size=1, max_size=5))
+    def holds(written: list[int | None]) -> None:
+        table.run("TRUNCATE t")
+        rows = column(written, arrow)
+        if any(value is not None and value % 10 ** (6 - digits) for value in written):
+            assert table.refusal(RowsRefused, Append("t"), rows).column == "value"
+        else:
+            table.write(Append("t"), rows)
+            assert [value for (value,) in table.rows("SELECT value FROM t ORDER BY ctid")] == rows[0].to_pylist()
 
     holds()

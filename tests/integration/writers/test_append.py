@@ -12,7 +12,7 @@ from sqlalchemy import MetaData, Table
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused
 from offsetstore.failpoints import FailpointReached
-from offsetstore.writers import Append
+from offsetstore.writers import Append, Upsert
 from offsetstore.writers.encoding import CHUNK_ROWS
 from tests.integration.writers.writing import batch, kafka
 
@@ -62,6 +62,7 @@ def test_kafkas_coordinates_are_not_written(database: Database) -> None:
     database.write(Append("t"), batch({"_kafka": kafka(("topic", 0, 7)), "n": [1]}))
     assert database.rows("SELECT n FROM t") == [(1,)]
     assert not Append("t").needs_offset(pa.schema({"n": pa.int64()}))
+    assert not Append("t").uses_offset(pa.schema({"n": pa.int64()}))
 
 
 @pytest.mark.behaviour("SINK-10")
@@ -106,6 +107,30 @@ def test_a_table_that_is_not_there_is_named(database: Database, name: str) -> No
 def test_a_view_is_not_a_table(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint); CREATE VIEW v AS SELECT * FROM t")
     assert "v is not a table" in str(database.refusal(ColumnMismatch, Append("v"), batch({"n": [1]})))
+
+
+@pytest.mark.behaviour("SINK-10")
+@pytest.mark.parametrize("instead", ["INSTEAD", "ALSO"])
+@pytest.mark.parametrize("writer", [Append("t"), Upsert("t", key=["n"])], ids=repr)
+def test_a_table_with_a_rule_that_copy_would_pass_by_is_refused(
+    database: Database, writer: Append | Upsert, instead: str
+) -> None:
+    database.run("CREATE TABLE t (n bigint PRIMARY KEY); CREATE TABLE other (n bigint)")
+    database.run(f"CREATE RULE elsewhere AS ON INSERT TO t DO {instead} INSERT INTO other VALUES (NEW.n)")
+    error = database.refusal(ColumnMismatch, writer, batch({"n": [1]}))
+    assert "the table t has rules ON INSERT" in str(error)
+    assert error.found == "elsewhere"
+    assert error.next_step
+    with database.engine.begin() as connection, pytest.raises(ColumnMismatch):
+        writer.write(connection, [batch({"n": [1]})])
+
+
+def test_rules_that_an_insert_does_not_fire_do_no_harm(database: Database) -> None:
+    database.run("CREATE TABLE t (n bigint)")
+    database.run("CREATE RULE kept AS ON DELETE TO t DO INSTEAD NOTHING")
+    database.run("CREATE RULE off AS ON INSERT TO t DO INSTEAD NOTHING; ALTER TABLE t DISABLE RULE off")
+    database.write(Append("t"), batch({"n": [1]}))
+    assert database.rows("SELECT n FROM t") == [(1,)]
 
 
 @pytest.mark.behaviour("SINK-10")

@@ -59,7 +59,12 @@ EXACT: list[tuple[str, pa.DataType, list[Any]]] = [
     ("timestamptz", pa.timestamp("us", "UTC"), [INSTANT, None, INSTANT.replace(year=1883)]),
     ("timestamptz", pa.timestamp("us", AMSTERDAM), [INSTANT, None, INSTANT.replace(month=1)]),
     ("time", pa.time64("ns"), [dt.time(23, 59, 59, 999999), None, dt.time(0)]),
+    ("time(0)", pa.time64("us"), [dt.time(23, 59, 59), None, dt.time(0)]),
+    ("timestamp(3)", pa.timestamp("us"), [WALL.replace(microsecond=123_000), None, WALL.replace(1969, microsecond=0)]),
+    ("timestamptz(0)", pa.timestamp("us", AMSTERDAM), [INSTANT.replace(microsecond=0), None, None]),
     ("interval", pa.duration("us"), [dt.timedelta(days=2, microseconds=1), None, dt.timedelta(0)]),
+    ("interval(1)", pa.duration("us"), [dt.timedelta(days=2, seconds=1.5), None, dt.timedelta(seconds=-0.1)]),
+    ("interval hour to second", pa.duration("us"), [dt.timedelta(days=2, microseconds=1), None, dt.timedelta(0)]),
     ("integer[]", pa.list_(pa.int32()), [[1, None], None, []]),
     ("smallint[]", pa.list_(pa.int64()), [[1, None], None, []]),
     ("integer[]", pa.list_(pa.list_(pa.int32())), [[[1, 2], [3, None]], None, []]),
@@ -223,7 +228,15 @@ LOSSY: list[tuple[str, pa.DataType, Any]] = [
     ("numeric(4,2)", pa.decimal128(10, 2), Decimal("12345.67")),
     ("numeric(4,2)", pa.int64(), 12_345),
     ("varchar(3)", pa.string(), "abcd"),
+    ("varchar(3)", pa.string(), "abc "),
+    ("varchar(3)[]", pa.list_(pa.string()), ["ok", "abc "]),
     ("time", pa.time64("ns"), 1),
+    ("time(0)", pa.time64("us"), 1_500_000),
+    ("timestamp(0)", pa.timestamp("us"), WALL),
+    ("timestamptz(3)", pa.timestamp("us", AMSTERDAM), INSTANT),
+    ("timestamptz(3)[]", pa.list_(pa.timestamp("us", "UTC")), [INSTANT]),
+    ("interval(0)", pa.duration("us"), dt.timedelta(seconds=1.5)),
+    ("interval day to second(2)", pa.duration("us"), dt.timedelta(milliseconds=-1)),
     ("jsonb", pa.list_(pa.float64()), [math.nan]),
     ("jsonb", pa.string(), '{"secret": '),
     ("uuid", pa.string(), "not-a-uuid"),
@@ -279,6 +292,31 @@ def test_a_type_that_does_not_fit_is_refused_whatever_its_values(
     assert error.found == {"value": str(arrow)}
     assert list(error.expected) == ["value"]  # type: ignore[call-overload]
     assert error.next_step
+
+
+# The database would take these, and keep something else: no hour of a day, a cent more, one letter of three.
+SILENT: list[tuple[str, pa.DataType, Any, str]] = [
+    ("interval day", pa.duration("us"), dt.timedelta(hours=23), "interval"),
+    ("interval year to month", pa.duration("us"), dt.timedelta(days=40), "interval"),
+    ("interval minute[]", pa.list_(pa.duration("us")), [dt.timedelta(seconds=59)], "interval[]"),
+    ("money", pa.string(), "1.239", "numeric"),
+    ('"char"', pa.string(), "xyz", "text"),
+    ("name", pa.string(), "x" * 100, "text"),
+    ("name[]", pa.list_(pa.string()), ["x" * 100], "text[]"),
+]
+
+
+@pytest.mark.behaviour("SINK-10")
+@pytest.mark.parametrize(("target", "arrow", "value", "instead"), SILENT, ids=lambda value: str(value)[:30])
+def test_a_type_that_changes_values_without_an_error_is_refused_with_the_one_to_have(
+    database: Database, target: str, arrow: pa.DataType, value: Any, instead: str
+) -> None:
+    database.run(f"CREATE DOMAIN own AS {target}; CREATE TABLE t (value {target}); CREATE TABLE d (value own)")
+    for table in ["t", "d"]:
+        error = database.refusal(ColumnMismatch, Append(table), column([value], arrow))
+        assert error.expected == {"value": instead}
+        assert f"Make value {instead} in the table." in str(error)
+    assert database.write(Append("t"), column([None], pa.null())) == 1
 
 
 def test_the_next_step_of_a_wrong_type_is_the_cast_to_write(database: Database) -> None:
