@@ -6,7 +6,7 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

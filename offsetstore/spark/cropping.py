@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore.replay import Decision, Outcome
+from offsetstore.writers.kafka_column import KAFKA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from offsetstore.offsets import TopicPartition
-    from offsetstore.spark.query import COORDINATES  # noqa: F401 - what `crop` relies on
-
-KAFKA = "_kafka"
-"""The struct column that the sink adds: topic, partition, offset, timestamp."""
 
 
 def crop(batch: DataFrame, plan: Mapping[TopicPartition, Decision]) -> DataFrame:

@@ -37,21 +37,24 @@ def ranges_between(
     return {tp: range_ for tp, range_ in ranges.items() if range_}
 
 
-def merge(sources: Iterable[Mapping[TopicPartition, OffsetRange]]) -> dict[TopicPartition, OffsetRange]:
-    """The ranges of all sources of a query.
+def refuse_shared(sources: Iterable[Mapping[TopicPartition, int]]) -> None:
+    """Check that no partition is read by two sources, whether or not both have new records of it.
 
-    :raises UnsupportedQuery: two sources read the same partition: its rows would count twice.
+    :raises UnsupportedQuery: its rows would count twice.
     """
-    merged: dict[TopicPartition, OffsetRange] = {}
-    for ranges in sources:
-        for tp, range_ in ranges.items():
-            if tp in merged:
-                what = "two sources of the query read the same topic"
-                raise UnsupportedQuery(
-                    what,
-                    topic_partition=tp,
-                    expected="each topic in one source",
-                    next_step="Read it once, and branch in transform; or run two queries with a group each.",
-                )
-            merged[tp] = range_
-    return dict(sorted(merged.items()))
+    seen: set[TopicPartition] = set()
+    for end in sources:
+        for tp in sorted(seen.intersection(end)):
+            what = "two sources of the query read the same topic"
+            raise UnsupportedQuery(
+                what,
+                topic_partition=tp,
+                expected="each topic in one source",
+                next_step="Read it once, and branch in transform; or run two queries with a group each.",
+            )
+        seen.update(end)
+
+
+def merge(sources: Iterable[Mapping[TopicPartition, OffsetRange]]) -> dict[TopicPartition, OffsetRange]:
+    """Put the ranges of all sources of a query in one order; `refuse_shared` has seen to it that they are disjoint."""
+    return dict(sorted((tp, range_) for ranges in sources for tp, range_ in ranges.items()))

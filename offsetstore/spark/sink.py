@@ -6,32 +6,35 @@ and compare with the plan (if a stored offset has changed, plan again); write, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.utils import is_remote
 
 from offsetstore import failpoints
-from offsetstore.errors import ConfigurationError, SinkError, TopicRecreated, UnsupportedQuery
+from offsetstore.errors import ConfigurationError, SinkError, StoreUnavailable, TopicRecreated, UnsupportedQuery
 from offsetstore.replay import Decision, Outcome, decide
+from offsetstore.spark.admission import admit
 from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.cropping import KAFKA, crop, with_coordinates
-from offsetstore.spark.query import micro_batch
+from offsetstore.spark.query import RunningQuery
+from offsetstore.store.failures import is_connection_lost
 
 if TYPE_CHECKING:
-    from offsetstore.ports import Writer
     import pyarrow as pa
 
     from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
-    from offsetstore.spark.query import MicroBatch
+    from offsetstore.ports import Writer
     from offsetstore.store.claims import Claim
     from offsetstore.store.transaction import Transaction
 
 Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
 Plan: TypeAlias = "dict[TopicPartition, Decision]"
 
+_T = TypeVar("_T")
 _PLANS: Final = 5
 _ONLY: Final = ""
 _RETAIN: Final = 3
@@ -42,12 +45,13 @@ class _PlanOutdated(Exception):
 
 
 class TransactionalSink:
-    """The callable for ``writeStream.foreachBatch``.
+    """The callable for ``writeStream.foreachBatch``, on what ``load()`` returned; everything else is for ``transform``.
 
     :param claim: the group's claim; one sink, one query.
     :param transform: gets the Kafka source's DataFrame with the struct column ``_kafka`` (topic, partition, offset,
-        timestamp), cropped to the records that are still to be written, and returns what is to be written: one DataFrame,
-        or a mapping of names to DataFrames. It may run more than once for a batch, and must not write anything itself.
+        timestamp), cropped to the records that are still to be written, and returns what is to be written: one
+        DataFrame, or a mapping of names to DataFrames. It may run more than once for a batch, and must not write
+        anything itself.
     :param into: the writer, or a mapping of the same names to writers.
     :raises ConfigurationError: no writer.
     :raises UnsupportedQuery: under Spark Connect, where the function would run in another process than the claim.
@@ -66,12 +70,14 @@ class TransactionalSink:
         self._transform = transform
         self._writers: Mapping[str, Writer] = into if isinstance(into, Mapping) else {_ONLY: into}
         self._has_written = False
+        self._admitted: str | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.
 
         :raises OffsetStoreError: nothing of the batch was written; but for `CommitUnknown`, where that is the question.
         """
+        self.error = None
         try:
             self._process(batch, batch_id)
         except BaseException as error:
@@ -87,15 +93,20 @@ class TransactionalSink:
         raise _connect_refused()
 
     def _process(self, batch: DataFrame, batch_id: int) -> None:
-        if not isinstance(batch, DataFrame) or is_remote():
+        if is_remote():
             raise _connect_refused()
-        found = micro_batch(batch, batch_id)
-        self._claim.bind(found.query_id)
-        if not found.ranges:
+        query = RunningQuery.of(batch)
+        if query.run_id != self._admitted:
+            admit(query.execution, batch.columns)
+            self._admitted = query.run_id
+        ranges = query.ranges()
+        self._check_claimed(ranges)
+        self._claim.bind(query.query_id)
+        if not ranges:
             return
         for _ in range(_PLANS):
             try:
-                self._write(batch, found)
+                self._write(batch, ranges)
             except _PlanOutdated:
                 continue
             break
@@ -106,27 +117,29 @@ class TransactionalSink:
             self._has_written = True
             self._prune(batch)
 
-    def _write(self, batch: DataFrame, found: MicroBatch) -> None:
+    def _write(self, batch: DataFrame, ranges: dict[TopicPartition, OffsetRange]) -> None:
         store = self._claim.store
-        rows = store.offsets(self._claim.group)
-        plan = _plan(rows, found.ranges)
+        rows = self._patiently(lambda: store.offsets(self._claim.group))
+        plan = _plan(rows, ranges)
         # A stale claim, a gap, or nothing left: no need to compute. The transaction has the last word on each.
         to_write = all(tp not in rows or rows[tp].token == self._claim.token for tp in plan) and not any(
             d.outcome is Outcome.GAP for d in plan.values()
         )
-        outputs: dict[str, pa.Table] = {}
+        outputs: dict[str, pa.Table] | None = None
         if to_write and any(d.outcome is not Outcome.SKIP for d in plan.values()):
             outputs = self._compute(with_coordinates(crop(batch, plan)))
-            self._check_topics(rows, found.ranges)
+            self._check_topics(rows, ranges)
         failpoints.reach("before_lock")
 
         def work(tx: Transaction) -> None:
-            locked = tx.lock(found.ranges)
+            locked = tx.lock(ranges)
             if locked != plan:
                 raise _PlanOutdated
             remaining = {tp: d.remaining for tp, d in locked.items() if d.outcome is not Outcome.SKIP}
             if not remaining:
                 return
+            if outputs is None:  # what kept us from computing is gone
+                raise _PlanOutdated
             for name, table in outputs.items():
                 self._writers[name].write(tx.connection, table.to_batches())
             tx.advance(remaining)
@@ -154,6 +167,9 @@ class TransactionalSink:
                 expected=_described(self._writers) if _ONLY not in self._writers else "one DataFrame",
                 next_step="Return a DataFrame, or a mapping with the names that into= has.",
             )
+        return self._patiently(lambda: self._all_fitted(frames))
+
+    def _all_fitted(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         session = self._claim.store.database.begin(name=self._claim.name)
         try:
             return {name: self._fitted(name, frame, session.connection) for name, frame in frames.items()}
@@ -163,9 +179,34 @@ class TransactionalSink:
     def _fitted(self, name: str, frame: DataFrame, connection: Any) -> DataFrame:
         """Check the frame against the table before anything is computed, and drop what the writer does not need."""
         writer = self._writers[name]
-        schema = to_arrow_schema(frame.schema)
+        schema = _arrow_schema(frame)
         writer.check(connection, schema)
-        return frame if writer.needs_offset(schema) else frame.drop(KAFKA)
+        return frame if writer.uses_offset(schema) else frame.drop(KAFKA)
+
+    def _patiently(self, ask: Callable[[], _T]) -> _T:
+        """Ask the database again where it is away for a moment, as `OffsetStore.run` does for the transaction."""
+        retries = self._claim.store.retries
+        attempt = 1
+        while True:
+            try:
+                return ask()
+            except Exception as error:
+                lost = isinstance(error, StoreUnavailable) or is_connection_lost(error)
+                if attempt >= retries.attempts or not lost:
+                    raise
+            time.sleep(retries.wait(attempt))
+            attempt += 1
+
+    def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
+        unclaimed = sorted({tp.topic for tp in ranges} - set(self._claim.topics))
+        if unclaimed:
+            what = "the query reads topics that its claim does not have"
+            raise UnsupportedQuery(
+                what,
+                found=", ".join(unclaimed),
+                expected=", ".join(self._claim.topics),
+                next_step="Claim with the options that the reader gets: Broker.from_spark(options), or topics=[...].",
+            )
 
     def _check_topics(self, rows: Mapping[TopicPartition, StoredOffset], ranges: Mapping[TopicPartition, Any]) -> None:
         """A topic that was recreated in mid run has other records under the same offsets.
@@ -174,9 +215,11 @@ class TransactionalSink:
         """
         if self._claim.broker is None:
             return
-        known = {tp.topic: rows[tp].topic_id for tp in ranges if tp in rows}
+        # A partition that was created in mid run has no id in its row; the others of its topic have.
+        topics = {tp.topic for tp in ranges}
+        known = {tp.topic: row.topic_id for tp, row in rows.items() if tp.topic in topics and row.topic_id}
         for topic, found in self._claim.broker.topic_ids(sorted(known)).items():
-            if known[topic] and found and known[topic] != found:
+            if found and known[topic] != found:
                 what = f"topic {topic!r} was deleted and created again while the query ran; nothing was written"
                 raise TopicRecreated(what, found=f"topic id {found}", expected=f"topic id {known[topic]}")
 
@@ -188,6 +231,14 @@ class TransactionalSink:
 def _plan(rows: Mapping[TopicPartition, StoredOffset], ranges: Mapping[TopicPartition, OffsetRange]) -> Plan:
     # A partition without a row gets one that starts at its range.
     return {tp: decide(rows[tp].next_offset if tp in rows else range_.from_, range_) for tp, range_ in ranges.items()}
+
+
+def _arrow_schema(frame: DataFrame) -> pa.Schema:
+    convert: Any = to_arrow_schema
+    try:
+        return convert(frame.schema, timezone="UTC")
+    except TypeError:  # Spark 4.0 and 4.1 mean UTC without being told
+        return convert(frame.schema)
 
 
 def _described(values: Mapping[Any, Any]) -> str:

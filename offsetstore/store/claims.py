@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import socket
+import threading
 import time
 import uuid
 from dataclasses import dataclass, replace
@@ -121,6 +122,7 @@ class Claim:
         self.name = f"{name_prefix(request.group)}{token.epoch}:{token.claim_id.hex[:8]}"
         self.checkpoint_base: str | None = None
         self._query_id: str | None = None
+        self._binding = threading.Lock()
         self._heartbeat = Heartbeat(store.database, token.claim_id, self.name)
 
     @property
@@ -155,8 +157,9 @@ class Claim:
 
         :raises ClaimInUse: it is tied to another query.
         """
-        if self._query_id is None:
-            self._query_id = query_id
+        with self._binding:  # two queries may come at once
+            if self._query_id is None:
+                self._query_id = query_id
         if self._query_id != query_id:
             what = f"the claim of group {self.group!r} is used by a second streaming query"
             raise ClaimInUse(what, found=f"query {query_id}", expected=f"query {self._query_id}")

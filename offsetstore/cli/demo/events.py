@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from offsetstore.spark.query import micro_batch
+from offsetstore.spark.query import RunningQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ def told(write: Write) -> Write:
     """Wrap a function for ``foreachBatch`` so that it tells of each batch: its id, its ranges, and when it is done."""
 
     def tell_and_write(batch: DataFrame, batch_id: int) -> None:
-        ranges = micro_batch(batch, batch_id).ranges
+        ranges = RunningQuery.of(batch).ranges()
         tell(Event("begun", batch_id, {str(tp): (range_.from_, range_.until) for tp, range_ in ranges.items()}))
         write(batch, batch_id)
         tell(Event("done", batch_id))

@@ -1,0 +1,20 @@
+"""Scala's collections, over py4j."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def each(collection: Any) -> Iterator[Any]:
+    """Go through anything that has a Scala iterator."""
+    iterator = collection.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def simple_name(value: Any) -> str:
+    """The Java class's name, without its package."""
+    return value.getClass().getSimpleName()

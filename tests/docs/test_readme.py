@@ -1,0 +1,104 @@
+"""README's first example runs as it stands there, on a real Kafka, Spark and PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore.kafka import admin
+from offsetstore.local.spark import spark_conf, spark_environment
+from tests.support.postgres import Database
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.testing.fixtures import NewTopic
+
+README = Path(__file__).parents[2] / "README.md"
+SECONDS = 180  # the job starts a Spark of its own
+
+
+def first_example() -> str:
+    found = re.search(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert found is not None, "README has no example"
+    return found[1]
+
+
+def adapted(example: str, replacements: dict[str, str]) -> str:
+    """The example with other addresses and paths; each has to be there, in quotes, exactly once."""
+    for old, new in replacements.items():
+        assert example.count(f'"{old}"') == 1, f"README's example names {old} {example.count(old)} times"
+        example = example.replace(f'"{old}"', f'"{new}"')
+    return example
+
+
+@pytest.fixture
+def database(offsetstore_database: str) -> Iterator[Database]:
+    database = Database(offsetstore_database)
+    yield database
+    database.close()
+
+
+def run(script: Path, url: str, log: Path) -> subprocess.Popen[bytes]:
+    """Run the example as ``python job.py`` does, on a Spark with its Kafka connector."""
+    defaults = script.parent / "conf"
+    defaults.mkdir()
+    lines = [f"{name} {value}" for name, value in {"spark.master": "local[2]", **spark_conf()}.items()]
+    (defaults / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
+    environment = {**os.environ, **spark_environment(), "OFFSETSTORE_URL": url, "SPARK_CONF_DIR": str(defaults)}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, script],
+            cwd=README.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table(
+    offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
+    topic = offsetstore_topic(3)
+    servers = offsetstore_kafka.bootstrap_servers
+    admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"2.25", b"bob")])
+    script = tmp_path / "job.py"
+    # The topic's name is also the table's: only the reader's option is replaced.
+    example = first_example().replace('"subscribe": "payments"', f'"subscribe": "{topic}"')
+    assert topic in example
+    script.write_text(
+        adapted(example, {"localhost:9092": servers, "/checkpoints": str(tmp_path / "checkpoints")}), encoding="utf-8"
+    )
+    log = tmp_path / "log"
+    job = run(script, database.url, log)
+
+    def landed(rows: int) -> bool:
+        assert job.poll() is None, log.read_text(encoding="utf-8")[-4000:]
+        return database.one("SELECT count(*) FROM payments") == rows
+
+    try:
+        wait_until(lambda: landed(2), timeout=SECONDS)
+        admin.produce(servers, topic, [admin.Record(b"3.00", b"cleo")])
+        wait_until(lambda: landed(3), timeout=SECONDS)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+    assert [(payer, str(amount)) for payer, amount in database.rows("SELECT * FROM payments ORDER BY payer")] == [
+        ("ada", "1.50"),
+        ("bob", "2.25"),
+        ("cleo", "3.00"),
+    ]
+    assert database.one("SELECT sum(next_offset)::int FROM kafka_partitions WHERE consumer_group = 'billing'") == 3

@@ -1,0 +1,39 @@
+"""The world of each test of the sink."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetStore
+from tests.support.postgres import Database
+from tests.support.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from offsetstore.local.kafka import KafkaBroker
+
+
+@pytest.fixture
+def world(
+    offsetstore_spark: SparkSession,
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_database: str,
+    offsetstore_group: str,
+    tmp_path: Path,
+) -> Iterator[World]:
+    world = World(
+        offsetstore_spark,
+        offsetstore_kafka,
+        Database(offsetstore_database),
+        OffsetStore.connect(offsetstore_database),
+        offsetstore_group,
+        str(tmp_path / "checkpoints"),
+    )
+    yield world
+    world.close()

@@ -1,0 +1,319 @@
+"""Ordinary batches: what the job makes of them lands with its offsets, or not at all."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from offsetstore import Append, TransactionalSink, Upsert
+from tests.support.gate import Gate
+from tests.support.transforms import EVENTS, events
+from tests.support.waiting import wait_until
+from tests.support.world import SECONDS, counts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from sqlalchemy import Connection
+
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+VALUES = "SELECT value FROM events ORDER BY value"
+
+
+@pytest.mark.behaviour("SINK-3")
+def test_a_filter_that_drops_everything_still_advances(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b"])
+    world.run(world.claim(topic), lambda batch: events(batch).where("value = 'c'"), Append("events"))
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 2, 1: 0}
+
+
+@pytest.mark.behaviour("SINK-3")
+def test_a_filter_on_the_stream_itself_advances_past_what_it_drops(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b", "c"])
+    claim = world.claim(topic)
+    stream = world.read(claim).where(F.col("value").cast("string") == "b").select(
+        "value", "timestamp", "offset", "partition", "topic"
+    )  # fmt: skip
+    world.run(claim, events, Append("events"), stream=stream)
+    assert world.database.column(VALUES) == ["b"]
+    assert world.stored(topic) == {0: 3}
+
+
+@pytest.mark.behaviour("SINK-4")
+def test_a_run_over_an_empty_topic_ends_writes_nothing_and_fails_nothing(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    query = world.run(world.claim(topic), events, Append("events"))
+    assert counts(query) == []
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0, 1: 0}
+
+
+@pytest.mark.behaviour("SINK-5")
+def test_an_aggregation_over_the_batch_is_merged_into_what_is_stored(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute("CREATE TABLE counts (value text PRIMARY KEY, n bigint, last bigint)")
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b", "a"])
+    world.produce(topic, ["a", "a"], partition=1)
+
+    def transform(batch: DataFrame) -> DataFrame:
+        grouped = batch.groupBy(F.col("value").cast("string").alias("value"))
+        return grouped.agg(F.count("*").alias("n"), F.max("offset").alias("last"))
+
+    world.run(
+        world.claim(topic),
+        transform,
+        Upsert("counts", key=["value"], add=["n"], greatest=["last"]),
+        maxOffsetsPerTrigger="2",
+    )
+
+    assert world.database.rows("SELECT * FROM counts ORDER BY value") == [("a", 4, 2), ("b", 1, 1)]
+    assert world.stored(topic) == {0: 3, 1: 2}
+
+
+@pytest.mark.behaviour("SINK-8", "TX-1")
+def test_several_topics_and_tables_are_seen_together_with_their_offsets_or_not_at_all(
+    world: World, offsetstore_topic: NewTopic, offsetstore_database: str
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("CREATE TABLE payments (value text); CREATE TABLE refunds (value text)")
+    payments, refunds = offsetstore_topic(2), offsetstore_topic(1)
+    world.produce(payments, ["p1", "p2"])
+    world.produce(refunds, ["r1"])
+    seen: list[tuple[int, ...]] = []
+    state = """
+        SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM payments), (SELECT count(*) FROM refunds),
+               (SELECT sum(next_offset)::int FROM kafka_partitions)
+    """
+
+    class Watched(Append):
+        """Looks with a second connection when it has written, and the others have or have not."""
+
+        def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+            written = super().write(connection, batches)
+            seen.extend(world.database.rows(state))
+            return written
+
+    def of(topic: str, batch: DataFrame) -> DataFrame:
+        return batch.where(F.col("topic") == topic).select(F.col("value").cast("string").alias("value"))
+
+    def transform(batch: DataFrame) -> dict[str, DataFrame]:
+        return {"events": events(batch), "payments": of(payments, batch), "refunds": of(refunds, batch)}
+
+    into = {"events": Watched("events"), "payments": Watched("payments"), "refunds": Watched("refunds")}
+    query = world.run(world.claim(payments, refunds), transform, into)
+
+    assert seen == [(0, 0, 0, 0)] * 3
+    assert world.database.rows(state) == [(3, 2, 1, 3)]
+    assert world.stored(payments) == {0: 2, 1: 0}
+    assert world.stored(refunds) == {0: 1}
+    assert counts(query) == [3]  # three outputs, and Kafka was read once
+
+
+@pytest.mark.behaviour("SINK-8")
+def test_an_output_that_is_refused_takes_the_others_with_it(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("CREATE TABLE small (value text CHECK (value <> 'bad'))")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["good", "bad"])
+
+    def transform(batch: DataFrame) -> dict[str, DataFrame]:
+        return {"events": events(batch), "small": events(batch).select("value")}
+
+    failed = world.run_to_failure(world.claim(topic), transform, {"events": Append("events"), "small": Append("small")})
+
+    assert "small_value_check" in str(failed.error)
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0}
+
+
+@pytest.mark.behaviour("SINK-8", "START-12")
+def test_two_sources_in_one_query_are_one_transaction(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    one, other = offsetstore_topic(1), offsetstore_topic(2)
+    world.produce(one, ["a", "b"])
+    world.produce(other, ["c"], partition=1)
+    claim = world.claim(one, other)
+    streams = [
+        world.spark.readStream.format("kafka")
+        .options(**world.options(topic))
+        .option("startingOffsets", "earliest")
+        .load()
+        for topic in (one, other)
+    ]
+    world.run(claim, events, Append("events"), stream=streams[0].union(streams[1]))
+    assert world.database.column(VALUES) == ["a", "b", "c"]
+    assert world.stored(one) == {0: 2}
+    assert world.stored(other) == {0: 0, 1: 1}
+
+
+@pytest.mark.behaviour("SINK-9", "START-12")
+def test_two_jobs_of_two_groups_read_one_topic_at_once_and_each_has_its_own_offsets(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("CREATE TABLE copies (value text)")
+    topic = offsetstore_topic(2)
+    world.produce(topic, [f"a{number}" for number in range(5)])
+    world.produce(topic, [f"b{number}" for number in range(5)], partition=1)
+    other = f"{world.group}-2"
+    claims = [world.claim(topic), world.claim(topic, group=other)]
+    sinks = [
+        TransactionalSink(claims[0], events, into=Append("events")),
+        TransactionalSink(claims[1], lambda batch: events(batch).select("value"), into=Append("copies")),
+    ]
+
+    queries = [
+        world.start(sink, world.read(claim, maxOffsetsPerTrigger="4"), checkpoint=claim.checkpoint(world.checkpoints))
+        for sink, claim in zip(sinks, claims, strict=True)
+    ]
+    assert all(query.awaitTermination(SECONDS) for query in queries)
+
+    expected = [f"{letter}{number}" for letter in "ab" for number in range(5)]
+    assert world.database.column(VALUES) == expected
+    assert world.database.column("SELECT value FROM copies ORDER BY value") == expected
+    # One group runs again, and the other one's offsets stay.
+    world.produce(topic, ["a5"])
+    world.run(world.claim(topic), events, Append("events"))
+    assert world.stored(topic) == {0: 6, 1: 5}
+    assert world.stored(topic, group=other) == {0: 5, 1: 5}
+
+
+@pytest.mark.behaviour("SINK-11")
+def test_a_job_that_cron_starts_again_and_again_continues_where_it_ended(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    expected: list[str] = []
+    for run in range(3):
+        values = [f"{run}{letter}" for letter in "abc"]
+        world.produce(topic, values, partition=run % 2)
+        expected += values
+        query = world.run(world.claim(topic), events, Append("events"), maxOffsetsPerTrigger="2")
+        assert counts(query) == [2, 1]
+    query = world.run(world.claim(topic), events, Append("events"))  # nothing new
+    assert counts(query) == []
+    assert world.database.column(VALUES) == expected
+    assert world.stored(topic) == {0: 6, 1: 3}
+
+
+@pytest.mark.behaviour("SINK-11")
+def test_a_processing_time_trigger_writes_what_comes_while_it_runs(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    claim = world.claim(topic)
+    sink = TransactionalSink(claim, events, into=Append("events"))
+    query = world.start(
+        sink,
+        world.read(claim),
+        checkpoint=claim.checkpoint(world.checkpoints),
+        trigger={"processingTime": "100 milliseconds"},
+    )
+    for number in range(3):
+        world.produce(topic, [f"{number}"])
+        wait_until(lambda end=number + 1: world.stored(topic) == {0: end}, timeout=SECONDS)
+        assert len(world.database.column(VALUES)) == number + 1
+    query.stop()
+    assert sink.error is None
+    assert world.database.column(VALUES) == ["0", "1", "2"]
+
+
+@pytest.mark.behaviour("SINK-11")
+def test_a_stop_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    claim = world.claim(topic)
+    gate = Gate(events)
+    query = world.start(
+        TransactionalSink(claim, gate, into=Append("events")),
+        world.read(claim),
+        checkpoint=claim.checkpoint(world.checkpoints),
+    )
+    gate.wait_until_reached()
+    stop = Thread(target=query.stop)  # waits for the batch
+    stop.start()
+    wait_until(lambda: not query.isActive, timeout=SECONDS)
+    gate.open()
+    stop.join(SECONDS)
+    assert not stop.is_alive()
+    state = (len(world.database.column(VALUES)), world.stored(topic)[0])
+    assert state in {(0, 0), (2, 2)}
+
+    world.produce(topic, ["c"])
+    world.run(world.claim(topic), events, Append("events"))
+
+    assert world.database.column(VALUES) == ["a", "b", "c"]
+    assert world.stored(topic) == {0: 3}
+
+
+@pytest.mark.behaviour("TX-1", "TX-2")
+def test_what_the_writer_wrote_is_gone_with_the_error_that_came_after_it(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+
+    class Failing(Append):
+        def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+            super().write(connection, batches)
+            raise psycopg.errors.CheckViolation
+
+    failed = world.run_to_failure(world.claim(topic), events, Failing("events"))
+
+    assert isinstance(failed.error, psycopg.errors.CheckViolation)
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0}
+
+
+def test_what_was_cached_for_several_outputs_is_let_go(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("CREATE TABLE broken (id int)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    into = {"events": Append("events"), "copies": Append("events")}
+    claim = world.claim(topic)
+    world.run_to_failure(claim, lambda batch: {"events": events(batch), "copies": batch}, into)
+    world.run(claim, lambda batch: {"events": events(batch), "copies": events(batch)}, into)
+    context: Any = world.spark.sparkContext
+    assert list(context._jsc.getPersistentRDDs()) == []
+    assert world.database.column(VALUES) == ["a", "a"]
+
+
+@pytest.mark.behaviour("TX-10")
+def test_the_sink_alone_takes_over_where_a_checkpoint_of_ones_own_stands(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    """Without a broker the claim knows no partitions: each gets a row that starts at its first range."""
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    own = f"{world.checkpoints}/own"
+    reader = world.spark.readStream.format("kafka").options(**world.options(topic))
+    world.produce(topic, ["before"])
+    ignore = reader.option("startingOffsets", "earliest").load().writeStream.foreachBatch(lambda _batch, _id: None)
+    ignore.option("checkpointLocation", own).trigger(availableNow=True).start().awaitTermination(SECONDS)
+    for values in (["a"], ["b"]):
+        world.produce(topic, values)
+        claim = world.store.claim(world.group, topics=[topic])
+        world.run(claim, events, Append("events"), stream=reader.load(), checkpoint=own)
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.stored(topic) == {0: 3}
+    adopted = [event for event in world.store.history(world.group) if event.event == "adopt"]
+    assert [(event.from_offset, event.to_offset) for event in adopted] == [(None, 1)]

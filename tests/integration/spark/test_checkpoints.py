@@ -1,0 +1,71 @@
+"""The checkpoint of each claim: a fresh one, and the old ones go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import Append, TransactionalSink
+from tests.support.gate import Gate
+from tests.support.transforms import EVENTS, events
+
+if TYPE_CHECKING:
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+
+def directories(base: str | Path) -> set[str]:
+    return {path.name for path in Path(base).iterdir()}
+
+
+@pytest.mark.behaviour("START-15")
+@pytest.mark.parametrize("suffix", ["", "/b .. %41 ☃"], ids=["a plain group", "an odd one"])
+def test_old_checkpoints_are_pruned_after_the_first_committed_batch(
+    world: World, offsetstore_topic: NewTopic, suffix: str
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    group = world.group + suffix
+    bases: set[Path] = set()
+    made: list[str] = []
+    for run in range(4):
+        world.produce(topic, [str(run)])
+        claim = world.claim(topic, group=group)
+        bases.add(Path(claim.checkpoint(world.checkpoints)).parent)
+        made.append(Path(claim.checkpoint(world.checkpoints)).name)
+        world.run(claim, events, Append("events"))
+    [base] = bases
+    assert directories(world.checkpoints) == {base.name}
+    assert directories(base) == set(made[-3:])
+    # What is not a claim's own checkpoint is nobody's to remove, and nothing goes before something is committed.
+    (base / "1-notes").mkdir()
+    world.produce(topic, ["last"])
+    claim = world.claim(topic, group=group)
+    made.append(Path(claim.checkpoint(world.checkpoints)).name)
+    gate = Gate(events)
+    sink = TransactionalSink(claim, gate, into=Append("events"))
+    query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
+    gate.wait_until_reached()
+    assert directories(base) == {*made[-4:], "1-notes"}
+    gate.open()
+    query.awaitTermination(60)
+
+    assert directories(base) == {*made[-3:], "1-notes"}
+    assert world.database.column("SELECT value FROM events ORDER BY value") == ["0", "1", "2", "3", "last"]
+    assert world.stored(topic, group=group) == {0: 5}
+
+
+@pytest.mark.behaviour("START-15")
+def test_a_base_that_can_not_be_listed_costs_a_warning_and_not_the_job(
+    world: World, offsetstore_topic: NewTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    claim = world.claim(topic)
+    claim.checkpoint("nowhere://bucket/checkpoints")
+    world.run(claim, events, Append("events"), checkpoint=f"{world.checkpoints}/own")
+    assert "old checkpoints under nowhere://bucket" in caplog.text
+    assert world.stored(topic) == {0: 1}

@@ -1,0 +1,46 @@
+"""A database that is away for a moment, while a job runs."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import Append
+from tests.support.postgres import Database
+from tests.support.transforms import EVENTS, events
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+
+@pytest.mark.behaviour("TX-12")
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_batch_outlasts_a_restart_of_the_database(
+    world: World, offsetstore_topic: NewTopic, offsetstore_postgres: PostgresServer, mode: str
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b", "c", "d"])
+    claim = world.claim(topic)
+    starts: list[Thread] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        if not starts:
+            offsetstore_postgres.stop("immediate" if mode == "immediate" else "fast")
+            starts.append(Thread(target=offsetstore_postgres.start))
+            starts[0].start()
+        return events(batch)
+
+    world.run(claim, transform, Append("events"), maxOffsetsPerTrigger="2")
+
+    starts[0].join()
+    after = Database(world.database.url)
+    assert after.column("SELECT value FROM events ORDER BY value") == ["a", "b", "c", "d"]
+    after.close()
+    assert world.stored(topic) == {0: 4}

@@ -1,0 +1,296 @@
+"""Where a job begins to read, with a real Spark that has to accept it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from offsetstore import Append, StartPolicy, TopicPartition, TransactionalSink, resolve_starting_offsets
+from offsetstore.errors import NoStartingOffset, OffsetOutOfRange
+from offsetstore.kafka import admin
+from tests.support.transforms import EVENTS, events
+from tests.support.waiting import wait_until
+from tests.support.world import SECONDS
+
+if TYPE_CHECKING:
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+VALUES = "SELECT value FROM events ORDER BY value"
+
+
+def commit_by_a_consumer(world: World, topic: str, offset: int, *, partition: int = 0) -> None:
+    """Move the group's offset in Kafka, as any other tool does."""
+    consumer = Consumer({
+        "bootstrap.servers": world.kafka.bootstrap_servers, "group.id": world.group, "enable.auto.commit": False
+    })  # fmt: skip
+    try:
+        consumer.commit(offsets=[KafkaPartition(topic, partition, offset)], asynchronous=False)
+    finally:
+        consumer.close()
+
+
+def decisions(world: World, topic: str) -> list[tuple[Any, ...]]:
+    """The history of the topic's offsets: event, from, to."""
+    history = world.store.history(world.group)
+    return [
+        (event.event, event.from_offset, event.to_offset)
+        for event in history
+        if event.topic_partition is not None and event.topic_partition.topic == topic
+    ]
+
+
+@pytest.mark.behaviour("START-1", "START-18")
+def test_a_foreign_commit_that_is_larger_is_adopted_and_the_skipped_range_recorded(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    world.run(world.claim(topic), events, Append("events"))
+    world.produce(topic, ["c", "d", "e"])
+    commit_by_a_consumer(world, topic, 4)
+
+    claim = world.claim(topic)
+
+    assert json.loads(claim.starting_offsets) == {topic: {"0": 4}}
+    assert world.stored(topic) == {0: 4}
+    assert decisions(world, topic)[-1] == ("adopt", 2, 4)
+    assert "skips [2, 4)" in world.store.history(world.group)[-1].reason
+    world.run(claim, events, Append("events"))
+    assert world.database.column(VALUES) == ["a", "b", "e"]
+
+
+@pytest.mark.behaviour("START-1")
+def test_a_commit_that_is_smaller_changes_nothing(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    world.run(world.claim(topic), events, Append("events"))
+    commit_by_a_consumer(world, topic, 1)
+    world.produce(topic, ["c"])
+    world.run(world.claim(topic), events, Append("events"))
+    assert world.database.column(VALUES) == ["a", "b", "c"]
+    assert len(decisions(world, topic)) == 1  # the first claim's
+
+
+@pytest.mark.behaviour("START-2")
+def test_the_stored_offset_wins_where_the_job_prefers_it(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    world.run(world.claim(topic), events, Append("events"))
+    world.produce(topic, ["c", "d"])
+    commit_by_a_consumer(world, topic, 4)
+    world.run(world.claim(topic, policy=StartPolicy(prefer="stored")), events, Append("events"))
+    assert world.database.column(VALUES) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.behaviour("START-4")
+def test_a_job_that_comes_to_a_group_that_kafka_knows_continues_there(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b", "c"])
+    world.produce(topic, ["d"], partition=1)
+    commit_by_a_consumer(world, topic, 2)
+    world.run(world.claim(topic), events, Append("events"))
+    assert world.database.column(VALUES) == ["c", "d"]
+    assert world.stored(topic) == {0: 3, 1: 1}
+
+
+@pytest.mark.behaviour("START-5")
+@pytest.mark.parametrize(("reset", "expected"), [("earliest", ["a", "b", "c"]), ("latest", ["c"])])
+def test_a_new_group_begins_at_the_end_of_the_log_that_it_asks_for(
+    world: World, offsetstore_topic: NewTopic, reset: Any, expected: list[str]
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b"])
+    claim = world.claim(topic, policy=StartPolicy(auto_offset_reset=reset))
+    world.produce(topic, ["c"], partition=1)
+    world.run(claim, events, Append("events"))
+    assert world.database.column(VALUES) == expected
+    assert world.stored(topic) == {0: 2, 1: 1}
+
+
+@pytest.mark.behaviour("START-5")
+def test_a_new_group_begins_at_a_time(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    noon = datetime(2024, 7, 1, 12, tzinfo=UTC)
+    at = int(noon.timestamp() * 1000)
+    records = [admin.Record(name.encode(), None, 0, at + minutes * 60_000) for name, minutes in (("a", -1), ("b", 0))]
+    admin.produce(world.kafka.bootstrap_servers, topic, [*records, admin.Record(b"c", None, 1, at - 1)])
+    world.run(world.claim(topic, policy=StartPolicy(auto_offset_reset=noon)), events, Append("events"))
+    assert world.database.column(VALUES) == ["b"]
+    assert world.stored(topic) == {0: 2, 1: 1}
+
+
+@pytest.mark.behaviour("START-5")
+def test_a_new_group_does_not_begin_where_it_may_not_choose(world: World, offsetstore_topic: NewTopic) -> None:
+    topic = offsetstore_topic(1)
+    with pytest.raises(NoStartingOffset):
+        world.claim(topic, policy=StartPolicy(auto_offset_reset="none"))
+    assert world.store.owner(world.group) is None
+
+
+@pytest.mark.behaviour("START-7")
+def test_records_that_were_removed_before_they_were_read_stop_the_start_unless_that_is_accepted(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    first = world.claim(topic)
+    world.run(first, events, Append("events"))
+    world.produce(topic, ["c", "d", "e"])
+    admin.delete_records(world.kafka.bootstrap_servers, topic, {0: 4})
+
+    with pytest.raises(OffsetOutOfRange) as error:
+        world.claim(topic)
+    assert error.value.topic_partition == TopicPartition(topic, 0)
+    assert "[2, 4)" in str(error.value)
+    owner = world.store.owner(world.group)
+    assert owner is not None
+    assert owner.token == first.token
+
+    world.run(world.claim(topic, policy=StartPolicy(on_data_loss="earliest")), events, Append("events"))
+    assert world.database.column(VALUES) == ["a", "b", "e"]
+    assert decisions(world, topic)[-1] == ("skip", 2, 4)
+
+
+@pytest.mark.behaviour("START-7")
+def test_records_that_are_removed_while_the_job_stands_still_end_it_instead_of_a_silent_skip(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b", "c"])
+    claim = world.claim(topic)
+    admin.delete_records(world.kafka.bootstrap_servers, topic, {0: 2})
+
+    world.run_to_failure(claim, events, Append("events"))
+
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0}
+
+
+@pytest.mark.behaviour("START-11", "START-12")
+def test_starting_offsets_name_every_partition_of_every_topic_also_empty_ones(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    one, other = offsetstore_topic(2), offsetstore_topic(3)
+    world.produce(other, ["a"], partition=1)
+    claim = world.claim(one, other)
+    assert json.loads(claim.starting_offsets) == {one: {"0": 0, "1": 0}, other: {"0": 0, "1": 0, "2": 0}}
+    assert world.stored(one) == {0: 0, 1: 0}
+    assert world.stored(other) == {0: 0, 1: 0, 2: 0}
+
+
+@pytest.mark.behaviour("START-11")
+def test_a_partition_that_is_created_between_claim_and_start_makes_spark_refuse_and_a_new_claim_works(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    claim = world.claim(topic)
+    admin.create_partitions(world.kafka.bootstrap_servers, topic, total=2)
+    world.produce(topic, ["b"], partition=1)
+
+    failed = world.run_to_failure(claim, events, Append("events"))
+
+    assert failed.error is None  # the sink was never called: this is Spark's own refusal
+    assert "startingOffsets" in failed.text or "must be specified" in failed.text
+    assert f"{topic}-1" in failed.text
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0}
+    world.run(world.claim(topic), events, Append("events"))
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.stored(topic) == {0: 1, 1: 1}
+
+
+@pytest.mark.behaviour("START-23")
+def test_the_resolver_alone_gives_json_that_spark_reads_from_and_writes_nothing(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic, fresh = offsetstore_topic(2), offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    claim = world.claim(topic)
+    world.run(claim, events, Append("events"))
+    world.produce(topic, ["c"])
+    world.produce(topic, ["d"], partition=1)
+    world.produce(fresh, ["e"])
+    before = world.database.rows("SELECT * FROM kafka_partitions ORDER BY partition")
+
+    start = resolve_starting_offsets(world.broker(topic, fresh), group=world.group, store=world.store)
+
+    options = world.options(topic, fresh, startingOffsets=start.json())
+    batch = world.spark.read.format("kafka").options(**options).load()
+    assert sorted(row.value for row in events(batch).collect()) == ["c", "d", "e"]
+    assert f"{topic}-0" in start.explain()
+    assert world.database.rows("SELECT * FROM kafka_partitions ORDER BY partition") == before
+    assert claim.token == world.store.offsets(world.group)[TopicPartition(topic, 0)].token
+
+
+@pytest.mark.behaviour("START-23")
+def test_the_resolver_without_a_store_goes_by_what_kafka_has_committed(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b"])
+    world.produce(topic, ["c"], partition=1)
+    commit_by_a_consumer(world, topic, 1)
+    start = resolve_starting_offsets(world.broker(topic), group=world.group)
+    batch = world.spark.read.format("kafka").options(**world.options(topic, startingOffsets=start.json())).load()
+    assert sorted(row.value for row in events(batch).collect()) == ["b", "c"]
+
+
+@pytest.mark.behaviour("START-23", "START-5")
+def test_a_start_by_time_can_be_left_to_spark_too(world: World, offsetstore_topic: NewTopic) -> None:
+    topic = offsetstore_topic(1)
+    noon = datetime(2024, 7, 1, 12, tzinfo=UTC)
+    at = int(noon.timestamp() * 1000)
+    records = [admin.Record(name.encode(), None, 0, at + seconds) for name, seconds in (("a", -1), ("b", 0))]
+    admin.produce(world.kafka.bootstrap_servers, topic, records)
+    start = resolve_starting_offsets(world.broker(topic), group=world.group, policy=StartPolicy(auto_offset_reset=noon))
+    options = world.options(topic, startingOffsetsByTimestamp=start.timestamps_json())
+    batch = world.spark.read.format("kafka").options(**options).load()
+    assert [row.value for row in events(batch).collect()] == ["b"]
+
+
+@pytest.mark.behaviour("TX-10", "START-11")
+def test_a_partition_that_is_added_while_the_job_runs_is_read_from_its_beginning(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    claim = world.claim(topic, policy=StartPolicy(auto_offset_reset="latest"))
+    sink = TransactionalSink(claim, events, into=Append("events"))
+    stream = world.read(claim, **{"kafka.metadata.max.age.ms": "100"})
+    query = world.start(
+        sink, stream, checkpoint=claim.checkpoint(world.checkpoints), trigger={"processingTime": "100 milliseconds"}
+    )
+    world.produce(topic, ["b"])
+    wait_until(lambda: world.stored(topic) == {0: 2}, timeout=SECONDS)
+
+    admin.create_partitions(world.kafka.bootstrap_servers, topic, total=2)
+    world.produce(topic, ["c", "d"], partition=1)
+    wait_until(lambda: world.stored(topic) == {0: 2, 1: 2}, timeout=SECONDS)
+    query.stop()
+
+    assert sink.error is None
+    assert world.database.column(VALUES) == ["b", "c", "d"]
+    assert decisions(world, topic)[-1] == ("adopt", None, 0)
+    world.produce(topic, ["e"], partition=1)
+    world.run(world.claim(topic), events, Append("events"))
+    assert world.database.column(VALUES) == ["b", "c", "d", "e"]

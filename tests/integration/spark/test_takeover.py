@@ -1,0 +1,189 @@
+"""Two jobs of one group: the later claim wins, and the earlier one writes nothing more."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import Append, TopicPartition, TransactionalSink
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ClaimInUse, StaleClaim, TopicMissing
+from offsetstore.kafka import Broker, admin
+from offsetstore.local.free_ports import free_port
+from tests.support.gate import Gate
+from tests.support.transforms import EVENTS, events
+from tests.support.waiting import wait_until
+from tests.support.world import SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from offsetstore import Claim
+    from offsetstore.spark.sink import Transform
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+VALUES = "SELECT value FROM events ORDER BY value"
+
+
+def run_on(world: World, claim: Claim, transform: Transform) -> tuple[StreamingQuery, TransactionalSink]:
+    """Start a job that goes on until it is stopped."""
+    sink = TransactionalSink(claim, transform, into=Append("events"))
+    query = world.start(
+        sink,
+        world.read(claim, **{"kafka.metadata.max.age.ms": "100"}),
+        checkpoint=claim.checkpoint(world.checkpoints),
+        trigger={"processingTime": "100 milliseconds"},
+    )
+    return query, sink
+
+
+@pytest.mark.behaviour("START-14")
+def test_the_first_jobs_next_batch_ends_with_stale_claim_and_writes_nothing(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a"])
+    query, sink = run_on(world, world.claim(topic), events)
+    wait_until(lambda: world.stored(topic) == {0: 1, 1: 0}, timeout=SECONDS)
+
+    second = world.claim(topic)
+    world.produce(topic, ["b"], partition=1)
+    failed = world.failure(query, sink)
+
+    assert isinstance(failed.error, StaleClaim)
+    assert failed.error.topic_partition == TopicPartition(topic, 1)
+    assert "StaleClaim" in failed.text
+    assert "claimed by another job" in failed.text
+    assert world.database.column(VALUES) == ["a"]
+    world.run(second, events, Append("events"))
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.stored(topic) == {0: 1, 1: 1}
+
+
+@pytest.mark.behaviour("START-14")
+def test_a_claim_that_comes_while_a_batch_is_computed_fences_that_batch(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    gate = Gate(events)
+    query, sink = run_on(world, world.claim(topic), gate)
+    gate.wait_until_reached()
+    second = world.claim(topic)
+    world.run(second, events, Append("events"))
+    gate.open()
+    assert isinstance(world.failure(query, sink).error, StaleClaim)
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.stored(topic) == {0: 2}
+
+
+@pytest.mark.behaviour("START-14", "TX-10")
+def test_a_stale_job_that_is_the_first_to_see_a_new_partition_is_fenced_there_too(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    query, sink = run_on(world, world.claim(topic), events)
+    world.produce(topic, ["a"])
+    wait_until(lambda: world.stored(topic) == {0: 1}, timeout=SECONDS)
+
+    world.claim(topic)
+    admin.create_partitions(world.kafka.bootstrap_servers, topic, total=2)
+    world.produce(topic, ["b"], partition=1)
+    failed = world.failure(query, sink)
+
+    assert isinstance(failed.error, StaleClaim)
+    assert world.database.column(VALUES) == ["a"]
+    assert world.stored(topic) == {0: 1}  # not even a row for the new partition
+    world.run(world.claim(topic), events, Append("events"))
+    assert world.database.column(VALUES) == ["a", "b"]
+
+
+@pytest.mark.behaviour("START-22")
+def test_a_second_query_on_one_claim_is_refused_and_the_first_goes_on(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    claim = world.claim(topic)
+    query, sink = run_on(world, claim, events)
+    wait_until(lambda: world.stored(topic) == {0: 1}, timeout=SECONDS)
+
+    failed = world.run_to_failure(claim, events, Append("events"), checkpoint=f"{world.checkpoints}/second")
+
+    assert isinstance(failed.error, ClaimInUse)
+    assert "ClaimInUse" in failed.text
+    world.produce(topic, ["b"])
+    wait_until(lambda: world.stored(topic) == {0: 2}, timeout=SECONDS)
+    query.stop()
+    assert sink.error is None
+    assert world.database.column(VALUES) == ["a", "b"]
+
+
+def a_missing_topic(world: World, topic: str) -> Broker:
+    return world.broker(f"{topic}-is-missing")
+
+
+def a_broker_that_is_down(world: World, topic: str) -> Broker:
+    return Broker.from_spark({"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "subscribe": topic}, timeout=2)
+
+
+def a_wrong_password(world: World, topic: str) -> Broker:
+    return Broker.from_spark(
+        {
+            "kafka.bootstrap.servers": world.kafka.sasl_bootstrap_servers,
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.jaas.config": (
+                "org.apache.kafka.common.security.plain.PlainLoginModule required "
+                f'username="{world.kafka.user.name}" password="guessed";'
+            ),
+            "subscribe": topic,
+        }
+    )
+
+
+@pytest.mark.behaviour("START-16")
+@pytest.mark.parametrize(
+    ("broker", "error", "advice"),
+    [
+        (a_missing_topic, TopicMissing, "Create the topic or correct its name"),
+        (a_broker_that_is_down, BrokerUnavailable, "Check bootstrap.servers"),
+        (a_wrong_password, BrokerRefused, "sasl"),
+    ],
+)
+def test_a_claim_that_kafka_refuses_fences_nobody_and_the_running_job_goes_on(
+    world: World,
+    offsetstore_topic: NewTopic,
+    broker: Callable[[World, str], Broker],
+    error: type[Exception],
+    advice: str,
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    claim = world.claim(topic)
+    wrong = broker(world, topic)
+    history = world.store.history(world.group)
+    started = time.monotonic()
+
+    with pytest.raises(error) as refused:
+        world.store.claim(world.group, wrong)
+    wrong.close()
+
+    assert time.monotonic() - started < 10
+    assert advice in str(refused.value)
+    assert "guessed" not in str(refused.value)
+    assert world.store.history(world.group) == history
+    owner = world.store.owner(world.group)
+    assert owner is not None
+    assert owner.token == claim.token
+    world.run(claim, events, Append("events"))
+    assert world.database.column(VALUES) == ["a"]

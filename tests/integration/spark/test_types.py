@@ -1,0 +1,274 @@
+"""What goes from Kafka through Spark into a table arrives as it was, whichever writer takes it there."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from sqlalchemy import text
+
+from offsetstore import Append, Execute, Upsert
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from sqlalchemy import Connection
+
+    from offsetstore.ports import Writer
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+# Column: Spark's type, PostgreSQL's type, and a value as JSON has it and as psycopg reads it.
+TYPES: dict[str, tuple[str, str, Any, Any]] = {
+    "tiny": ("smallint", "smallint", -32768, -32768),
+    "small": ("int", "integer", 2**31 - 1, 2**31 - 1),
+    "big": ("bigint", "bigint", -(2**62), -(2**62)),
+    "single": ("float", "real", 0.5, 0.5),
+    "double": ("double", "double precision", 0.1, 0.1),
+    "price": ("decimal(12,2)", "numeric(12,2)", "1234567890.12", Decimal("1234567890.12")),
+    "amount": ("bigint", "numeric", 12345678901, Decimal(12345678901)),
+    "name": ("string", "text", "naïve ☃ 'quoted'\t\\", "naïve ☃ 'quoted'\t\\"),
+    "code": ("string", "varchar(3)", "abc", "abc"),
+    "raw": ("binary", "bytea", "AP8K", b"\x00\xff\n"),
+    "flag": ("boolean", "boolean", True, True),
+    "day": ("date", "date", "2024-02-29", date(2024, 2, 29)),
+    "at": ("timestamp", "timestamptz", "2024-07-01T12:00:00.123456Z", datetime(2024, 7, 1, 12, 0, 0, 123456, UTC)),
+    "local": ("timestamp_ntz", "timestamp", "2024-07-01T02:30:00", datetime(2024, 7, 1, 2, 30)),  # noqa: DTZ001
+    "id": (
+        "string",
+        "uuid",
+        "12345678-9abc-def0-1234-56789abcdef0",
+        UUID("12345678-9abc-def0-1234-56789abcdef0"),
+    ),
+    "document": ("string", "jsonb", '{"a": [1, null, "☃"]}', {"a": [1, None, "☃"]}),
+    "shape": ("struct<x:int,y:string>", "jsonb", {"x": 1, "y": None}, {"x": 1, "y": None}),
+    "numbers": ("array<bigint>", "bigint[]", [1, None, 2**40], [1, None, 2**40]),
+    "labels": ("array<string>", "text[]", ["a", None, "b,c"], ["a", None, "b,c"]),
+}
+
+TABLE = ", ".join(f'"{name}" {postgres}' for name, (_, postgres, _, _) in TYPES.items())
+FULL = {name: value for name, (_, _, value, _) in TYPES.items()}
+AS_READ = tuple(value for _, _, _, value in TYPES.values())
+NULLS = (None,) * len(TYPES)
+
+
+def typed(batch: DataFrame) -> DataFrame:
+    """Parse the records' JSON into the columns of `TYPES`, and number them."""
+    schema = ", ".join(f"{name} {spark}" for name, (spark, _, _, _) in TYPES.items())
+    parsed = batch.select(
+        F.from_json(F.col("value").cast("string"), schema).alias("r"), F.col("offset").alias("number")
+    )
+    return parsed.select("number", "r.*")
+
+
+@contextmanager
+def session_time_zone(spark: SparkSession, zone: str) -> Generator[None]:
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        yield
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def insert_one_by_one(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    """What a user may write with `Execute`."""
+    columns = ", ".join(f'"{name}"' for name in TYPES)
+    values = ", ".join(
+        f"CAST(:{name} AS jsonb)" if postgres == "jsonb" else f"CAST(:{name} AS {postgres})"
+        for name, (_, postgres, _, _) in TYPES.items()
+    )
+    statement = text(f"INSERT INTO everything (number, {columns}) VALUES (:number, {values})")
+    for batch in batches:
+        rows = batch.to_pylist()
+        for row in rows:
+            row["shape"] = None if row["shape"] is None else json.dumps(row["shape"])
+        connection.execute(statement, rows)
+
+
+WRITERS: dict[str, Writer] = {
+    "append": Append("everything"),
+    "upsert": Upsert("everything", key=["number"], version="big"),
+    "execute": Execute(insert_one_by_one),
+}
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_type_and_a_null_of_each_arrives_as_it_was_in_any_time_zone(
+    world: World, offsetstore_topic: NewTopic, writer: str
+) -> None:
+    world.database.execute(f"CREATE TABLE everything (number bigint PRIMARY KEY, {TABLE})")
+    topic = offsetstore_topic(1)
+    world.produce(topic, [json.dumps(FULL), "{}", json.dumps(FULL)])
+
+    with session_time_zone(world.spark, "Pacific/Chatham"):
+        world.run(world.claim(topic), typed, WRITERS[writer])
+
+    assert world.database.rows("SELECT * FROM everything ORDER BY number") == [
+        (0, *AS_READ),
+        (1, *NULLS),
+        (2, *AS_READ),
+    ]
+    assert world.stored(topic) == {0: 3}
+
+
+@pytest.mark.behaviour("SINK-2", "TX-7")
+def test_a_whole_batch_of_nulls_and_a_column_without_a_type_go_in(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(f"CREATE TABLE everything (number bigint, nothing jsonb, {TABLE})")
+    topic = offsetstore_topic(1)
+    world.produce(topic, [None, "{}"])
+    world.run(world.claim(topic), lambda batch: typed(batch).withColumn("nothing", F.lit(None)), Append("everything"))
+    assert world.database.rows("SELECT * FROM everything ORDER BY number") == [(0, None, *NULLS), (1, None, *NULLS)]
+
+
+@pytest.mark.behaviour("SINK-2")
+def test_upsert_adds_and_compares_over_batches_and_runs_and_null_counts_as_nothing(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(
+        "CREATE TABLE totals"
+        " (name text PRIMARY KEY, n bigint, total numeric, worst double precision, first timestamptz)"
+    )
+    topic = offsetstore_topic(1)
+    noon = datetime(2024, 7, 1, 12, tzinfo=UTC)
+
+    def transform(batch: DataFrame) -> DataFrame:
+        schema = "name string, n int, total decimal(10,2), worst double, first timestamp"
+        return batch.select(F.from_json(F.col("value").cast("string"), schema).alias("r")).select("r.*")
+
+    def record(name: str, n: int | None, total: str | None, worst: float | None, hours: int | None) -> str:
+        first = None if hours is None else (noon + timedelta(hours=hours)).isoformat()
+        return json.dumps({"name": name, "n": n, "total": total, "worst": worst, "first": first})
+
+    writer = Upsert("totals", key=["name"], add=["n", "total"], greatest=["worst"], least=["first"])
+    world.produce(topic, [record("a", 1, "0.10", 1.5, 0), record("a", 2, None, None, -1), record("b", *[None] * 4)])
+    world.run(world.claim(topic), transform, writer, maxOffsetsPerTrigger="2")
+    world.produce(
+        topic, [record("a", 4, "0.20", -3, 5), record("b", 1, "1", 0, 0), record("a", None, None, None, None)]
+    )
+    world.run(world.claim(topic), transform, writer)
+
+    assert world.database.rows("SELECT * FROM totals ORDER BY name") == [
+        ("a", 7, Decimal("0.30"), 1.5, noon - timedelta(hours=1)),
+        ("b", 1, Decimal(1), 0.0, noon),
+    ]
+
+
+@pytest.mark.behaviour("SINK-12", "SINK-2")
+def test_upsert_by_offset_keeps_the_newest_of_a_key_also_where_it_is_twice_in_a_batch(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute("CREATE TABLE latest (key text PRIMARY KEY, value text, seen timestamptz)")
+    topic = offsetstore_topic(1)
+    world.produce_keyed(topic, [(key, f"{key}{number}") for number in range(20) for key in "ab"])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        rows = batch.select(
+            "_kafka",
+            F.col("key").cast("string").alias("key"),
+            F.col("value").cast("string").alias("value"),
+            F.col("timestamp").alias("seen"),
+        )
+        return rows.orderBy(F.rand())  # the order of the rows must not matter
+
+    writer = Upsert("latest", key=["key"])
+    world.run(world.claim(topic), transform, writer)
+    assert world.database.rows("SELECT key, value FROM latest ORDER BY key") == [("a", "a19"), ("b", "b19")]
+
+    world.produce_keyed(topic, [("b", "b20"), ("b", "b21")])
+    world.run(world.claim(topic), transform, writer)
+    assert world.database.rows("SELECT key, value FROM latest ORDER BY key") == [("a", "a19"), ("b", "b21")]
+
+
+@pytest.mark.behaviour("SINK-12")
+def test_upsert_by_version_keeps_the_highest_whichever_partition_it_came_by(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute("CREATE TABLE latest (key text PRIMARY KEY, value text, version int)")
+    topic = offsetstore_topic(2)
+    world.produce_keyed(topic, [("a", "3"), ("a", "1")])
+    world.produce_keyed(topic, [("a", "2"), ("b", "5")], partition=1)
+
+    def transform(batch: DataFrame) -> DataFrame:
+        value = F.col("value").cast("string")
+        key = F.col("key").cast("string").alias("key")
+        return batch.select(key, F.concat(F.lit("v"), value).alias("value"), value.cast("int").alias("version"))
+
+    writer = Upsert("latest", key=["key"], version="version")
+    world.run(world.claim(topic), transform, writer)
+    world.produce_keyed(topic, [("b", "4")])
+    world.run(world.claim(topic), transform, writer)
+
+    assert world.database.rows("SELECT * FROM latest ORDER BY key") == [("a", "v3", 3), ("b", "v5", 5)]
+
+
+@pytest.mark.behaviour("SINK-2")
+def test_execute_gets_the_rows_once_and_none_of_kafkas_columns(world: World, offsetstore_topic: NewTopic) -> None:
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b"])
+    world.produce(topic, ["c"], partition=1)
+    calls: list[list[dict[str, Any]]] = []
+
+    def execute(_connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        calls.append([row for batch in batches for row in batch.to_pylist()])
+        assert list(batches) == []
+
+    world.run(world.claim(topic), lambda batch: batch.select("_kafka", "offset", "value"), Execute(execute))
+
+    [rows] = calls
+    assert sorted(rows, key=lambda row: row["value"]) == [
+        {"offset": 0, "value": b"a"},
+        {"offset": 1, "value": b"b"},
+        {"offset": 0, "value": b"c"},
+    ]
+
+
+@pytest.mark.behaviour("TX-12")
+def test_execute_is_repeated_with_all_rows_after_a_deadlock_and_its_first_try_is_gone(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute("CREATE TABLE events (value text)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    computed: list[DataFrame] = []
+    attempts: list[int] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        computed.append(batch)
+        return batch.select(F.col("value").cast("string").alias("value"))
+
+    def execute(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        connection.execute(text("INSERT INTO events VALUES (:value)"), rows)
+        attempts.append(len(rows))
+        if len(attempts) == 1:
+            connection.execute(text("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$"))
+
+    world.run(world.claim(topic), transform, Execute(execute))
+
+    assert attempts == [2, 2]
+    assert len(computed) == 1  # the rows are kept, not computed again
+    assert world.database.column("SELECT value FROM events ORDER BY value") == ["a", "b"]
+
+
+@pytest.mark.behaviour("SINK-12")
+def test_upsert_tells_rows_of_one_version_apart_by_their_offset(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute("CREATE TABLE latest (key text PRIMARY KEY, value text, version int)")
+    topic = offsetstore_topic(1)
+    world.produce_keyed(topic, [("k", "first"), ("k", "second"), ("k", "third")])
+
+    def shuffled(batch: DataFrame) -> DataFrame:
+        key, value = F.col("key").cast("string").alias("key"), F.col("value").cast("string").alias("value")
+        return batch.orderBy(F.desc("offset")).select(key, value, F.lit(1).alias("version"), "_kafka")
+
+    world.run(world.claim(topic), shuffled, Upsert("latest", key=["key"], version="version"))
+    assert world.database.rows("SELECT value FROM latest") == [("third",)]
