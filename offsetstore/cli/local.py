@@ -9,15 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from offsetstore.cli.exits import ExitCode
 from offsetstore.local import stack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offsetstore.local.stack import ServiceStatus
-
-NOT_RUNNING = 3
-"""What ``status`` exits with where one of the servers does not run: the code that init scripts use."""
 
 
 @click.group()
@@ -43,14 +41,14 @@ def up() -> None:
 @local.command()
 @click.pass_context
 def status(context: click.Context) -> None:
-    """Show what runs where. Exit code 3 if one of them does not run."""
+    """Show what runs where. Exit code 1 if one of them does not run."""
     services = stack.status()
     if not services:
         click.echo("There is no local stack. `offsetstore local up` makes one.")
     else:
         _show(services)
     if not services or not all(service.running for service in services):
-        context.exit(NOT_RUNNING)
+        context.exit(ExitCode.NO)
 
 
 @local.command()

@@ -57,7 +57,7 @@ def test_servers_outlive_the_command_and_keep_their_data() -> None:
 
     assert run("down") == (0, "PostgreSQL stopped.\nKafka stopped.\n")
     assert [is_process_of(service.pid or 0, service.directory) for service in running] == [False, False]
-    assert run("status")[0] == 3
+    assert run("status")[0] == 1
 
     assert run("up")[0] == 0
     assert [service.address for service in stack.status()] == [postgres.address, kafka.address]
