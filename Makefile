@@ -1,4 +1,5 @@
-# Everything goes into .venv/ (what is installed) and build/ (what is made); `make clean` takes both away.
+# Everything goes into .venv/ (what is installed) and build/ (what is made); `make clean` takes both away. Downloaded
+# jars are kept in the user's cache, under offsetstore/.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -64,7 +65,7 @@ clean: ## take away .venv, build and whatever Python and Spark left in the tree
 define find-python
 	python="$(PYTHON)"; \
 	for candidate in $${python:-$(CANDIDATES)}; do \
-	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	  then python="$$candidate"; break; else python=""; fi; \
 	done; \
 	if [ -z "$$python" ]; then \

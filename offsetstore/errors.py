@@ -122,7 +122,7 @@ class StoreUnavailable(OffsetStoreError):
 class SchemaError(OffsetStoreError):
     """The database has not the tables this version works with."""
 
-    default_next_step = "Run `offsetstore migrate` (or `alembic upgrade head`)."
+    default_next_step = "Run `offsetstore migrate`, with the same schema if one was given."
 
 
 class SchemaMissing(SchemaError):
@@ -172,7 +172,7 @@ class NoStartingOffset(StartError):
 
 
 class OffsetOutOfRange(StartError):
-    """The records to read next are no longer in the log: retention has removed them."""
+    """The records to read next are not in the log: retention removed them, or another tool committed beyond its end."""
 
     default_next_step = (
         'Restore the records, or accept the loss with StartPolicy(on_data_loss="earliest"); the history records it.'
@@ -180,7 +180,7 @@ class OffsetOutOfRange(StartError):
 
 
 class TopicRecreated(StartError):
-    """The log is another one, or shorter, than the stored offset belongs to."""
+    """The log is another one than the stored offset belongs to, or ends below it."""
 
     default_next_step = (
         "If the topic was recreated on purpose, start once with "
@@ -245,7 +245,10 @@ class CommitUnknown(TransactionError):
 
 
 class ProtocolMisuse(TransactionError):
-    """The transaction was used in an order that would break the guarantee; it was rolled back."""
+    """The transaction was used in an order that would break the guarantee; it was rolled back.
+
+    But for `CommittedBehindOurBack`, where that can be too late.
+    """
 
 
 class NestedTransaction(ProtocolMisuse):
@@ -287,7 +290,10 @@ class AdvanceMismatch(ProtocolMisuse):
 class CommittedBehindOurBack(ProtocolMisuse):
     """The transaction was ended by something else than its block: results without their offset."""
 
-    default_next_step = "Remove the COMMIT or ROLLBACK from the code (or the procedure) that runs inside."
+    default_next_step = (
+        "Remove the COMMIT or ROLLBACK from the code (or the procedure) that runs inside. What was written "
+        "before a COMMIT may be there without its offset: remove it before the job runs again."
+    )
 
 
 class MetadataError(OffsetStoreError):

@@ -16,7 +16,10 @@ OnRecreated = Literal["fail", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class StartPolicy:
-    """How a start is resolved; the defaults never skip a record silently.
+    """How a start is resolved.
+
+    The defaults skip nothing, but for what another tool has committed in Kafka beyond the stored offset, which is
+    recorded.
 
     ``prefer``: where the store and Kafka both have an offset: the ``"larger"`` (a foreign commit is adopted, and the
     skipped range recorded), the ``"stored"`` one, or ``"agree"``, which raises where they differ.

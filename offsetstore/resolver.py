@@ -28,8 +28,10 @@ def resolve(
 
     :param stored: the group's rows; rows of other topics are left alone.
     :raises WrongCluster: a row belongs to another cluster.
-    :raises TopicRecreated: a row belongs to another log, unless ``policy.on_recreated`` is ``"restart"``.
-    :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it.
+    :raises TopicRecreated: a row belongs to another log, or to more of it than there is, unless
+        ``policy.on_recreated`` is ``"restart"``.
+    :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it; or
+        another tool's committed offset lies beyond the end.
     :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
     """
     policy = policy or StartPolicy()

@@ -18,7 +18,7 @@ class Reason(Enum):
     """Why a partition starts where it does; the value is the sentence for people."""
 
     PINNED = "stored, pinned by an operator's decision"
-    STORED = "stored; what Kafka has committed does not count"
+    STORED = "stored; what Kafka has committed is not larger, or does not count"
     ONLY_STORED = "stored; nothing is committed in Kafka"
     COMMITTED_IS_LARGER = "committed in Kafka by another tool, larger than stored"
     ONLY_COMMITTED = "committed in Kafka; nothing is stored"

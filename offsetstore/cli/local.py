@@ -35,7 +35,7 @@ def up() -> None:
     addresses = {service.name: service.address for service in services}
     click.echo("\nFor a job in this shell:")
     click.echo(f"  export OFFSETSTORE_URL='{addresses['PostgreSQL']}'")
-    click.echo(f"  kafka.bootstrap.servers: {addresses['Kafka']}")
+    click.echo(f"  export OFFSETSTORE_BOOTSTRAP_SERVERS='{addresses['Kafka']}'")
 
 
 @local.command()

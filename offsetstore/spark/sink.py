@@ -6,6 +6,7 @@ and compare with the plan (if a stored offset has changed, plan again); write, a
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
@@ -34,10 +35,11 @@ if TYPE_CHECKING:
 Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
 Plan: TypeAlias = "dict[TopicPartition, Decision]"
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_PLANS: Final = 5
-_ONLY: Final = ""
-_RETAIN: Final = 3
+_MAX_PLANS: Final = 5
+_UNNAMED: Final = ""
+_KEPT_CHECKPOINTS: Final = 3
 
 
 class _PlanOutdated(Exception):
@@ -53,7 +55,7 @@ class TransactionalSink:
         DataFrame, or a mapping of names to DataFrames. It may run more than once for a batch, and must not write
         anything itself.
     :param into: the writer, or a mapping of the same names to writers.
-    :raises ConfigurationError: no writer.
+    :raises ConfigurationError: no writer, or no function.
     :raises UnsupportedQuery: under Spark Connect, where the function would run in another process than the claim.
 
     ``error`` holds the typed error that ended the query; Spark's ``StreamingQueryException`` only has its text.
@@ -65,23 +67,35 @@ class TransactionalSink:
         if isinstance(into, Mapping) and not into:
             what = "the sink has no writer"
             raise ConfigurationError(what, expected='into=Append("table"), or a mapping of names to writers')
+        for writer in into.values() if isinstance(into, Mapping) else [into]:
+            if not callable(getattr(writer, "write", None)):
+                what = "into= is no writer"
+                raise ConfigurationError(
+                    what, found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
+                )
+        if not callable(transform):
+            what = "transform is no function"
+            raise ConfigurationError(what, found=repr(transform), expected="a function of a DataFrame")
         self.error: BaseException | None = None
         self._claim = claim
         self._transform = transform
-        self._writers: Mapping[str, Writer] = into if isinstance(into, Mapping) else {_ONLY: into}
+        self._writers: Mapping[str, Writer] = into if isinstance(into, Mapping) else {_UNNAMED: into}
         self._has_written = False
         self._admitted: str | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.
 
-        :raises OffsetStoreError: nothing of the batch was written; but for `CommitUnknown`, where that is the question.
+        :raises OffsetStoreError: nothing of the batch was written; but for `CommitUnknown`, where that is the question,
+            and `CommittedBehindOurBack`, where an `Execute` did it.
         """
         self.error = None
         try:
             self._process(batch, batch_id)
         except BaseException as error:
             self.error = error
+            # Spark's own account of it is a hundred lines long.
+            _log.error("batch %d failed: %s: %s", batch_id, type(error).__name__, error)
             raise
         failpoints.reach("after_sink")
 
@@ -104,14 +118,14 @@ class TransactionalSink:
         self._claim.bind(query.query_id)
         if not ranges:
             return
-        for _ in range(_PLANS):
+        for _ in range(_MAX_PLANS):
             try:
                 self._write(batch, ranges)
             except _PlanOutdated:
                 continue
             break
         else:
-            what = f"the stored offsets changed under {_PLANS} plans of batch {batch_id}"
+            what = f"the stored offsets changed under {_MAX_PLANS} plans of batch {batch_id}"
             raise SinkError(what, next_step="See who else writes for this group (the history tells).")
         if not self._has_written:
             self._has_written = True
@@ -158,18 +172,18 @@ class TransactionalSink:
                 batch.unpersist()
 
     def _checked(self, result: DataFrame | Mapping[str, DataFrame]) -> dict[str, DataFrame]:
-        frames: Mapping[Any, Any] = result if isinstance(result, Mapping) else {_ONLY: result}
+        frames: Mapping[Any, Any] = result if isinstance(result, Mapping) else {_UNNAMED: result}
         if frames.keys() != self._writers.keys() or not all(isinstance(f, DataFrame) for f in frames.values()):
             what = "transform returned something else than the writers expect"
             raise SinkError(
                 what,
                 found=_described(frames),
-                expected=_described(self._writers) if _ONLY not in self._writers else "one DataFrame",
+                expected=_described(self._writers) if _UNNAMED not in self._writers else "one DataFrame",
                 next_step="Return a DataFrame, or a mapping with the names that into= has.",
             )
-        return self._patiently(lambda: self._all_fitted(frames))
+        return self._patiently(lambda: self._check_tables(frames))
 
-    def _all_fitted(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    def _check_tables(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         session = self._claim.store.database.begin(name=self._claim.name)
         try:
             return {name: self._fitted(name, frame, session.connection) for name, frame in frames.items()}
@@ -225,7 +239,9 @@ class TransactionalSink:
 
     def _prune(self, batch: DataFrame) -> None:
         if self._claim.checkpoint_base is not None:
-            prune(batch.sparkSession, self._claim.checkpoint_base, epoch=self._claim.token.epoch, retain=_RETAIN)
+            prune(
+                batch.sparkSession, self._claim.checkpoint_base, epoch=self._claim.token.epoch, retain=_KEPT_CHECKPOINTS
+            )
 
 
 def _plan(rows: Mapping[TopicPartition, StoredOffset], ranges: Mapping[TopicPartition, OffsetRange]) -> Plan:
@@ -243,7 +259,8 @@ def _arrow_schema(frame: DataFrame) -> pa.Schema:
 
 def _described(values: Mapping[Any, Any]) -> str:
     return ", ".join(
-        f"{name!r}: {type(value).__name__}" if name != _ONLY else type(value).__name__ for name, value in values.items()
+        f"{name!r}: {type(value).__name__}" if name != _UNNAMED else type(value).__name__
+        for name, value in values.items()
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import logging
 import math
 import os
 import socket
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from offsetstore.store.store import OffsetStore
 
 Takeover = Literal["fence", "wait", "refuse"]
+
+_log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _PAUSE = 0.5
@@ -252,6 +255,9 @@ def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Cl
     except BaseException:
         session.rollback()
         raise
+    for tp, start in starting.starts.items() if starting else ():
+        if start.skipped:
+            _log.warning("%s starts at %d and skips %s: %s", tp, start.offset, start.skipped, start.reason.value)
     return Claim(store, request, token=token, partitions=partitions, starting=starting, owner=owner)
 
 

@@ -144,7 +144,8 @@ class OffsetStore:
         :raises LockTimeout: a row is locked by somebody else for longer.
         :raises TransactionLost: the connection broke; nothing was written.
         :raises CommitUnknown: it broke at COMMIT, and the rows can't tell.
-        :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written.
+        :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written (but for
+            `CommittedBehindOurBack`: what came before that COMMIT stays).
         """
         return Transaction(
             self.database,

@@ -80,10 +80,13 @@ class Transaction:
 
         :raises LockFirst: before `lock`: what is written then could be a stale job's.
         """
-        if self._session is None or self._plan is None:
+        session = self._begun()
+        if self._refused is not None:
+            raise self._refused
+        if self._plan is None:
             what = "tx.connection was used before tx.lock"
             raise LockFirst(what)
-        return self._session.connection
+        return session.connection
 
     def lock(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
         """Lock the partitions' rows, check that they are this claim's, and decide what is left of each range.
@@ -125,7 +128,7 @@ class Transaction:
         for tp in self._asked:
             row = self._rows.get(tp)
             self._check(row.token if row else None, tp)
-        failpoints.reach("after_lock")
+        failpoints.reach("after_lock")  # a named point, at which tests and the demo end the process
         plan = {tp: decide(self._rows[tp].next_offset, ranges[tp]) for tp in self._asked}
         for tp, decision in plan.items():
             if decision.outcome is Outcome.GAP:
@@ -142,9 +145,12 @@ class Transaction:
         :param metadata: one JSON value for all partitions of the call; ``None`` clears it, left out keeps it.
         :raises AdvanceMismatch: another range, a partition that was not locked, or one that was advanced already.
         :raises MetadataError: see `offsetstore.metadata.dump`.
-        :raises StaleClaim: the rows changed under the lock (they can't, unless someone edits locks away).
+        :raises StaleClaim: the rows changed under the lock: only SQL of yours in this transaction can do that.
         """
-        if self._session is None or self._plan is None:
+        session = self._begun()
+        if self._refused is not None:
+            raise self._refused
+        if self._plan is None:
             what = "tx.advance was called before tx.lock"
             raise LockFirst(what)
         for tp, range_ in ranges.items():
@@ -152,7 +158,7 @@ class Transaction:
         text = metadata if isinstance(metadata, Keep) else dump(metadata)
         failpoints.reach("before_advance")
         wanted = dict(sorted(ranges.items()))
-        moved = self._session.advance(self._claim.group, self._claim.token, wanted, text, self._id) if wanted else 0
+        moved = session.advance(self._claim.group, self._claim.token, wanted, text, self._id) if wanted else 0
         if moved != len(wanted):
             what = "the stored offsets changed although they were locked"
             raise StaleClaim(what, found=f"{moved} rows as locked", expected=f"{len(wanted)}")
@@ -180,8 +186,9 @@ class Transaction:
     def _check(self, token: Token | None, tp: TopicPartition | None) -> None:
         if token != self._claim.token:
             what = f"group {self._claim.group!r} has been claimed by another job; nothing was written"
-            found = token or "no row"
-            raise StaleClaim(what, topic_partition=tp, found=str(found), expected=str(self._claim.token))
+            row = self._begun().group(self._claim.group)
+            found = f"{token or 'no row'}" + (f", of {row.owner}" if row else "")
+            raise StaleClaim(what, topic_partition=tp, found=found, expected=str(self._claim.token))
 
     def _create(self, session: Session, offsets: dict[TopicPartition, int]) -> None:
         if not offsets:
@@ -230,7 +237,7 @@ class Transaction:
             self._translate(error)
             return
         self._commit(session)
-        self._claim.partitions.update(self._asked)
+        self._claim.partitions.update(self._asked)  # committed, so their rows exist now
 
     def _check_complete(self, session: Session) -> None:
         if self._refused is not None:

@@ -19,6 +19,17 @@ class MemoryConnection:
     def __init__(self, session: MemorySession) -> None:
         self._session = session
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """There is no SQL in memory.
+
+        :raises AttributeError: always, saying what there is.
+        """
+        message = (
+            f"in memory tx.connection has no {name!r}: it takes rows by append(table, row) and extend(table, rows); "
+            "for SQL use a database (the fixture offsetstore_database)"
+        )
+        raise AttributeError(message)
+
     def append(self, table: str, row: object) -> None:
         """Add one row. Tables need no making."""
         self.extend(table, [row])

@@ -15,7 +15,7 @@ def test_the_page_of_behaviours_is_up_to_date(tmp_path: Path) -> None:
     fresh = tmp_path / "behaviours.md"
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-o", f"cache_dir={tmp_path}"]
     command += [f"--behaviours={fresh}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
     page = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8")

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import BigInteger, Column, MetaData, Table
 
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka import admin
 from offsetstore.local.spark import spark_conf, spark_environment
 from tests.support.postgres import Database
@@ -24,13 +26,17 @@ if TYPE_CHECKING:
     from offsetstore.testing.fixtures import NewTopic
 
 README = Path(__file__).parents[2] / "README.md"
+P0 = TopicPartition("events", 0)
+EVENTS = Table("events", MetaData(), Column("offset", BigInteger))
 SECONDS = 180  # the job starts a Spark of its own
 
 
+def examples() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
 def first_example() -> str:
-    found = re.search(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert found is not None, "README has no example"
-    return found[1]
+    return examples()[0]
 
 
 def adapted(example: str, replacements: dict[str, str]) -> str:
@@ -102,3 +108,18 @@ def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table
         ("cleo", "3.00"),
     ]
     assert database.one("SELECT sum(next_offset)::int FROM kafka_partitions WHERE consumer_group = 'billing'") == 3
+
+
+@pytest.mark.behaviour("TX-5")
+def test_the_transaction_without_spark_writes_what_a_replay_leaves_and_no_more(database: Database) -> None:
+    [example] = [one for one in examples() if "def work(tx)" in one]
+    database.execute('CREATE TABLE events ("offset" bigint NOT NULL)')
+    with OffsetStore.connect(database.url) as store:
+        earlier = store.claim("audit", topics=["events"])
+        with store.transaction(earlier) as tx:  # an earlier run of the job got as far as 60
+            tx.advance({P0: tx.lock({P0: OffsetRange(40, 60)})[P0].remaining})
+        names = {"store": store, "events": EVENTS, "records": [{"offset": number} for number in range(40, 80)]}
+        exec(compile(example, str(README), "exec"), names)  # noqa: S102 - README's own words
+        assert database.column('SELECT "offset" FROM events ORDER BY 1') == list(range(60, 80))
+        assert store.offsets("audit")[P0].next_offset == 80
+        assert store.metadata("audit")[P0] == {"trace": "7f3a"}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from offsetstore.spark.sink import Transform
 
-_SECONDS = 60
+_SECONDS = 120
 
 
 class Gate:

@@ -52,7 +52,7 @@ class FrozenJob:
     def thaw(self) -> str:
         """Let it go on, and return its last words."""
         os.kill(self._process.pid, signal.SIGCONT)
-        return self._process.communicate("\n", timeout=30)[0].strip()
+        return self._process.communicate("\n", timeout=90)[0].strip()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from offsetstore.spark.sink import Transform
     from tests.support.postgres import Database
 
-SECONDS = 60
+SECONDS = 120
 """No query of a test takes as long as this."""
 
 

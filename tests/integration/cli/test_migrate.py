@@ -76,7 +76,7 @@ def test_the_process_ends_with_the_exit_code(arguments: list[str], code: int, of
         env={**os.environ, "OFFSETSTORE_URL": offsetstore_empty_database},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == code, done.stderr

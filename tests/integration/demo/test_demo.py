@@ -19,12 +19,14 @@ from offsetstore.local.free_ports import answers
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMAND = [sys.executable, "-c", "from offsetstore.cli.main import main; main()", "demo"]
+# A shell that starts the tests in the background makes them ignore SIGINT, and their children with them.
+HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND = [sys.executable, "-c", f"{HEED}; from offsetstore.cli.main import main; main()", "demo"]
 
 
 def test_flights_land_exactly_once_while_the_job_is_killed_four_times(tmp_path: Path) -> None:
     arguments = ["--flights", "20000", "--only", "offsetstore", "--output", str(tmp_path)]
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
     report = json.loads((tmp_path / "report.json").read_text())
@@ -55,10 +57,10 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
         assert answers(database)
 
         demo.send_signal(signal.SIGINT)
-        assert demo.wait(60) == 130
+        assert demo.wait(120) == 130
 
     assert len(started) >= 3  # Kafka, the job's Python, its Java
-    assert psutil.wait_procs(started, timeout=10)[1] == []
+    assert psutil.wait_procs(started, timeout=30)[1] == []
     assert not answers(database)
 
 

@@ -91,6 +91,6 @@ def test_two_processes_at_once_download_once(repository: Path) -> None:
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    answers = [process.communicate(timeout=60) for process in both]
+    answers = [process.communicate(timeout=180) for process in both]
     assert [found for found, _ in answers] == ["2\n", "2\n"]
     assert sum("2 jars" in told for _, told in answers) == 1

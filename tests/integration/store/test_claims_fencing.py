@@ -197,7 +197,7 @@ def test_a_job_killed_in_its_claim_has_changed_nothing(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
 
     assert done.returncode == -signal.SIGKILL

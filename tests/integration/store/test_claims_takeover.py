@@ -45,7 +45,7 @@ def test_a_claim_waits_for_the_stale_jobs_open_transaction_then_fences_it(
         tx.advance({P0: plan[P0].remaining})
         assert not claiming.done()
 
-    second = claiming.result(timeout=20)
+    second = claiming.result(timeout=60)
 
     assert query("SELECT count(*) FROM results") == [(1,)]
     assert json.loads(second.starting_offsets) == {"payments": {"0": 40}}
@@ -174,7 +174,7 @@ def test_wait_has_the_group_once_its_owner_leaves(store: OffsetStore) -> None:
 
     first.close()
 
-    assert json.loads(claiming.result(timeout=20).starting_offsets) == {"payments": {"0": 40}}
+    assert json.loads(claiming.result(timeout=60).starting_offsets) == {"payments": {"0": 40}}
     assert waiting.views == 2
 
 

@@ -67,7 +67,7 @@ def test_a_claim_waits_for_a_job_that_is_creating_an_unknown_partition(store: Of
         wait_until(lambda: query(WAITING))
         tx.advance({tp: decision.remaining for tp, decision in plan.items()})
 
-    second = claiming.result(timeout=20)
+    second = claiming.result(timeout=60)
 
     assert second.starting is not None
     assert second.starting.offsets == {P0: 3, NEW: 7}
@@ -91,9 +91,9 @@ def test_a_job_that_meets_an_unknown_partition_during_a_claim_is_stale_afterward
 
     go_on.set()
 
-    claiming.result(timeout=20)
+    claiming.result(timeout=60)
     with pytest.raises(StaleClaim):
-        writing.result(timeout=20)
+        writing.result(timeout=60)
     assert NEW not in store.offsets("billing")
     assert query(DEADLOCKS) == [(0,)]
 
@@ -111,9 +111,9 @@ def test_a_job_that_writes_during_a_claim_is_stale_afterwards(store: OffsetStore
 
     go_on.set()
 
-    claiming.result(timeout=20)
+    claiming.result(timeout=60)
     with pytest.raises(StaleClaim):
-        writing.result(timeout=20)
+        writing.result(timeout=60)
     assert store.offsets("billing")[P0].next_offset == 0
 
 

@@ -8,7 +8,7 @@ def _main(before: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the entry point in a process of its own, after some lines of Python."""
     code = f"import sys\n{before}\nfrom offsetstore.cli.main import main\nmain()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=180, check=False
     )
 
 
