@@ -15,6 +15,7 @@ from offsetstore import failpoints
 from offsetstore.errors import (
     AdvanceMismatch,
     CommittedBehindOurBack,
+    ConfigurationError,
     LockedTwice,
     LockFirst,
     LockInSavepoint,
@@ -99,6 +100,7 @@ class Transaction:
         :raises StaleClaim: another claim has taken over.
         :raises OffsetGap: a range begins above its stored offset.
         :raises LockTimeout: see `OffsetStore.transaction`.
+        :raises ConfigurationError: a partition of a topic that the claim does not have.
         :raises LockedTwice, LockInSavepoint: it is called once, outside of any savepoint.
         """
         session = self._begun()
@@ -120,6 +122,8 @@ class Transaction:
         self._asked = sorted(ranges)
         # One look-up each: another thread may be adding to the set.
         unknown = sorted(tp for tp in ranges if tp not in self._claim.partitions)
+        for tp in unknown:
+            self._expect_topic(tp)
         if unknown or not ranges:
             # The group's row before any partition's, or it deadlocks with a claim.
             self._check(session.share_group(self._claim.group), None)
@@ -163,6 +167,14 @@ class Transaction:
             what = "the stored offsets changed although they were locked"
             raise StaleClaim(what, found=f"{moved} rows as locked", expected=f"{len(wanted)}")
         self._advanced |= wanted.keys()
+
+    def _expect_topic(self, tp: TopicPartition) -> None:
+        """A misspelt topic would get a row, and nobody has resolved where another one starts."""
+        if tp.topic not in self._claim.topics:
+            what = "tx.lock names a topic that the claim does not have"
+            raise ConfigurationError(
+                what, topic_partition=tp, expected=", ".join(self._claim.topics), next_step="Claim it: topics=[...]."
+            )
 
     def _expect(self, tp: TopicPartition, range_: OffsetRange) -> None:
         assert self._plan is not None

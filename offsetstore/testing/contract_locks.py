@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore.errors import LockTimeout
+from offsetstore.errors import ConfigurationError, LockTimeout
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.contract_parts import GROUP, P0, P1, P2, ContractParts, Stop, assert_untouched, held
@@ -39,14 +39,25 @@ class LockContract(ContractParts):
         assert read() == sorted(list(range(rounds)) * 3)
 
     @pytest.mark.behaviour("TX-8")
-    def test_the_plan_is_in_order_of_topic_and_partition(self, store: OffsetStore, claim: Claim) -> None:
+    def test_the_plan_is_in_order_of_topic_and_partition(self, store: OffsetStore) -> None:
         first = TopicPartition("Zebra", 10)
+        claim = store.claim(GROUP, topics=[P0.topic, first.topic])
         with store.transaction(claim) as tx:
             plan = tx.lock(dict.fromkeys([P2, P0, first, P1], OffsetRange(0, 1)))
             tx.advance({tp: decision.remaining for tp, decision in plan.items()})
 
         assert list(plan) == [first, P0, P1, P2]
         assert list(store.offsets(GROUP)) == [first, P0, P1, P2]
+
+    @pytest.mark.behaviour("TX-10")
+    def test_a_topic_that_the_claim_does_not_have_gets_no_row(self, store: OffsetStore, claim: Claim) -> None:
+        with (
+            pytest.raises(ConfigurationError, match="topic that the claim does not have"),
+            store.transaction(claim) as tx,
+        ):
+            tx.lock({TopicPartition("paymnets", 0): OffsetRange(0, 1)})
+
+        assert {tp.topic for tp in store.offsets(GROUP)} == {P0.topic}
 
     @pytest.mark.behaviour("TX-9")
     def test_a_row_that_is_locked_elsewhere_ends_in_lock_timeout(

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from offsetstore import Append, StartPolicy, TopicPartition, TransactionalSink, resolve_starting_offsets
-from offsetstore.errors import NoStartingOffset, OffsetOutOfRange
+from offsetstore.errors import NoStartingOffset, OffsetOutOfRange, OffsetsDisagree
 from offsetstore.kafka import admin
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
@@ -89,6 +89,26 @@ def test_the_stored_offset_wins_where_the_job_prefers_it(world: World, offsetsto
     commit_by_a_consumer(world, topic, 4)
     world.run(world.claim(topic, policy=StartPolicy(prefer="stored")), events, Append("events"))
     assert world.database.column(VALUES) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.behaviour("START-3")
+def test_a_job_that_wants_both_to_agree_starts_only_where_they_do(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    first = world.claim(topic)
+    world.run(first, events, Append("events"))
+    world.produce(topic, ["c"])
+    agree = StartPolicy(prefer="agree")
+
+    commit_by_a_consumer(world, topic, 1)
+    with pytest.raises(OffsetsDisagree, match="2 stored, 1 committed"):
+        world.claim(topic, policy=agree)
+    assert world.store.offsets(world.group)[TopicPartition(topic, 0)].token == first.token
+
+    commit_by_a_consumer(world, topic, 2)
+    world.run(world.claim(topic, policy=agree), events, Append("events"))
+    assert world.database.column(VALUES) == ["a", "b", "c"]
 
 
 @pytest.mark.behaviour("START-4")

@@ -57,7 +57,7 @@ def test_the_second_of_two_claims_wins_whichever_partition_the_first_job_touches
         write(store, first, tp)
 
     assert caught.value.expected == str(first.token)
-    assert caught.value.found == str(second.token)
+    assert caught.value.found == f"{second.token}, of {second.owner}"
     assert query("SELECT * FROM results") == []
     assert NEW not in store.offsets("billing")
     write(store, second, tp)
