@@ -23,7 +23,6 @@ def test_no_tables(offsetstore_empty_database: str) -> None:
         OffsetStore.connect(offsetstore_empty_database)
 
     assert "`offsetstore migrate`" in str(caught.value)
-    assert "`offsetstore migrate`" in str(caught.value)
 
 
 @pytest.mark.behaviour("START-17")
