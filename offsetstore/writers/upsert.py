@@ -75,10 +75,10 @@ class Upsert:
         :raises ColumnMismatch: they don't fit, the key is not unique there, or there is no such table.
         :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is not there.
         """
+        self._check_order(schema)
         driver = driver_connection(connection)
         with refusals(self.table):
             self._match(schema, read_columns(driver, self.table))
-            self._check_order(schema)
             self.roles.check_key(read_unique_keys(driver, self.table), self.table)
 
     def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
@@ -92,13 +92,13 @@ class Upsert:
         if not filled:
             return 0
         schema = filled[0].schema
+        self._check_order(schema)
         driver = driver_connection(connection)
         staging = sql.Identifier("pg_temp", f"offsetstore_{uuid4().hex}")
         with refusals(self.table, schema.names):
             lock_against_change(driver, self.table)
             columns = read_columns(driver, self.table)
             matches = self._match(schema, columns)
-            self._check_order(schema)
             self._refuse_null_keys(filled)
             names = [match.column.name for match in matches]
             driver.execute(merging.stage(staging, self.table, names))
