@@ -81,12 +81,7 @@ class Transaction:
 
         :raises LockFirst: before `lock`: what is written then could be a stale job's.
         """
-        session = self._begun()
-        if self._refused is not None:
-            raise self._refused
-        if self._plan is None:
-            what = "tx.connection was used before tx.lock"
-            raise LockFirst(what)
+        session, _ = self._locked("tx.connection was used before tx.lock")
         return session.connection
 
     def lock(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
@@ -151,14 +146,9 @@ class Transaction:
         :raises MetadataError: see `offsetstore.metadata.dump`.
         :raises StaleClaim: the rows changed under the lock: only SQL of yours in this transaction can do that.
         """
-        session = self._begun()
-        if self._refused is not None:
-            raise self._refused
-        if self._plan is None:
-            what = "tx.advance was called before tx.lock"
-            raise LockFirst(what)
+        session, plan = self._locked("tx.advance was called before tx.lock")
         for tp, range_ in ranges.items():
-            self._expect(tp, range_)
+            self._expect(plan, tp, range_)
         text = metadata if isinstance(metadata, Keep) else dump(metadata)
         failpoints.reach("before_advance")
         wanted = dict(sorted(ranges.items()))
@@ -176,9 +166,8 @@ class Transaction:
                 what, topic_partition=tp, expected=", ".join(self._claim.topics), next_step="Claim it: topics=[...]."
             )
 
-    def _expect(self, tp: TopicPartition, range_: OffsetRange) -> None:
-        assert self._plan is not None
-        decision = self._plan.get(tp)
+    def _expect(self, plan: Mapping[TopicPartition, Decision], tp: TopicPartition, range_: OffsetRange) -> None:
+        decision = plan.get(tp)
         if decision is None:
             what = "tx.advance names a partition that was not locked"
             raise AdvanceMismatch(what, topic_partition=tp, found=str(range_), next_step="Lock it in tx.lock.")
@@ -194,6 +183,15 @@ class Transaction:
             what = "the transaction is used outside of its with block"
             raise LockFirst(what, next_step="Use it inside `with store.transaction(claim) as tx:`.")
         return self._session
+
+    def _locked(self, too_early: str) -> tuple[Session, dict[TopicPartition, Decision]]:
+        """What only holds under the locks; otherwise what `lock` was refused for, or that it comes first."""
+        session = self._begun()
+        if self._refused is not None:
+            raise self._refused
+        if self._plan is None:
+            raise LockFirst(too_early)
+        return session, self._plan
 
     def _check(self, token: Token | None, tp: TopicPartition | None) -> None:
         if token != self._claim.token:
