@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
 _OffsetSpec: Final[Any] = cast("Any", ck_admin).OffsetSpec  # public, but not marked as exported
 _ZERO_ID: Final = str(ck.Uuid(0, 0))  # what a broker answers that is older than topic ids
-_NOTHING_COMMITTED: Final = frozenset(
-    {
-        int(ck.KafkaError.GROUP_ID_NOT_FOUND),
-        int(ck.KafkaError.UNKNOWN_TOPIC_OR_PART),  # of one partition: it has vanished
-    }
-)
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 
 EARLIEST: Final[Any] = _OffsetSpec.earliest()
