@@ -13,6 +13,7 @@
      +-- BrokerError
      |    +-- BrokerUnavailable      no answer from Kafka within the time allowed
      |    +-- BrokerRefused          Kafka answers, and says no: credentials, permissions
+     |    |    +-- MetadataRefused   it does not take the text that is to be committed with an offset
      |    +-- TopicMissing           Kafka has no such topic
      +-- StartError                  where to start can't be decided safely
      |    +-- OffsetsDisagree        prefer="agree", and they don't
@@ -20,6 +21,11 @@
      |    +-- OffsetOutOfRange       the records to read next are no longer in the log
      |    +-- TopicRecreated         the log is another one than the stored offset belongs to
      |    +-- WrongCluster           the broker belongs to another cluster
+     |    +-- StoreRewound           Kafka has what we mirrored, and the database no longer has it
+     |    +-- ForeignStore           Kafka has what another offsetstore mirrored
+     |    +-- CheckpointAhead        a kept checkpoint is beyond the stored offset
+     |    +-- CheckpointBehind       a kept checkpoint is below it, and the batch can't be cropped
+     |    +-- UncertainBatch         the checkpoint to adopt has a batch that may or may not have been written
      +-- ClaimError
      |    +-- StaleClaim             another claim took the group over; nothing was written
      |    +-- GroupBusy              the group has a live owner, and takeover= does not allow to fence it
@@ -37,6 +43,7 @@
           +-- ColumnMismatch         the DataFrame does not fit the table; no byte was written
           +-- RowsRefused            a value or a row that the table can't hold; nothing was written
           +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
+          +-- ExecutorEnvironment    Spark's executors lack the packages that write, or have other versions
 
 Each carries what was found, what was expected and the next step, as attributes and in its text, and the
 partition that it is about where there is one. Each pickles, so that it can cross a process boundary.
@@ -149,6 +156,12 @@ class BrokerRefused(BrokerError):
     default_next_step = "Check security.protocol, sasl.* and the ACLs of this principal; no job was fenced."
 
 
+class MetadataRefused(BrokerRefused):
+    """The text to be committed with an offset is too long for Kafka; that offset was not committed."""
+
+    default_next_step = "Shorten the text, or raise the broker's offset.metadata.max.bytes (4096 by default)."
+
+
 class TopicMissing(BrokerError):
     """Kafka has no such topic."""
 
@@ -192,6 +205,55 @@ class WrongCluster(StartError):
     """The broker belongs to another cluster than the stored offsets."""
 
     default_next_step = "Correct bootstrap.servers, or use another consumer group for this cluster."
+
+
+class StoreRewound(StartError):
+    """Kafka holds a copy of a stored offset, made by this store, that the database no longer has.
+
+    It was restored from a backup, or its tables were lost.
+    """
+
+    default_next_step = (
+        "Restore the newer database if there is one. Otherwise the results were lost with the offsets: read them again "
+        'with StartPolicy(on_rewound="stored"); or, if the results are there after all, go on where Kafka says with '
+        'on_rewound="kafka". The history records it.'
+    )
+
+
+class ForeignStore(StartError):
+    """Kafka holds a copy of an offset that another offsetstore made for this group."""
+
+    default_next_step = (
+        "Two databases must not mirror to one group in Kafka: connect to the other database, or give this job a "
+        "kafka_group of its own. If the other database is gone, delete the group's offsets in Kafka."
+    )
+
+
+class CheckpointAhead(StartError):
+    """The kept checkpoint has committed batches beyond the stored offset; nothing was written."""
+
+    default_next_step = (
+        "The results in between are not in the database, and the query's state holds them: restore the database, or "
+        "move the kept checkpoint away, so that the query starts at the stored offset with an empty state."
+    )
+
+
+class CheckpointBehind(StartError):
+    """The kept checkpoint replays records that are in the results, and its batches can't be cropped."""
+
+    default_next_step = (
+        "The checkpoint is older than the database: restore the newer one, or move it away, so that the query starts "
+        "at the stored offset with an empty state."
+    )
+
+
+class UncertainBatch(StartError):
+    """The last batch of the checkpoint to adopt began and has no commit: its results may be there or not."""
+
+    default_next_step = (
+        "Look into the results for records of that range. If they are there, claim with "
+        'StartPolicy(on_uncertain="skip"), otherwise with on_uncertain="replay". The history records it.'
+    )
 
 
 class ClaimError(OffsetStoreError):
@@ -344,3 +406,13 @@ class RowsRefused(SinkError):
 
 class KafkaColumnsMissing(SinkError):
     """The sink needs Kafka's coordinates of each row, and the DataFrame has lost them."""
+
+
+class ExecutorEnvironment(SinkError):
+    """Spark's executors lack the packages that write to the database, or have other versions than the driver."""
+
+    default_next_step = (
+        "Give the executors the driver's packages: ship an environment with --archives environment.tar.gz#environment "
+        "and PYSPARK_PYTHON=./environment/bin/python, or install offsetstore[executor] in the same versions on every "
+        "worker, for the Python that PYSPARK_PYTHON names. How to: docs/executors.md of offsetstore."
+    )

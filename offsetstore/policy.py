@@ -12,6 +12,8 @@ Prefer = Literal["larger", "stored", "agree"]
 AutoOffsetReset = Literal["earliest", "latest", "none"]
 OnDataLoss = Literal["fail", "earliest"]
 OnRecreated = Literal["fail", "restart"]
+OnRewound = Literal["fail", "stored", "kafka"]
+OnUncertain = Literal["fail", "replay", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,21 @@ class StartPolicy:
 
     ``on_recreated``: the log is another one than before: ``"fail"``, or ``"restart"`` the whole topic from its
     beginning.
+
+    ``on_rewound``: Kafka holds a copy of ours beyond what is stored, because the database was restored or lost:
+    ``"fail"``, start at the ``"stored"`` offset (where there is none, as ``auto_offset_reset`` says), or where
+    ``"kafka"`` says. Either is pinned and recorded.
+
+    ``on_uncertain``: the checkpoint to adopt ends in a batch that may or may not have been written: ``"fail"``,
+    ``"replay"`` the batch, or ``"skip"`` it. Recorded.
     """
 
     prefer: Prefer = "larger"
     auto_offset_reset: AutoOffsetReset | datetime = "earliest"
     on_data_loss: OnDataLoss = "fail"
     on_recreated: OnRecreated = "fail"
+    on_rewound: OnRewound = "fail"
+    on_uncertain: OnUncertain = "fail"
 
     def __post_init__(self) -> None:
         """Refuse unknown words.
@@ -47,6 +58,8 @@ class StartPolicy:
         _one_of("prefer", self.prefer, get_args(Prefer))
         _one_of("on_data_loss", self.on_data_loss, get_args(OnDataLoss))
         _one_of("on_recreated", self.on_recreated, get_args(OnRecreated))
+        _one_of("on_rewound", self.on_rewound, get_args(OnRewound))
+        _one_of("on_uncertain", self.on_uncertain, get_args(OnUncertain))
         if isinstance(self.auto_offset_reset, datetime):
             if self.auto_offset_reset.tzinfo is None:
                 what = "auto_offset_reset is a time without a zone"

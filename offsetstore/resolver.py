@@ -10,31 +10,50 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offsetstore.errors import NoStartingOffset, OffsetOutOfRange, OffsetsDisagree, TopicRecreated, WrongCluster
+from offsetstore.errors import (
+    ForeignStore,
+    NoStartingOffset,
+    OffsetOutOfRange,
+    OffsetsDisagree,
+    StoreRewound,
+    TopicRecreated,
+    WrongCluster,
+)
 from offsetstore.offsets import BrokerView, StoredOffset, TopicLog, TopicPartition
 from offsetstore.policy import StartPolicy
+from offsetstore.stamp import Stamp
 from offsetstore.starting import Reason, Start, StartingOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from uuid import UUID
 
     from offsetstore.offsets import CommittedOffset, Watermarks
 
 
 def resolve(
-    stored: Mapping[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy | None = None
+    stored: Mapping[TopicPartition, StoredOffset],
+    view: BrokerView,
+    policy: StartPolicy | None = None,
+    *,
+    store_id: UUID | None = None,
+    adopted: Mapping[TopicPartition, int] | None = None,
 ) -> StartingOffsets:
     """Decide for every partition of every topic in ``view``.
 
     :param stored: the group's rows; rows of other topics are left alone.
+    :param store_id: whose rows they are, to know our own copies in Kafka by; ``None`` where no store is asked.
+    :param adopted: the offsets of a checkpoint that the job ran with before, which count where nothing is stored.
     :raises WrongCluster: a row belongs to another cluster.
     :raises TopicRecreated: a row belongs to another log, or to more of it than there is, unless
         ``policy.on_recreated`` is ``"restart"``.
     :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it; or
         another tool's committed offset lies beyond the end.
     :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
+    :raises StoreRewound: Kafka has a copy of ours that is beyond the row, unless ``policy.on_rewound`` allows it.
+    :raises ForeignStore: Kafka has a copy of another store's.
     """
-    policy = policy or StartPolicy()
+    asked = _Asked(view, policy or StartPolicy(), store_id, adopted or {})
     _judge_cluster(stored, view)
     starts: dict[TopicPartition, Start] = {}
     vanished: list[TopicPartition] = []
@@ -45,13 +64,13 @@ def resolve(
         rows = by_topic.get(topic, {})
         try:
             _judge_log(rows, log)
-            starts |= _starts(topic, log, rows, view, policy)
+            starts |= _starts(topic, log, rows, asked)
         except TopicRecreated:
-            if policy.on_recreated != "restart":
+            if asked.policy.on_recreated != "restart":
                 raise
             starts |= _restart(topic, log, rows, view)
             vanished += sorted(tp for tp in rows if not log.has(tp.partition))
-    return StartingOffsets(starts, tuple(vanished), policy.timestamp_ms)
+    return StartingOffsets(starts, tuple(vanished), asked.policy.timestamp_ms)
 
 
 def _judge_cluster(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> None:
@@ -75,6 +94,16 @@ def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> No
 
 
 @dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is the same for all partitions."""
+
+    view: BrokerView
+    policy: StartPolicy
+    store_id: UUID | None
+    adopted: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
 class _Facts:
     """All that is known of one partition."""
 
@@ -82,17 +111,16 @@ class _Facts:
     log: Watermarks
     stored: StoredOffset | None
     committed: CommittedOffset | None
+    stamp: Stamp | None
+    store_id: UUID | None
+    adopted: int | None
     at_timestamp: int | None
     topic_is_known: bool
     policy: StartPolicy
 
 
 def _starts(
-    topic: str,
-    log: TopicLog,
-    rows: Mapping[TopicPartition, StoredOffset],
-    view: BrokerView,
-    policy: StartPolicy,
+    topic: str, log: TopicLog, rows: Mapping[TopicPartition, StoredOffset], asked: _Asked
 ) -> dict[TopicPartition, Start]:
     starts: dict[TopicPartition, Start] = {}
     for partition, watermarks in sorted(log.partitions.items()):
@@ -101,10 +129,13 @@ def _starts(
             tp,
             watermarks,
             rows.get(tp),
-            view.committed.get(tp),
-            (view.timestamps or {}).get(tp),
-            topic_is_known=bool(rows),
-            policy=policy,
+            committed := asked.view.committed.get(tp),
+            Stamp.of(committed),
+            asked.store_id,
+            asked.adopted.get(tp),
+            (asked.view.timestamps or {}).get(tp),
+            topic_is_known=bool(rows) or any(other.topic == topic for other in asked.adopted),
+            policy=asked.policy,
         )
         starts[tp] = _judge_range(facts, _choose(facts))
     return starts
@@ -123,6 +154,41 @@ def _pinned(facts: _Facts) -> Start | None:
     if facts.stored is None or not facts.stored.pinned:
         return None
     return _start(facts, facts.stored.next_offset, Reason.PINNED)
+
+
+def _foreign_copy(facts: _Facts) -> Start | None:
+    if facts.stamp is not None and facts.store_id is not None and facts.stamp.store_id != facts.store_id:
+        what = "what Kafka has for the group was copied there by another offsetstore"
+        raise ForeignStore(what, topic_partition=facts.tp, found=str(facts.stamp), expected=f"store {facts.store_id}")
+    return None
+
+
+def _our_copy(facts: _Facts) -> Start | None:
+    """A copy lags behind the row, or is of a claim that a reset has ended; else the database has lost something."""
+    if facts.stamp is None or facts.committed is None or facts.stamp.store_id != facts.store_id:
+        return None
+    row, committed = facts.stored, facts.committed.next_offset
+    if row is not None and (committed <= row.next_offset or facts.stamp.epoch < row.token.epoch):
+        return _start(facts, row.next_offset, Reason.STORED)
+    match facts.policy.on_rewound:
+        case "kafka":
+            return _start(facts, committed, Reason.REWOUND_KAFKA)
+        case "stored" if row is not None:
+            return _start(facts, row.next_offset, Reason.REWOUND_STORED)
+        case "stored":
+            first = facts.log.beginning if facts.at_timestamp is None else facts.at_timestamp
+            return _start(facts, first, Reason.REWOUND_STORED)
+        case _:
+            what = "the database is older than our own copy in Kafka: it was restored, or has lost its rows"
+            found = "no stored offset" if row is None else f"offset {row.next_offset} stored"
+            expected = f"at least {committed}, which {facts.stamp} has copied"
+            raise StoreRewound(what, topic_partition=facts.tp, found=found, expected=expected)
+
+
+def _adopted(facts: _Facts) -> Start | None:
+    if facts.stored is not None or facts.adopted is None:
+        return None
+    return _start(facts, facts.adopted, Reason.CHECKPOINT)
 
 
 def _both(facts: _Facts) -> Start | None:
@@ -160,7 +226,15 @@ def _neither(facts: _Facts) -> Start | None:
     return _start(facts, facts.log.beginning, Reason.EARLIEST)
 
 
-_RULES: tuple[Callable[[_Facts], Start | None], ...] = (_pinned, _both, _only_one, _neither)
+_RULES: tuple[Callable[[_Facts], Start | None], ...] = (
+    _pinned,
+    _foreign_copy,
+    _our_copy,
+    _adopted,
+    _both,
+    _only_one,
+    _neither,
+)
 
 
 def _judge_range(facts: _Facts, start: Start) -> Start:

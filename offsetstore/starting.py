@@ -18,6 +18,9 @@ class Reason(Enum):
     """Why a partition starts where it does; the value is the sentence for people."""
 
     PINNED = "stored, pinned by an operator's decision"
+    REWOUND_STORED = "stored; Kafka has a later copy, and the rewound database was told to count"
+    REWOUND_KAFKA = "our own copy in Kafka, which the rewound database was told to follow"
+    CHECKPOINT = "the checkpoint of the query that ran before"
     STORED = "stored; what Kafka has committed is not larger, or does not count"
     ONLY_STORED = "stored; nothing is committed in Kafka"
     COMMITTED_IS_LARGER = "committed in Kafka by another tool, larger than stored"

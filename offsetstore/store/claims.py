@@ -57,7 +57,14 @@ _PAUSE = 0.5
 # What a claim waits for after the stale transactions in its way were terminated.
 _GRACE = 15.0
 
-_EVENTS = {Reason.RECREATED_RESTART: "restart", Reason.DATA_LOSS_ACCEPTED: "skip"}
+_EVENTS = {
+    Reason.RECREATED_RESTART: "restart",
+    Reason.DATA_LOSS_ACCEPTED: "skip",
+    Reason.REWOUND_STORED: "rewound",
+    Reason.REWOUND_KAFKA: "rewound",
+}
+# What Kafka has must not win over these the next time, until the mirror has overwritten it.
+_PINNED = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +236,7 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
         stored = store.offsets(request.group)
         view = request.view()
         if view is not None:
-            resolve(stored, view, request.policy)
+            resolve(stored, view, request.policy, store_id=store.database.store_id())
         return _fence(store, request, claim_id)
     except Exception as error:
         if failures.is_connection_lost(error):
@@ -249,7 +256,7 @@ def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Cl
     session = store.database.begin(name=f"{name}claim", lock_timeout=request.takeover_timeout + _GRACE)
     try:
         with store.database.unblocking(session, after=request.takeover_timeout, older_than=name):
-            token, partitions, starting, owner = _claim(request, session, claim_id)
+            token, partitions, starting, owner = _claim(request, session, claim_id, store.database.store_id())
         failpoints.reach("in_claim")
         session.commit()
     except BaseException:
@@ -262,7 +269,7 @@ def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Cl
 
 
 def _claim(
-    request: ClaimRequest, session: Session, claim_id: uuid.UUID
+    request: ClaimRequest, session: Session, claim_id: uuid.UUID, store_id: uuid.UUID
 ) -> tuple[Token, set[TopicPartition], StartingOffsets | None, str]:
     group = request.group
     before = session.lock_group(group)
@@ -270,7 +277,7 @@ def _claim(
         _check_owner(session.group(group), request, claim_id)
     rows = session.lock_partitions(group, None)
     view = request.view()
-    starting = None if view is None else resolve(rows, view, request.policy)
+    starting = None if view is None else resolve(rows, view, request.policy, store_id=store_id)
     token = Token(before.epoch + 1, claim_id)
     owner = _owner()
     session.write_group(group, token, owner)
@@ -306,7 +313,7 @@ def _new_offsets(
             # An id that this broker does not tell is not forgotten.
             view.topics[tp.topic].topic_id or (known.topic_id if known else None),
             view.cluster_id or (known.cluster_id if known else None),
-            is_restart or (row is not None and row.pinned),
+            start.reason in _PINNED or (row is not None and row.pinned),
         )
     for tp in starting.vanished:
         new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
@@ -323,7 +330,7 @@ def _decisions(
     events = [
         HistoryEvent(_EVENTS.get(start.reason, "adopt"), tp, _before(start), start.offset, token, owner, _why(start))
         for tp, start in starting.starts.items()
-        if _before(start) != start.offset
+        if _before(start) != start.offset or _EVENTS.get(start.reason) == "rewound"
     ]
     return events + [
         HistoryEvent(

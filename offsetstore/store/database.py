@@ -19,6 +19,7 @@ from offsetstore.store.schema import HEAD, VERSION_TABLE, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
+    from uuid import UUID
 
     from sqlalchemy import Connection, TextClause
 
@@ -30,16 +31,20 @@ _log = logging.getLogger(__name__)
 class PostgresDatabase:
     """One engine and one schema. ``idle_timeout``: seconds after which the server ends an idle open transaction."""
 
-    def __init__(self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool) -> None:
+    def __init__(
+        self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool, aside: Engine | None = None
+    ) -> None:
         self.engine = engine
         # Heartbeats and what frees a claim must not wait until the job's own transactions leave a connection over.
-        self._aside = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+        self._aside = aside or Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
         self._pid = os.getpid()
         self._set_place(schema)
         self._idle_timeout = idle_timeout
         self._owned = owned
+        self._store_id: UUID | None = None
 
     def _set_place(self, schema: str | None) -> None:
+        self.schema = schema
         self._place = f"{quoted(schema)}." if schema else ""
         # In a statement's text a colon would begin the name of a value.
         self._schema = self._place.replace(":", r"\:")
@@ -127,6 +132,7 @@ class PostgresDatabase:
                     # From now on by name: a SET search_path in somebody's SQL must not lead us to other tables.
                     self._set_place(schema)
                 found = connection.execute(self._text(sql.REVISION)).scalar() if schema else None
+                self._store_id = connection.execute(self._text(sql.STORE_ID)).scalar() if found == HEAD else None
             except DBAPIError as error:
                 raise _unavailable(error) from error
         if found is None:  # also after a downgrade, which leaves the table of versions empty
@@ -137,6 +143,14 @@ class PostgresDatabase:
             # Revisions are numbered: a larger one is of a later version of this package.
             newer = "Update offsetstore: the tables were migrated by a later version." if found > HEAD else None
             raise SchemaNotAtHead(what, found=f"revision {found}", expected=f"revision {HEAD}", next_step=newer)
+
+    def store_id(self) -> UUID:
+        if self._store_id is None:
+            self.check_schema()
+        if self._store_id is None:
+            what = "the table store_identity is empty, so that this store does not know who it is"
+            raise SchemaNotAtHead(what, next_step="Restore its row; offsetstore's migration writes it.")
+        return self._store_id
 
     def close(self) -> None:
         self._aside.dispose()

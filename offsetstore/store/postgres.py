@@ -160,6 +160,18 @@ class PostgresSession:
         self._moved += row.moved
         return cast("int", row.moved)
 
+    def rename_group(self, group: str, new: str) -> None:
+        self._run(sql.RENAME_GROUP, group=group, new=new)
+
+    def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        self._run(sql.UNPIN, group=group, **_keys(partitions), **_token(token))
+
+    def batch_mark(self, group: str, query_id: uuid.UUID) -> int | None:
+        return self._run(sql.BATCH_MARK, group=group, query_id=query_id).scalar()
+
+    def mark_batch(self, group: str, query_id: uuid.UUID, batch_id: int) -> None:
+        self._run(sql.MARK_BATCH, group=group, query_id=query_id, batch_id=batch_id)
+
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         if not events:
             return

@@ -22,13 +22,17 @@ from sqlalchemy import (
     Uuid,
     false,
     func,
+    true,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """The Alembic revision that this version works with."""
 
 VERSION_TABLE = "offsetstore_version"
 """Our own version table, so that an application's Alembic and ours live in one database."""
+
+STAGING_SCHEMA = "offsetstore_staging"
+"""Where executors put large batches, in tables of one batch each that the runtime role makes and drops."""
 
 metadata = MetaData()
 
@@ -103,4 +107,24 @@ offset_history = Table(
     _timestamp("at"),
     PrimaryKeyConstraint("id", name="offset_history_pkey"),
     Index("offset_history_consumer_group_idx", "consumer_group", "id"),
+)
+
+batch_marks = Table(
+    "batch_marks",
+    metadata,
+    Column("consumer_group", _NAME, nullable=False),
+    Column("query_id", Uuid, nullable=False),
+    Column("batch_id", BigInteger, nullable=False),
+    _timestamp("updated_at"),
+    PrimaryKeyConstraint("consumer_group", "query_id", name="batch_marks_pkey"),
+    postgresql_with={"fillfactor": 80},
+)
+
+store_identity = Table(
+    "store_identity",
+    metadata,
+    Column("singleton", Boolean, nullable=False, server_default=true()),
+    Column("store_id", Uuid, nullable=False),
+    PrimaryKeyConstraint("singleton", name="store_identity_pkey"),
+    CheckConstraint("singleton", name="store_identity_singleton_check"),
 )

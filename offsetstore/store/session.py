@@ -24,8 +24,9 @@ class HistoryEvent:
     """One line of the audit: everything that sets an offset, but plain advances.
 
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
-    have), ``skip`` (records passed over by a decision) or ``restart`` (a recreated topic). ``from_offset`` is ``None``
-    where there was no row. ``at`` is of the database's clock, ``None`` until written.
+    have), ``skip`` (records passed over by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that
+    is older than its copy in Kafka), ``reset`` or ``rename``. ``from_offset`` is ``None`` where there was no row.
+    ``at`` is of the database's clock, ``None`` until written.
     """
 
     event: str
@@ -130,6 +131,22 @@ class Session(Protocol):
         """Move each partition from ``from_`` to ``until`` where row and token still say so; return how many moved."""
         ...
 
+    def rename_group(self, group: str, new: str) -> None:
+        """Give all rows of the group to ``new``, which has none; under both groups' locks and the rows'."""
+        ...
+
+    def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        """Take the pins off, where the rows are still the token's; under the rows' locks."""
+        ...
+
+    def batch_mark(self, group: str, query_id: UUID) -> int | None:
+        """The last batch that the stateful query has written, ``None`` before the first."""
+        ...
+
+    def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> None:
+        """Write it; a mark never goes back."""
+        ...
+
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         """Write the events, in order; ``at`` is the database's."""
         ...
@@ -170,6 +187,10 @@ class Database(Protocol):
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         """The first of the rows that another transaction holds, and who that is, in words; ``None`` if unknown."""
+        ...
+
+    def store_id(self) -> UUID:
+        """Who this store is, wherever it is moved or restored to; asked once."""
         ...
 
     def check_schema(self) -> None:

@@ -39,4 +39,4 @@ def resolve_starting_offsets(
     stored = store.offsets(group) if store else {}
     timestamp_ms = policy.timestamp_ms if policy else None
     view = broker.view(kafka_group or group, tuple(names), timestamp_ms=timestamp_ms)
-    return resolve(stored, view, policy)
+    return resolve(stored, view, policy, store_id=store.database.store_id() if store else None)

@@ -135,6 +135,28 @@ FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:event
 ORDER BY e.number
 """
 
+RENAME_GROUP = """
+UPDATE {s}kafka_partitions SET consumer_group = :new WHERE consumer_group = :group
+"""
+
+# Under the rows' locks, which are taken in their order before.
+UNPIN = """
+UPDATE {s}kafka_partitions AS p SET pinned = false
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
+WHERE p.consumer_group = :group AND p.topic = asked.topic AND p.partition = asked.partition
+  AND p.pinned AND p.epoch = :epoch AND p.claim_id = :claim_id
+"""
+
+BATCH_MARK = "SELECT batch_id FROM {s}batch_marks WHERE consumer_group = :group AND query_id = :query_id"
+
+MARK_BATCH = """
+INSERT INTO {s}batch_marks AS m (consumer_group, query_id, batch_id) VALUES (:group, :query_id, :batch_id)
+ON CONFLICT (consumer_group, query_id) DO UPDATE
+SET batch_id = greatest(m.batch_id, excluded.batch_id), updated_at = clock_timestamp()
+"""
+
+STORE_ID = "SELECT store_id FROM {s}store_identity"
+
 HISTORY = """
 SELECT topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, at
 FROM {s}offset_history WHERE consumer_group = :group ORDER BY id

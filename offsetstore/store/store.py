@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.ports import BrokerOffsets
+    from offsetstore.store.identity import Holder
     from offsetstore.store.session import Database, GroupRow, HistoryEvent, Session
 
 _log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class OffsetStore:
         self._claims.append(claim)
         return claim
 
-    def transaction(self, claim: Claim, *, lock_timeout: float | None = None) -> Transaction:
+    def transaction(self, claim: Holder, *, lock_timeout: float | None = None) -> Transaction:
         """One transaction, as a context manager; leaving the block commits, an exception rolls back. No retry.
 
         :param lock_timeout: seconds to wait for any one lock, by default `Timeouts.lock`.
@@ -154,7 +155,7 @@ class OffsetStore:
             commit_timeout=self.timeouts.commit,
         )
 
-    def run(self, claim: Claim, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
+    def run(self, claim: Holder, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
         """Run ``work(tx)`` in a transaction, and repeat all of it where the database says that this may help.
 
         That is: serialization failures, deadlocks, lock timeouts and lost connections. ``work`` must not consume an

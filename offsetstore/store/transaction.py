@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
-    from offsetstore.store.claims import Claim
+    from offsetstore.store.identity import Holder
     from offsetstore.store.session import Database, Session
 
 
@@ -54,7 +54,7 @@ _latest = _Latest()
 class Transaction:
     """One transaction of one claim; made by `OffsetStore.transaction` and `OffsetStore.run`."""
 
-    def __init__(self, database: Database, claim: Claim, *, lock_timeout: float, commit_timeout: float) -> None:
+    def __init__(self, database: Database, claim: Holder, *, lock_timeout: float, commit_timeout: float) -> None:
         self._database = database
         self._claim = claim
         self._lock_timeout = lock_timeout

@@ -13,12 +13,14 @@ import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from offsetstore.store.store import OffsetStore, Retries, Timeouts
 from offsetstore.testing.memory_session import MemorySession, Shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
+    from uuid import UUID
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.store.session import Session
@@ -36,6 +38,7 @@ class MemoryDatabase:
 
     def __init__(self, clock: Callable[[], datetime] = _now) -> None:
         self._shared = Shared(clock)
+        self._store_id = uuid4()
 
     def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> MemorySession:  # noqa: ARG002 - nothing is used up in memory
         return MemorySession(self._shared, name, lock_timeout)
@@ -61,6 +64,9 @@ class MemoryDatabase:
         """What is committed in one of the user's tables, in the order of the commits."""
         with self._shared.changed:
             return [row for name, row in self._shared.contents.rows if name == table]
+
+    def store_id(self) -> UUID:
+        return self._store_id
 
     def check_schema(self) -> None:
         """Nothing to check."""

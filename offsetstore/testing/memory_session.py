@@ -44,6 +44,8 @@ class Contents:
     beats: dict[UUID, datetime | None] = field(default_factory=dict)
     history: list[tuple[str, HistoryEvent]] = field(default_factory=list)
     rows: list[tuple[str, object]] = field(default_factory=list)
+    marks: dict[tuple[str, UUID], int] = field(default_factory=dict)
+    renamed: list[tuple[str, TopicPartition]] = field(default_factory=list)
 
     def apply(self, changes: Contents) -> None:
         """Take over what a transaction wrote."""
@@ -52,6 +54,9 @@ class Contents:
         self.beats |= changes.beats
         self.history += changes.history
         self.rows += changes.rows
+        self.marks |= changes.marks
+        for key in changes.renamed:
+            del self.partitions[key]
 
 
 @dataclass(slots=True)
@@ -63,7 +68,14 @@ class Changes(Contents):
     def copy(self) -> Changes:
         """As it is now, for a savepoint."""
         return Changes(
-            dict(self.groups), dict(self.partitions), dict(self.beats), [*self.history], [*self.rows], self.moved
+            dict(self.groups),
+            dict(self.partitions),
+            dict(self.beats),
+            [*self.history],
+            [*self.rows],
+            dict(self.marks),
+            [*self.renamed],
+            self.moved,
         )
 
 
@@ -266,9 +278,37 @@ class MemorySession:
             self._moved += moved
         return moved
 
+    def rename_group(self, group: str, new: str) -> None:
+        with self._statement():
+            for tp, row in self._rows(group).items():
+                self._locks.take(self, _key(new, tp), Mode.UPDATE)
+                self._changes.partitions[new, tp] = row
+                self._changes.partitions.pop((group, tp), None)
+                self._changes.renamed.append((group, tp))
+
+    def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        with self._statement():
+            for tp, row in self._rows(group).items():
+                if tp in partitions and row.pinned and row.token == token:
+                    self._changes.partitions[group, tp] = replace(row, pinned=False)
+
     def _rows(self, group: str) -> dict[TopicPartition, StoredOffset]:
         rows = self._shared.contents.partitions | self._changes.partitions
-        return {tp: rows[name, tp] for name, tp in sorted(rows) if name == group}
+        return {
+            tp: rows[name, tp] for name, tp in sorted(rows) if name == group and (name, tp) not in self._changes.renamed
+        }
+
+    # -- batch_marks
+
+    def batch_mark(self, group: str, query_id: UUID) -> int | None:
+        with self._statement() as committed:
+            return (committed.marks | self._changes.marks).get((group, query_id))
+
+    def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> None:
+        with self._statement():
+            self._locks.take(self, ("batch_marks", group, query_id), Mode.UPDATE)
+            before = (self._shared.contents.marks | self._changes.marks).get((group, query_id), batch_id)
+            self._changes.marks[group, query_id] = max(before, batch_id)
 
     # -- offset_history and heartbeats
 

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from offsetstore.local.postgres import PostgresServer
     from tests.migration.conftest import Checkout
 
-OURS = {"consumer_groups", "heartbeats", "kafka_partitions", "offset_history", "offsetstore_version"}
+OURS = {
+    "batch_marks",
+    "consumer_groups",
+    "heartbeats",
+    "kafka_partitions",
+    "offset_history",
+    "offsetstore_version",
+    "store_identity",
+}
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["installed", "not installed"])

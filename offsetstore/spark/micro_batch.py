@@ -1,0 +1,102 @@
+"""One micro-batch, and what is known of it before anything is computed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from offsetstore.errors import StoreUnavailable, TopicRecreated
+from offsetstore.replay import Decision, Outcome, decide
+from offsetstore.store.failures import is_connection_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import DataFrame
+
+    from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
+    from offsetstore.spark.query import RunningQuery
+    from offsetstore.store.claims import Claim
+
+Plan: TypeAlias = "dict[TopicPartition, Decision]"
+_T = TypeVar("_T")
+
+
+class PlanOutdated(Exception):
+    """The stored offsets are others than when the batch was planned: the transaction is rolled back, and that again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What Spark hands to the sink, with the exact ranges that it reads."""
+
+    frame: DataFrame = field(repr=False)
+    number: int
+    query: RunningQuery
+    ranges: dict[TopicPartition, OffsetRange]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The rows as they were read without a lock, and what follows from them for each range.
+
+    A partition without a row gets one that starts at its range.
+    """
+
+    rows: dict[TopicPartition, StoredOffset]
+    plan: Plan
+
+    @classmethod
+    def of(cls, claim: Claim, ranges: Mapping[TopicPartition, OffsetRange]) -> Planned:
+        """Read the stored offsets, and plan."""
+        rows = patiently(claim, lambda: claim.store.offsets(claim.group))
+        plan = {
+            tp: decide(rows[tp].next_offset if tp in rows else range_.from_, range_) for tp, range_ in ranges.items()
+        }
+        return cls(rows, plan)
+
+    def is_to_be_computed(self, claim: Claim) -> bool:
+        """Whether there is a point in computing: not for a stale claim, a gap, or where nothing is left.
+
+        The transaction has the last word on each of these.
+        """
+        ours = all(tp not in self.rows or self.rows[tp].token == claim.token for tp in self.plan)
+        outcomes = {decision.outcome for decision in self.plan.values()}
+        return ours and Outcome.GAP not in outcomes and outcomes != {Outcome.SKIP}
+
+
+def patiently(claim: Claim, ask: Callable[[], _T]) -> _T:
+    """Ask the database again where it is away for a moment, as `OffsetStore.run` does for the transaction."""
+    retries = claim.store.retries
+    attempt = 1
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            lost = isinstance(error, StoreUnavailable) or is_connection_lost(error)
+            if attempt >= retries.attempts or not lost:
+                raise
+        time.sleep(retries.wait(attempt))
+        attempt += 1
+
+
+def check_topics(
+    claim: Claim, rows: Mapping[TopicPartition, StoredOffset], ranges: Mapping[TopicPartition, OffsetRange]
+) -> None:
+    """Compare the topics' ids with the stored ones, once a batch.
+
+    A topic that was recreated in mid run has other records under the same offsets. Asked after computing, when
+    everything was read, and before BEGIN, so that no lock waits for Kafka.
+
+    :raises TopicRecreated: nothing was written.
+    """
+    if claim.broker is None:
+        return
+    # A partition that was created in mid run has no id in its row; the others of its topic have.
+    topics = {tp.topic for tp in ranges}
+    known = {tp.topic: row.topic_id for tp, row in rows.items() if tp.topic in topics and row.topic_id}
+    for topic, found in claim.broker.topic_ids(sorted(known)).items():
+        if found and known[topic] != found:
+            what = f"topic {topic!r} was deleted and created again while the query ran; nothing was written"
+            raise TopicRecreated(what, found=f"topic id {found}", expected=f"topic id {known[topic]}")

@@ -1,0 +1,96 @@
+"""What the user's transform returns, held against the writers and their tables before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from offsetstore.errors import ConfigurationError, SinkError
+from offsetstore.spark.cropping import KAFKA
+from offsetstore.spark.micro_batch import patiently
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from offsetstore.ports import Writer
+    from offsetstore.store.claims import Claim
+
+Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
+UNNAMED: Final = ""
+"""The name of the output where there is only one."""
+
+
+class Outputs:
+    """The transform and its writers.
+
+    :raises ConfigurationError: no writer, or no function.
+    """
+
+    def __init__(self, claim: Claim, transform: Transform, into: Writer | Mapping[str, Writer]) -> None:
+        if isinstance(into, Mapping) and not into:
+            what = "the sink has no writer"
+            raise ConfigurationError(what, expected='into=Append("table"), or a mapping of names to writers')
+        for writer in into.values() if isinstance(into, Mapping) else [into]:
+            if not callable(getattr(writer, "write", None)):
+                what = "into= is no writer"
+                raise ConfigurationError(
+                    what, found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
+                )
+        if not callable(transform):
+            what = "transform is no function"
+            raise ConfigurationError(what, found=repr(transform), expected="a function of a DataFrame")
+        self.writers: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
+        self._claim = claim
+        self._transform = transform
+
+    def of(self, batch: DataFrame, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
+        """Call the transform, and check what it returns.
+
+        :param keep_kafka: leave ``_kafka`` in, also where the writer does not look at it.
+        :raises SinkError: other names than the writers', or no DataFrames.
+        :raises ColumnMismatch, KafkaColumnsMissing: the columns don't fit the tables; no byte was written.
+        """
+        result = self._transform(batch)
+        frames: Mapping[Any, Any] = result if isinstance(result, Mapping) else {UNNAMED: result}
+        if frames.keys() != self.writers.keys() or not all(isinstance(f, DataFrame) for f in frames.values()):
+            what = "transform returned something else than the writers expect"
+            raise SinkError(
+                what,
+                found=_described(frames),
+                expected=_described(self.writers) if UNNAMED not in self.writers else "one DataFrame",
+                next_step="Return a DataFrame, or a mapping with the names that into= has.",
+            )
+        needed = patiently(self._claim, lambda: self._check_tables(frames))
+        return {name: frame if keep_kafka or needed[name] else frame.drop(KAFKA) for name, frame in frames.items()}
+
+    def _check_tables(self, frames: Mapping[str, DataFrame]) -> dict[str, bool]:
+        """Hold each frame against its table; return for which of them the writer looks at ``_kafka``."""
+        session = self._claim.store.database.begin(name=self._claim.name)
+        try:
+            return {name: self._check(name, arrow_schema(frame), session.connection) for name, frame in frames.items()}
+        finally:
+            session.rollback()
+
+    def _check(self, name: str, schema: pa.Schema, connection: Any) -> bool:
+        writer = self.writers[name]
+        writer.check(connection, schema)
+        return writer.uses_offset(schema)
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """The schema of the record batches that Spark makes of the frame's rows."""
+    convert: Any = to_arrow_schema
+    try:
+        return convert(frame.schema, timezone="UTC")
+    except TypeError:  # Spark 4.0 and 4.1 mean UTC without being told
+        return convert(frame.schema)
+
+
+def _described(values: Mapping[Any, Any]) -> str:
+    return ", ".join(
+        f"{name!r}: {type(value).__name__}" if name != UNNAMED else type(value).__name__
+        for name, value in values.items()
+    )

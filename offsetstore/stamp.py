@@ -1,0 +1,48 @@
+"""The stamp: how a copy of a stored offset in Kafka is told from what others commit there.
+
+It is the beginning of the text that Kafka keeps with a committed offset; the job's own metadata follows it, if both
+fit. It names the store and the epoch of the claim that wrote it: what an older claim has copied is known to be stale.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from offsetstore.offsets import CommittedOffset
+
+MAX_BYTES: Final = 4096
+"""The longest text that a broker takes unless told otherwise (``offset.metadata.max.bytes``), in bytes of UTF-8."""
+
+_FORM = re.compile(r"offsetstore:1:(?P<store>[0-9a-f-]{36}):(?P<epoch>\d{1,19})(?:;|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Which store has copied the offset, and in which epoch of the group."""
+
+    store_id: UUID
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"store {self.store_id}, epoch {self.epoch}"
+
+    def text(self, metadata: str | None = None) -> str:
+        """What to commit: the stamp, and the metadata after it unless that makes it longer than `MAX_BYTES`."""
+        stamp = f"offsetstore:1:{self.store_id}:{self.epoch};"
+        whole = stamp + (metadata or "")
+        return whole if len(whole.encode()) <= MAX_BYTES else stamp
+
+    @classmethod
+    def of(cls, committed: CommittedOffset | None) -> Self | None:
+        """Read the stamp of what Kafka keeps, ``None`` where it is no copy of any store's."""
+        found = _FORM.match(committed.metadata or "") if committed is not None else None
+        if found is None:
+            return None
+        try:
+            return cls(UUID(found["store"]), int(found["epoch"]))
+        except ValueError:
+            return None
