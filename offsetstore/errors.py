@@ -157,7 +157,7 @@ class BrokerRefused(BrokerError):
 
 
 class MetadataRefused(BrokerRefused):
-    """The text to be committed with an offset is too long for Kafka; that offset was not committed."""
+    """The text to be committed with an offset is too long for Kafka, or can't be sent; the offset was not committed."""
 
     default_next_step = "Shorten the text, or raise the broker's offset.metadata.max.bytes (4096 by default)."
 

@@ -88,7 +88,8 @@ class StoredOffset:
     """One row of ``kafka_partitions``: a group's position in one partition, and what travels with it.
 
     ``metadata`` is the text as stored (see `offsetstore.metadata`). ``transaction_id`` is that of the last advance, and
-    ``None`` until the first one. ``updated_at`` is of the database's clock.
+    ``None`` until the first one. ``pinned_epoch`` is the epoch in which an operator's decision last set the row, 0 if
+    none did: copies in Kafka of earlier epochs don't count. ``updated_at`` is of the database's clock.
     """
 
     next_offset: int
@@ -99,6 +100,7 @@ class StoredOffset:
     transaction_id: UUID | None = None
     pinned: bool = False
     updated_at: datetime | None = None
+    pinned_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from sqlalchemy import Connection
 
-    from offsetstore.offsets import BrokerView
+    from offsetstore.offsets import BrokerView, CommittedOffset, TopicPartition
 
 
 class BrokerOffsets(Protocol):
-    """Kafka, as far as a job start asks it. `offsetstore.kafka.Broker` is the one for real clusters."""
+    """Kafka, as far as a job start asks it and the mirror writes to it.
+
+    `offsetstore.kafka.Broker` is the one for real clusters.
+    """
 
     @property
     def topics(self) -> Sequence[str] | None:
@@ -33,6 +36,35 @@ class BrokerOffsets(Protocol):
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         """The topics' ids alone, for the check once a batch. Raises as `view` does."""
+        ...
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Copy offsets to Kafka's group, each with its text, in one request; backwards too. Without any, do nothing.
+
+        The group must have no members. Where one partition is refused, others may have been copied.
+
+        :raises BrokerUnavailable: no answer in the time configured; Kafka may have them or not.
+        :raises BrokerRefused: wrong credentials, no permission, or the group has members.
+        :raises MetadataRefused: a text is longer than the broker takes.
+        :raises TopicMissing: Kafka has no such partition.
+        """
+        ...
+
+
+class CheckpointFiles(Protocol):
+    """The files of one query's checkpoint, wherever it is. Both raise `ConfigurationError` where it can't be read."""
+
+    @property
+    def location(self) -> str:
+        """The checkpoint's own directory, for people."""
+        ...
+
+    def names(self, directory: str) -> Sequence[str]:
+        """The names in a directory of the checkpoint; none where it has no such directory."""
+        ...
+
+    def read(self, path: str) -> str:
+        """The text of a file of the checkpoint."""
         ...
 
 
@@ -61,8 +93,10 @@ class Writer(Protocol):
         """
         ...
 
-    def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
         """Write all rows of the batches, which share one schema; return how many. Neither commits nor rolls back.
+
+        The batches are gone through once, one after the other, so that memory does not grow with their number.
 
         What concerns the database and not the rows (lost connections, locks, serialization) is raised as the driver
         raises it, as ``psycopg.Error`` or wrapped by SQLAlchemy; the caller may repeat the whole transaction.

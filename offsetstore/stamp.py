@@ -1,7 +1,7 @@
 """The stamp: how a copy of a stored offset in Kafka is told from what others commit there.
 
 It is the beginning of the text that Kafka keeps with a committed offset; the job's own metadata follows it, if both
-fit. It names the store and the epoch of the claim that wrote it: what an older claim has copied is known to be stale.
+fit. It names the store and the epoch of the claim that wrote it: a copy that is older than a reset is known as such.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from offsetstore.offsets import CommittedOffset
 
-MAX_BYTES: Final = 4096
-"""The longest text that a broker takes unless told otherwise (``offset.metadata.max.bytes``), in bytes of UTF-8."""
+MAX_BYTES: Final = 4095
+"""The longest text that a broker takes unless told otherwise, in bytes of UTF-8.
 
+Kafka's ``offset.metadata.max.bytes`` is 4,096, and librdkafka adds a zero byte of its own.
+"""
+
+_MAX_EPOCH: Final = 2**62  # a claim can count on from it within 64 bits
 _FORM = re.compile(r"offsetstore:1:(?P<store>[0-9a-f-]{36}):(?P<epoch>\d{1,19})(?:;|$)")
 
 
@@ -43,6 +49,16 @@ class Stamp:
         if found is None:
             return None
         try:
-            return cls(UUID(found["store"]), int(found["epoch"]))
+            stamp = cls(UUID(found["store"]), int(found["epoch"]))
         except ValueError:
             return None
+        return stamp if stamp.epoch <= _MAX_EPOCH else None
+
+
+def latest_epoch(committed: Iterable[CommittedOffset], store_id: UUID) -> int:
+    """The latest epoch of the store's own stamps, 0 if there is none.
+
+    A restored database counts its epochs from the backup's on; a new one above this tells its copies from lost ones.
+    """
+    stamps = filter(None, map(Stamp.of, committed))
+    return max((stamp.epoch for stamp in stamps if stamp.store_id == store_id), default=0)

@@ -25,6 +25,7 @@ SERVICES = {
     "offsetstore_database": "PostgreSQL",
     "offsetstore_kafka": "Kafka",
     "offsetstore_topic": "Kafka",
+    "secured_kafka": "Kafka",
     "offsetstore_spark": "Spark",
 }
 

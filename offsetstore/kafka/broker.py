@@ -1,4 +1,4 @@
-"""Kafka, as a job start asks it: ids, log ends and a group's offsets, in a constant number of requests."""
+"""Kafka, as a job asks it: ids, log ends and a group's offsets, in a constant number of requests; and the mirror."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from offsetstore.errors import BrokerError, BrokerUnavailable, ConfigurationErro
 from offsetstore.kafka import questions
 from offsetstore.kafka.client import Client, Deadline, Missing
 from offsetstore.kafka.committed import committed_offsets
+from offsetstore.kafka.mirror import GroupOffsets
 from offsetstore.kafka.options import read_options
 from offsetstore.kafka.settings import ClientSettings, topic_names
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
+
+    from offsetstore.offsets import CommittedOffset
 
 _MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in seconds
 
@@ -38,7 +41,7 @@ class Broker:
         :param librdkafka_config: librdkafka's names and values. ``isolation.level`` decides what counts as the end of a
             log, and must be what the job reads with. Callbacks of the client (``oauth_cb``) are served while it asks.
         :param topics: what `topics` answers.
-        :param timeout: seconds that one call of `view` or `topic_ids` may take, whatever happens.
+        :param timeout: seconds that one call of `view`, `topic_ids` or `commit` may take, whatever happens.
         :raises ConfigurationError: no address, a setting of Java's or Spark's, no possible timeout, no list of names.
         """
         self._settings = ClientSettings(librdkafka_config)
@@ -50,6 +53,9 @@ class Broker:
         self._timeout = timeout
         self._lock = Lock()
         self._client: Client | None = None
+        # Of their own, so that a mirror that waits for the group's coordinator does not delay a batch's question.
+        self._committing = Lock()
+        self._group_offsets: GroupOffsets | None = None
 
     @classmethod
     def from_spark(cls, options: Mapping[str, object], *, timeout: float = 15.0) -> Broker:
@@ -128,11 +134,43 @@ class Broker:
             [described] = client.answers([questions.topics(names)], deadline)
         return {topic: questions.topic_id(described[topic]) for topic in names}
 
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Copy offsets to Kafka's group; see `offsetstore.ports.BrokerOffsets`.
+
+        The connection is kept for the next call. It is not the one of `view` and `topic_ids`: neither waits for the
+        other.
+
+        :raises ConfigurationError: no group, settings that librdkafka refuses, a fork.
+        """
+        if not group:
+            what = "offsets are committed for a group"
+            raise ConfigurationError(what, found=repr(group), expected="a group's name")
+        if not offsets:
+            return
+        deadline = Deadline.after(self._timeout)
+        self._refuse_after_fork()
+        if not self._committing.acquire(timeout=deadline.rest):
+            what = f"another thread's commit to Kafka took more than {self._timeout:g} s"
+            raise BrokerUnavailable(what)
+        try:
+            if self._group_offsets is None or self._group_offsets.group != group:
+                self._drop_group_offsets()
+                self._group_offsets = GroupOffsets(self._settings, group)
+            self._group_offsets.commit(offsets, deadline)
+        except BaseException:
+            # An answer that comes later must not be taken for the next commit's, and wrong passwords lock accounts.
+            self._drop_group_offsets()
+            raise
+        finally:
+            self._committing.release()
+
     def close(self) -> None:
         """Drop the connections. The next question makes new ones."""
         self._refuse_after_fork()
         with self._lock:
             self._drop()
+        with self._committing:
+            self._drop_group_offsets()
 
     def _partitions(self, found: dict[str, list[int]]) -> list[TopicPartition]:
         """Put the partitions in order, those alone that ``assign`` names if it does."""
@@ -173,11 +211,17 @@ class Broker:
             self._client.close()
         self._client = None
 
+    def _drop_group_offsets(self) -> None:
+        if self._group_offsets is not None:
+            self._group_offsets.close()
+        self._group_offsets = None
+
     def _refuse_after_fork(self) -> None:
-        if self._client is not None and self._client.pid != os.getpid():
-            what = "this Broker was used before a fork, and its client's threads live in the other process"
-            step = "Make a Broker in this process, or start processes with the spawn method."
-            raise ConfigurationError(what, found=f"process {os.getpid()}", expected=self._client.pid, next_step=step)
+        for client in (self._client, self._group_offsets):
+            if client is not None and client.pid != os.getpid():
+                what = "this Broker was used before a fork, and its client's threads live in the other process"
+                step = "Make a Broker in this process, or start processes with the spawn method."
+                raise ConfigurationError(what, found=f"process {os.getpid()}", expected=client.pid, next_step=step)
 
 
 def _missing(missing: Missing, there: list[str]) -> TopicMissing:

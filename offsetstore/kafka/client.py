@@ -9,6 +9,7 @@ import time
 from collections import deque
 from concurrent.futures import wait
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException
@@ -29,10 +30,10 @@ LOG.addHandler(logging.NullHandler())
 
 _GLANCE: Final = 0.02  # seconds between two looks at the errors that librdkafka reports beside the answers
 BACKOFF: Final = 0.1  # seconds before the same question is asked again
-_MISSING_GRACE: Final = 1.0  # seconds in which a topic that was created a moment ago becomes known to every broker
+MISSING_GRACE: Final = 1.0  # seconds in which a topic that was created a moment ago becomes known to every broker
 _SHOWN: Final = frozenset({"security.protocol", "sasl.mechanism", "sasl.mechanisms"})
 _NUMBERS: Final = (".ms", ".bytes")
-_PROPERTY: Final = re.compile(r'property:? "([^"]+)"|^(?:Failed to create admin client: )?([a-z.]+) failed')
+_PROPERTY: Final = re.compile(r'property:? "([^"]+)"|^(?:Failed to create \w+(?: client)?: )?([a-z.]+) failed')
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Client:
         try:
             self._admin = AdminClient(config)
         except (KafkaException, TypeError, ValueError) as error:
-            refused = _refused_setting(error, settings)
+            refused = refused_setting(error, settings)
         else:
             return
         raise refused  # outside of the handler: the cause's text can hold the setting's value
@@ -142,7 +143,7 @@ class Client:
             error = _kafka_error(failure)
             code = error.code()
             in_time = deadline.rest > BACKOFF
-            if code in MISSING and not (in_time and time.monotonic() - started < _MISSING_GRACE):
+            if code in MISSING and not (in_time and time.monotonic() - started < MISSING_GRACE):
                 missing.append(key)
             elif in_time and (code in PASSING or code in MISSING):
                 again = True
@@ -173,13 +174,24 @@ class Client:
                 raise broker_error(error, doing)
 
 
+def let_go(holder: list[Any]) -> None:
+    """End a consumer without waiting for it: librdkafka does not end one before its last request has been answered.
+
+    That takes up to ``socket.timeout.ms``, a minute, where a broker is silent.
+
+    :param holder: has the only reference to the consumer, and is emptied.
+    """
+    Thread(target=holder.clear, name="offsetstore-kafka-end", daemon=True).start()
+
+
 def _kafka_error(error: BaseException) -> KafkaError:
     if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
         return error.args[0]
     raise error
 
 
-def _refused_setting(error: Exception, settings: Mapping[str, Any]) -> ConfigurationError:
+def refused_setting(error: Exception, settings: Mapping[str, Any]) -> ConfigurationError:
+    """Say which setting librdkafka refuses, without a value. Not to be raised from ``error``: its text can hold one."""
     cause = cast("object", error.args[0]) if error.args else None
     text = cause.str().strip() if isinstance(cause, KafkaError) else str(error)
     match = _PROPERTY.search(text)

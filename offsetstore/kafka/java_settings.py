@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.jaas import parse_jaas
+from offsetstore.kafka.truststore import authorities, keystore_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +49,7 @@ _SSL: Final = frozenset({
     "ssl.keystore.type", "ssl.keystore.location", "ssl.keystore.certificate.chain", "ssl.keystore.key",
     "ssl.keystore.password", "ssl.key.password", "ssl.endpoint.identification.algorithm",
 })  # fmt: skip
+_JAVA_STORES: Final = ("JKS", "PKCS12")  # Java reads either, whichever of the two names is given
 _MAX_SOCKET_TIMEOUT_MS: Final = 300_000  # librdkafka's upper limit; Java has none
 
 
@@ -119,12 +121,11 @@ def _authorities(java: Mapping[str, str]) -> dict[str, str]:
     location = java.get("ssl.truststore.location")
     if location is None:
         return {}  # both clients then trust what their platform trusts
-    if _store_type(java, "ssl.truststore.type", location) != "PEM":
-        _refuse(
-            "ssl.truststore.location",
-            "librdkafka reads no Java truststore",
-            expected=f"{PREFIX}ssl.truststore.type=PEM (`keytool -exportcert -rfc` writes one)",
-        )
+    kind = _store_type(java, "ssl.truststore.type", location)
+    if kind in _JAVA_STORES:
+        return {"ssl.ca.pem": authorities(location, java.get("ssl.truststore.password"))}
+    if kind != "PEM":
+        _refuse("ssl.truststore.type", "not known to librdkafka, nor here", expected="PEM, PKCS12 or JKS")
     return {"ssl.ca.location": location}
 
 
@@ -138,15 +139,25 @@ def _certificate(java: Mapping[str, str]) -> dict[str, str]:
     location = java.get("ssl.keystore.location")
     if location is None:
         return {}
-    match _store_type(java, "ssl.keystore.type", location):
+    kind = _store_type(java, "ssl.keystore.type", location)
+    if kind in _JAVA_STORES:
+        kind = keystore_format(location) or kind
+    match kind:
         case "PEM":  # one file holds the key and the chain, and librdkafka finds each of them in it
             return {"ssl.certificate.location": location, "ssl.key.location": location, **key_password}
         case "PKCS12":
             password = java.get("ssl.keystore.password")
             return {"ssl.keystore.location": location} | ({"ssl.keystore.password": password} if password else {})
         case _:
-            what = "librdkafka reads no Java keystore"
-            _refuse("ssl.keystore.location", what, expected=f"{PREFIX}ssl.keystore.type=PEM or PKCS12")
+            what = (
+                f"{PREFIX}ssl.keystore.location: librdkafka reads no keystore of this format, and keytool gives no "
+                "key away but to another keystore"
+            )
+            step = (
+                "Convert it with `keytool -importkeystore -srckeystore … -destkeystore client.p12 -deststoretype "
+                f"PKCS12`, and give Spark and the Broker that file and {PREFIX}ssl.keystore.type=PKCS12."
+            )
+            raise ConfigurationError(what, expected="PEM or PKCS12", next_step=step)
 
 
 def _store_type(java: Mapping[str, str], key: str, location: str) -> str:

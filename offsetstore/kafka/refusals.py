@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError
@@ -48,31 +49,67 @@ WRONG_CREDENTIALS: Final = frozenset({
 })  # fmt: skip
 """Codes that another try does not change; librdkafka itself would try for ever."""
 
+_SILENCE: Final = frozenset({
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._WAIT_COORD,  # noqa: SLF001
+})  # fmt: skip
+
+_OPENSSL: Final = "SSL routines"  # a broker that refuses our certificate says so after the handshake
+
 _NO_ACL: Final = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow this principal to DESCRIBE the topic; no job was fenced.",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "Allow this principal to DESCRIBE the consumer group; no job was fenced.",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow this principal to DESCRIBE the cluster; no job was fenced.",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "consumer group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
 
 
-def broker_error(error: KafkaError, doing: str) -> BrokerError:
-    """Translate an answer that no further try will change.
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What was asked of Kafka, for the errors that say no to it.
 
-    :param doing: what was asked, as a person would say it: "reading the offsets of group billing".
+    ``what`` says it as a person would: "reading the offsets of group billing". ``permission`` is the operation that
+    Kafka's ACLs must allow, and ``harmless`` says what has not happened to the user's job.
     """
+
+    what: str
+    permission: str = "DESCRIBE"
+    harmless: str = "no job was fenced"
+
+    def __str__(self) -> str:
+        return self.what
+
+
+def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
+    """Translate an answer that no further try will change."""
+    doing = _doing(doing)
     code = error.code()
     if code in WRONG_CREDENTIALS:
-        return BrokerRefused("Kafka refused the credentials", found=describe(error))
+        step = f"Check security.protocol, sasl.* and the ACLs of this principal; {doing.harmless}."
+        return BrokerRefused("Kafka refused the credentials", found=describe(error), next_step=step)
     if code in _NO_ACL:
-        return BrokerRefused(f"Kafka refused {doing}", found=describe(error), next_step=_NO_ACL[code])
+        step = f"Allow this principal to {doing.permission} the {_NO_ACL[code]}; {doing.harmless}."
+        return BrokerRefused(f"Kafka refused {doing}", found=describe(error), next_step=step)
     if code == KafkaError._SSL:  # noqa: SLF001
-        step = "Check security.protocol, the certificate authorities and the host's name; no job was fenced."
-        return BrokerRefused("no TLS connection to Kafka", found=describe(error), next_step=step)
+        return _no_tls(error, doing)
     # Kafka's own codes are positive, librdkafka's are negative.
     if code > 0 and code not in PASSING:
-        step = "Look the code up in Kafka's protocol guide, and at the broker's log; no job was fenced."
+        step = f"Look the code up in Kafka's protocol guide, and at the broker's log; {doing.harmless}."
         return BrokerRefused(f"Kafka refused {doing}", found=describe(error), next_step=step)
-    return BrokerUnavailable(f"no answer from Kafka while {doing}", found=describe(error))
+    step = f"Check bootstrap.servers and that the brokers run; {doing.harmless}."
+    return BrokerUnavailable(f"no answer from Kafka while {doing}", found=describe(error), next_step=step)
+
+
+def _no_tls(error: KafkaError, doing: Doing) -> BrokerRefused:
+    step = (
+        "Check security.protocol, the certificate authorities, the host's name, and whether the broker asks for a "
+        f"client's certificate; {doing.harmless}."
+    )
+    return BrokerRefused("no TLS connection to Kafka", found=describe(error), next_step=step)
+
+
+def _doing(given: Doing | str) -> Doing:
+    return given if isinstance(given, Doing) else Doing(given)
 
 
 def describe(error: KafkaError) -> str:
@@ -80,18 +117,21 @@ def describe(error: KafkaError) -> str:
     return f"{error.name()}: {error.str().strip()}"
 
 
-def no_answer(error: KafkaError | None, reported: Iterable[KafkaError], doing: str, seconds: float) -> BrokerError:
+def no_answer(
+    error: KafkaError | None, reported: Iterable[KafkaError], doing: Doing | str, seconds: float
+) -> BrokerError:
     """Translate a failed answer, or none: what librdkafka reported beside it tells more than "timed out" does.
 
     :param seconds: how long the whole call was allowed to take.
     """
-    if error is not None and error.code() not in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}:  # noqa: SLF001
+    doing = _doing(doing)
+    if error is not None and error.code() not in _SILENCE:
         return broker_error(error, doing)
     telling = [each for each in reported if each.code() != KafkaError._ALL_BROKERS_DOWN]  # noqa: SLF001
     for each in telling:
-        if each.code() == KafkaError._SSL:  # noqa: SLF001
-            return broker_error(each, doing)
+        if each.code() == KafkaError._SSL or _OPENSSL in each.str():  # noqa: SLF001
+            return _no_tls(each, doing)
     last = telling[-1] if telling else error
     what = f"no answer from Kafka within {seconds:g} s while {doing}"
-    step = "Check bootstrap.servers, security.protocol, and that the brokers run; no job was fenced."
+    step = f"Check bootstrap.servers, security.protocol, and that the brokers run; {doing.harmless}."
     return BrokerUnavailable(what, found=None if last is None else describe(last), next_step=step)

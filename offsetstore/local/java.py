@@ -38,6 +38,11 @@ class Java:
         """What JAVA_HOME has to be for others to use this one."""
         return self.program.resolve().parent.parent
 
+    @property
+    def keytool(self) -> Path:
+        """The program that keeps certificates; every Java runtime has it."""
+        return self.program.resolve().with_name(f"keytool{self.program.suffix}")
+
 
 def find_java() -> Java:
     """Find the first Java that is new enough: JAVA_HOME's, then PATH's.

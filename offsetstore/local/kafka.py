@@ -16,10 +16,21 @@ from uuid import uuid4
 
 from offsetstore.errors import BrokerUnavailable, ConfigurationError
 from offsetstore.local.artifacts import KAFKA_BROKER
+from offsetstore.local.certificates import Certificates
 from offsetstore.local.free_ports import LOOPBACK, answers, is_free
 from offsetstore.local.jars import jars
 from offsetstore.local.java import find_java
-from offsetstore.local.kafka_settings import LOG4J, STARTED, KafkaPorts, SaslUser, as_properties, server_properties
+from offsetstore.local.kafka_settings import (
+    LOG4J,
+    STARTED,
+    KafkaPorts,
+    SaslUser,
+    SecuredListeners,
+    SecuredPorts,
+    as_properties,
+    secured_properties,
+    server_properties,
+)
 from offsetstore.local.logs import tail
 from offsetstore.local.watchdog import Watchdog
 
@@ -41,6 +52,8 @@ class KafkaBroker:
         removed at the end if not given.
     :param ports: on the loopback; free ones if not given. They stay the same over restarts.
     :param user: whom the listener with credentials lets in.
+    :param secured: also listen with TLS, with certificates of its own (see `secured`), and let `user` log in with
+        SCRAM too. Takes some seconds more at the first start of a directory; not to be changed after it.
     :param heap: Java's ``-Xmx``.
     :param settings: of the broker's configuration, on top of ours.
     :param start_seconds: how long a start may take.
@@ -53,6 +66,7 @@ class KafkaBroker:
         directory: Path | None = None,
         ports: KafkaPorts | None = None,
         user: SaslUser | None = None,
+        secured: bool = False,
         heap: str = "768m",
         settings: Mapping[str, str] | None = None,
         start_seconds: float = 90,
@@ -63,6 +77,8 @@ class KafkaBroker:
         self._temporary: Path | None = None
         self._fixed_ports = ports
         self._ports = ports
+        self._is_secured = secured
+        self._secured_ports: SecuredPorts | None = None
         self._heap = heap
         self._settings = dict(settings or {})
         self._start_seconds = start_seconds
@@ -91,8 +107,20 @@ class KafkaBroker:
 
     @property
     def sasl_bootstrap_servers(self) -> str:
-        """The listener for SASL_PLAINTEXT with mechanism PLAIN; `user` is let in."""
+        """The listener for SASL_PLAINTEXT with mechanism PLAIN, if secured with SCRAM too; `user` is let in."""
         return f"{LOOPBACK}:{self.ports.sasl}"
+
+    @property
+    def secured(self) -> SecuredListeners:
+        """The listeners for SSL and for SASL_SSL, and the certificates.
+
+        :raises ConfigurationError: it is no secured broker, or was not started.
+        """
+        if self._secured_ports is None:
+            what = "the broker does not listen with TLS"
+            raise ConfigurationError(what, next_step="Make it with secured=True, and start it.")
+        addresses = [f"{LOOPBACK}:{port}" for port in self._secured_ports.all]
+        return SecuredListeners(*addresses, certificates=self._certificates)
 
     @property
     def directory(self) -> Path:
@@ -179,7 +207,7 @@ class KafkaBroker:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
-            self._ports = self._fixed_ports
+            self._ports, self._secured_ports = self._fixed_ports, None
 
     # -- inside
 
@@ -188,17 +216,20 @@ class KafkaBroker:
         attempts = _PORT_ATTEMPTS if self._ports is None else 1
         while True:
             ports = self._ports or KafkaPorts.free()
-            self._write_settings(ports)
+            secured = self._secured_ports
+            if secured is None and self._is_secured:
+                secured = SecuredPorts.free(without=ports.all)
+            self._write_settings(ports, secured)
             self._format()
             before = self.log.stat().st_size if self.log.exists() else 0
             self._process = self._java("kafka.Kafka", str(self.directory / "server.properties"))
             self._watchdog = Watchdog(self._process.pid, how="KILL", temporary=self._temporary)
             attempts -= 1
             if self._wait_until_started(ports, before):
-                self._ports = ports
+                self._ports, self._secured_ports = ports, secured
                 return
             self.kill()
-            if attempts == 0 or all(is_free(port) for port in ports.all):
+            if attempts == 0 or all(is_free(port) for port in (*ports.all, *(secured.all if secured else ()))):
                 break
         what = f"the Kafka broker did not start within {self._start_seconds:.0f} s"
         raise BrokerUnavailable(
@@ -219,8 +250,16 @@ class KafkaBroker:
             time.sleep(_LOOK_SECONDS)
         return False
 
-    def _write_settings(self, ports: KafkaPorts) -> None:
-        settings = server_properties(ports, self.user, self.directory / "data") | self._settings
+    @property
+    def _certificates(self) -> Certificates:
+        return Certificates(self.directory / "certificates")
+
+    def _write_settings(self, ports: KafkaPorts, secured: SecuredPorts | None) -> None:
+        settings = server_properties(ports, self.user, self.directory / "data")
+        if secured is not None:
+            self._certificates.make()
+            settings = secured_properties(settings, secured, self.user, self._certificates)
+        settings |= self._settings
         file = self.directory / "server.properties"
         file.touch(mode=0o600)  # it holds a password
         file.write_text(as_properties(settings))
@@ -232,7 +271,13 @@ class KafkaBroker:
         # Kafka's own ids begin with no dash either, since that would be read as an option.
         cluster = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=").replace("-", "A")
         properties = str(self.directory / "server.properties")
-        format_ = self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", properties)
+        arguments = ["format", "-t", cluster, "-c", properties]
+        if self._is_secured:
+            users = self.directory / "scram-users"
+            users.touch(mode=0o600)  # a command line is shown to everybody
+            users.write_text("".join(f"{argument}\n" for argument in self.user.scram))
+            arguments.append(f"@{users}")
+        format_ = self._java("kafka.tools.StorageTool", *arguments)
         if format_.wait():
             what = "Kafka's data directory can't be formatted"
             found = tail(self.directory / "console.log")

@@ -10,8 +10,13 @@ from offsetstore.local.free_ports import LOOPBACK, free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from offsetstore.local.certificates import Certificates
+
 STARTED = "Kafka Server started"
 """What the broker's log says when it serves all its listeners."""
+
+SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+"""Kafka's mechanisms of that kind."""
 
 LOG4J = f"""\
 status = error
@@ -51,8 +56,40 @@ class KafkaPorts:
 
 
 @dataclass(frozen=True, slots=True)
+class SecuredPorts:
+    """Where a secured broker listens as well: TLS, TLS with credentials, TLS that asks the client for a certificate."""
+
+    ssl: int
+    sasl_ssl: int
+    mutual: int
+
+    @classmethod
+    def free(cls, *, without: tuple[int, ...]) -> SecuredPorts:
+        """Choose three that are free now, and not among those."""
+        chosen: set[int] = set()
+        while len(chosen) < 3:  # noqa: PLR2004 - as many as there are fields
+            chosen |= {free_port()} - {*without}
+        return cls(*chosen)
+
+    @property
+    def all(self) -> tuple[int, int, int]:
+        """The three."""
+        return (self.ssl, self.sasl_ssl, self.mutual)
+
+
+@dataclass(frozen=True, slots=True)
+class SecuredListeners:
+    """How a client reaches a secured broker. ``mutual`` is the protocol SSL, with a client's certificate."""
+
+    ssl: str
+    sasl_ssl: str
+    mutual: str
+    certificates: Certificates
+
+
+@dataclass(frozen=True, slots=True)
 class SaslUser:
-    """Whom the second listener lets in (SASL_PLAINTEXT, mechanism PLAIN)."""
+    """Whom the listeners with credentials let in (mechanism PLAIN, on a secured broker SCRAM too)."""
 
     name: str = "offsetstore"
     password: str = "offsetstore"  # noqa: S105 - of a broker that only this machine reaches
@@ -61,6 +98,11 @@ class SaslUser:
     def jaas(self) -> str:
         """The listener's JAAS configuration."""
         return f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{self.name}="{self.password}";'
+
+    @property
+    def scram(self) -> list[str]:
+        """StorageTool's arguments that make the user known: SCRAM's users are among the cluster's data."""
+        return [f"--add-scram={each}=[name={self.name},password={self.password}]" for each in SCRAM]
 
 
 def server_properties(ports: KafkaPorts, user: SaslUser, data: Path) -> dict[str, str]:
@@ -98,6 +140,36 @@ def server_properties(ports: KafkaPorts, user: SaslUser, data: Path) -> dict[str
         "num.network.threads": "2",
         "num.io.threads": "4",
         "log.cleaner.dedupe.buffer.size": "8388608",
+    }
+
+
+def secured_properties(
+    settings: dict[str, str], ports: SecuredPorts, user: SaslUser, certificates: Certificates
+) -> dict[str, str]:
+    """Return the configuration with listeners for TLS, and with SCRAM wherever credentials are asked for."""
+    added = f"SSL://{LOOPBACK}:{ports.ssl},SASL_SSL://{LOOPBACK}:{ports.sasl_ssl},MUTUAL://{LOOPBACK}:{ports.mutual}"
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    logins = {"PLAIN": user.jaas, **dict.fromkeys(SCRAM, scram)}
+    return {
+        **settings,
+        "listeners": f"{settings['listeners']},{added}",
+        "advertised.listeners": f"{settings['advertised.listeners']},{added}",
+        "listener.security.protocol.map": (
+            f"{settings['listener.security.protocol.map']},SSL:SSL,SASL_SSL:SASL_SSL,MUTUAL:SSL"
+        ),
+        "sasl.enabled.mechanisms": ",".join(logins),
+        **{
+            f"listener.name.{listener}.{mechanism.lower()}.sasl.jaas.config": login
+            for listener in ("sasl_plaintext", "sasl_ssl")
+            for mechanism, login in logins.items()
+        },
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.location": str(certificates.server),
+        "ssl.keystore.password": certificates.password,
+        "ssl.truststore.type": "PKCS12",
+        "ssl.truststore.location": str(certificates.truststore),
+        "ssl.truststore.password": certificates.password,
+        "listener.name.mutual.ssl.client.auth": "required",
     }
 
 

@@ -5,15 +5,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from offsetstore.errors import TopicMissing
+from offsetstore.errors import MetadataRefused, TopicMissing
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from offsetstore.errors import OffsetStoreError
+    from offsetstore.offsets import CommittedOffset
+
+_MAX_TEXT: Final = 4095  # characters of Java's: Kafka's default, less the zero byte that confluent-kafka adds
 
 
 class StaticBroker:
@@ -30,7 +33,11 @@ class StaticBroker:
     def __init__(self, current: BrokerView) -> None:
         self.current = current
         self.error: OffsetStoreError | None = None
-        """Raised by every question while it is set: a broker that is down."""
+        """Raised by every question and every commit while it is set: a broker that is down."""
+        self.commit_error: OffsetStoreError | None = None
+        """Raised by every commit while it is set: a broker that lets us look, and no more."""
+        self.commits: list[tuple[str, dict[TopicPartition, CommittedOffset]]] = []
+        """Every commit that was made, in order: the group, and its offsets. `current` holds the latest."""
         self.asked: list[str] = []
         """The group of every `view` that was asked for."""
 
@@ -63,6 +70,17 @@ class StaticBroker:
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         self._check(topics)
         return {topic: self.current.topics[topic].topic_id for topic in topics}
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        self._check({tp.topic for tp in offsets})
+        if self.commit_error is not None:
+            raise self.commit_error
+        for tp, offset in offsets.items():
+            if len((offset.metadata or "").encode("utf-16-le")) // 2 > _MAX_TEXT:
+                what = "the text is too long"
+                raise MetadataRefused(what, topic_partition=tp, expected=f"at most {_MAX_TEXT} characters")
+        self.commits.append((group, dict(offsets)))
+        self.current = replace(self.current, committed={**self.current.committed, **offsets})
 
     def _timestamps(self, topics: Collection[str]) -> dict[TopicPartition, int]:
         """The end of each log, unless the view itself says otherwise: Kafka's answer to a time in the future."""

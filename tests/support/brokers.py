@@ -54,3 +54,7 @@ class ScriptedBroker:
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         return {topic: f"id of {topic}" for topic in topics}
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        self.groups.add(group)
+        self.committed.update({tp: offset.next_offset for tp, offset in offsets.items()})

@@ -109,6 +109,8 @@ class CommitProxy:
                 except OSError:  # the server is down: the client is told so
                     _close(client)
                     continue
+                for one in (client, server):  # or each frame waits for the answer to the one before
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets += [client, server]
                 link = _Link(self, client, server)
                 threading.Thread(target=link.forward, daemon=True).start()

@@ -16,3 +16,8 @@ EVENTS = 'CREATE TABLE events (topic text, partition int, "offset" bigint, value
 def events(batch: DataFrame) -> DataFrame:
     """Each record with its coordinates, for the table `EVENTS`."""
     return batch.select("topic", "partition", "offset", F.col("value").cast("string").alias("value"))
+
+
+def traced(batch: DataFrame) -> DataFrame:
+    """The same, with the coordinates that ``atomicity="partition"`` needs."""
+    return batch.select("topic", "partition", "offset", F.col("value").cast("string").alias("value"), "_kafka")

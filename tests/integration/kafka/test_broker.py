@@ -210,7 +210,7 @@ def guarded_kafka() -> Iterator[KafkaBroker]:
         yield kafka
 
 
-def allow(kafka: KafkaBroker, kind: str, name: str) -> None:
+def allow(kafka: KafkaBroker, operation: str, kind: str, name: str) -> None:
     acl: Any = kafka_admin
     rule = acl.AclBinding(
         acl.ResourceType[kind],
@@ -218,17 +218,17 @@ def allow(kafka: KafkaBroker, kind: str, name: str) -> None:
         acl.ResourcePatternType.LITERAL,
         f"User:{kafka.user.name}",
         "*",
-        acl.AclOperation.DESCRIBE,
+        acl.AclOperation[operation],
         acl.AclPermissionType.ALLOW,
     )
     admin = acl.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.create_acls([rule])[rule].result(30)
 
 
-def refusal(broker: Broker) -> str:
+def refusal(ask: Callable[[], object]) -> str:
     """What Kafka says no to, or nothing."""
     try:
-        broker.view("billing", ["payments"])
+        ask()
     except BrokerRefused as error:
         return str(error)
     return ""
@@ -237,12 +237,27 @@ def refusal(broker: Broker) -> str:
 def test_missing_permissions_are_refused_one_by_one(guarded_kafka: KafkaBroker) -> None:
     create_topic(guarded_kafka.bootstrap_servers, "payments", partitions=1)
     broker = with_password(guarded_kafka, guarded_kafka.user.password, "payments")
-    assert re.search(r"describing payments; found TOPIC_AUTHORIZATION_FAILED.*DESCRIBE the topic", refusal(broker))
-    allow(guarded_kafka, "TOPIC", "payments")
-    wait_until(lambda: "TOPIC_AUTHORIZATION_FAILED" not in refusal(broker))
-    assert re.search(r"group billing; found GROUP_AUTHORIZATION_FAILED.*DESCRIBE the consumer group", refusal(broker))
-    allow(guarded_kafka, "GROUP", "billing")
-    wait_until(lambda: not refusal(broker))
+
+    def view() -> str:
+        return refusal(lambda: broker.view("billing", ["payments"]))
+
+    def commit() -> str:
+        return refusal(lambda: broker.commit("billing", {TopicPartition("payments", 0): CommittedOffset(1)}))
+
+    assert re.search(r"describing payments; found TOPIC_AUTHORIZATION_FAILED.*DESCRIBE the topic", view())
+    allow(guarded_kafka, "DESCRIBE", "TOPIC", "payments")
+    wait_until(lambda: "TOPIC_AUTHORIZATION_FAILED" not in view())
+    assert re.search(r"group billing; found GROUP_AUTHORIZATION_FAILED.*DESCRIBE the consumer group", view())
+    # Without that permission a commit finds no coordinator; READ brings DESCRIBE with it.
+    assert re.search(r"group billing; found GROUP_AUTHORIZATION_FAILED.*READ the consumer group", commit())
+    allow(guarded_kafka, "DESCRIBE", "GROUP", "billing")
+    wait_until(lambda: not view())
+    assert re.search(r"group billing; found GROUP_AUTHORIZATION_FAILED.*READ the consumer group", commit())
+    allow(guarded_kafka, "READ", "GROUP", "billing")
+    wait_until(lambda: "GROUP_AUTHORIZATION_FAILED" not in commit())
+    assert re.search(r"group billing; found TOPIC_AUTHORIZATION_FAILED.*READ the topic", commit())
+    allow(guarded_kafka, "READ", "TOPIC", "payments")
+    wait_until(lambda: not commit())
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of what is shown here

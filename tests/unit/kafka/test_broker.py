@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Uuid
 
-from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.client import Client, Deadline, Missing, Question
 from offsetstore.kafka.questions import topic_id
 from offsetstore.kafka.refusals import broker_error
+from offsetstore.offsets import CommittedOffset, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 SECRET = "Hunter2-never-shown"
+P0 = TopicPartition("payments", 0)
 
 
 def answered(*codes: int) -> Question[str]:
@@ -84,11 +86,13 @@ def test_topics_are_a_list_and_a_timeout_is_positive() -> None:
     ],
 )
 def test_a_setting_that_librdkafka_refuses_is_named_without_its_secret(setting: dict[str, Any], found: str) -> None:
-    with pytest.raises(ConfigurationError, match=found) as refused:
-        Broker({**NOBODY, **setting}).topic_ids(["payments"])
-    assert SECRET not in str(refused.value)
-    assert refused.value.__cause__ is None
-    assert refused.value.__context__ is None
+    broker = Broker({**NOBODY, **setting})
+    for ask in (lambda: broker.topic_ids(["payments"]), lambda: broker.commit("billing", {P0: CommittedOffset(1)})):
+        with pytest.raises(ConfigurationError, match=found) as refused:
+            ask()
+        assert SECRET not in str(refused.value)
+        assert refused.value.__cause__ is None
+        assert refused.value.__context__ is None
 
 
 def test_secrets_are_neither_shown_nor_pickled_nor_copied() -> None:
@@ -107,6 +111,26 @@ def test_a_view_needs_a_group_topics_and_a_time_after_1970() -> None:
         with pytest.raises(ConfigurationError):
             broker.view(group, topics, timestamp_ms=at)
     assert broker.topic_ids([]) == {}
+
+
+def test_a_commit_needs_a_group_and_without_offsets_asks_nobody() -> None:
+    broker = Broker(NOBODY)
+    with pytest.raises(ConfigurationError):
+        broker.commit("", {P0: CommittedOffset(1)})
+    broker.commit("billing", {})
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud83d"])
+def test_a_text_that_kafkas_client_cannot_send_is_refused(text: str) -> None:
+    with pytest.raises(MetadataRefused) as refused:
+        Broker(NOBODY).commit("billing", {P0: CommittedOffset(1, text)})
+    assert refused.value.topic_partition == P0
+
+
+def test_a_commit_of_another_thread_is_not_waited_for_longer_than_allowed() -> None:
+    broker = Broker(NOBODY, timeout=0.1)
+    with broker._committing, pytest.raises(BrokerUnavailable, match="another thread"):
+        broker.commit("billing", {P0: CommittedOffset(1)})
 
 
 @pytest.mark.behaviour("START-16")

@@ -1,0 +1,199 @@
+"""A Broker that copies offsets to Kafka's group: what arrives there, and what Kafka or a deadline says no to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer
+
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, TopicMissing
+from offsetstore.kafka import Broker
+from offsetstore.kafka.admin import Record, produce
+from offsetstore.local.artifacts import KAFKA_BROKER, KAFKA_VERSION, Artifact, JarSet
+from offsetstore.local.jars import jars
+from offsetstore.local.java import find_java
+from offsetstore.offsets import CommittedOffset, TopicPartition
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.testing.fixtures import NewTopic
+
+# What the broker's own jars lack of Kafka's command line.
+KAFKA_TOOLS = JarSet("kafka-tools", (Artifact("org.apache.kafka", "kafka-tools", KAFKA_VERSION, transitive=False),))
+
+
+@pytest.fixture
+def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
+    yield broker
+    broker.close()
+
+
+def consumer_groups_tool(kafka: KafkaBroker, group: str) -> dict[tuple[str, str], dict[str, str]]:
+    """What Kafka's own tool shows of a group: its columns, by topic and partition."""
+    class_path = os.pathsep.join(str(jar) for jar in (*jars(KAFKA_TOOLS), *jars(KAFKA_BROKER)))
+    tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+    arguments = ["--bootstrap-server", kafka.bootstrap_servers, "--describe", "--group", group]
+    done = subprocess.run(
+        [find_java().program, "-Xmx128m", "-cp", class_path, tool, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    names, *rows = [line.split() for line in done.stdout.splitlines() if line.strip() and " has no active " not in line]
+    shown = [dict(zip(names, row, strict=False)) for row in rows]
+    return {(row["TOPIC"], row["PARTITION"]): row for row in shown}
+
+
+def test_what_was_committed_is_read_back_with_its_text(
+    broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic, other = offsetstore_topic(3), offsetstore_topic(1)
+    offsets = {
+        TopicPartition(topic, 0): CommittedOffset(7, "größer ☃"),
+        TopicPartition(topic, 2): CommittedOffset(2**62),
+        TopicPartition(other, 0): CommittedOffset(0, "{}"),
+    }
+    broker.commit(offsetstore_group, offsets)
+    assert broker.view(offsetstore_group, [topic, other]).committed == offsets
+
+    back = {TopicPartition(topic, 0): CommittedOffset(3)}
+    broker.commit(offsetstore_group, back)
+    broker.commit(offsetstore_group, {})
+    assert broker.view(offsetstore_group, [topic, other]).committed == offsets | back
+
+    broker.commit(f"{offsetstore_group}-b", back)  # another group, through the same Broker
+    assert broker.view(f"{offsetstore_group}-b", [topic]).committed == back
+    assert broker.view(offsetstore_group, [topic, other]).committed == offsets | back
+
+
+@pytest.mark.behaviour("MIRROR-4")
+def test_kafkas_own_tool_shows_the_offsets_and_the_lag(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(2)
+    produce(offsetstore_kafka.bootstrap_servers, topic, [Record(b"x", partition=number % 2) for number in range(10)])
+    offsets = {TopicPartition(topic, 0): CommittedOffset(2, "text"), TopicPartition(topic, 1): CommittedOffset(5)}
+    broker.commit(offsetstore_group, offsets)
+    shown = consumer_groups_tool(offsetstore_kafka, offsetstore_group)
+    assert {key: (row["CURRENT-OFFSET"], row["LOG-END-OFFSET"], row["LAG"]) for key, row in shown.items()} == {
+        (topic, "0"): ("2", "5", "3"),
+        (topic, "1"): ("5", "5", "0"),
+    }
+
+
+def test_a_text_that_is_too_long_is_refused_and_the_next_commit_works(
+    broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(2)
+    long, short = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    with pytest.raises(MetadataRefused, match="4096 characters") as refused:
+        broker.commit(offsetstore_group, {short: CommittedOffset(1), long: CommittedOffset(1, "x" * 4096)})
+    assert refused.value.topic_partition == long
+    assert broker.view(offsetstore_group, [topic]).committed == {short: CommittedOffset(1)}
+    longest = CommittedOffset(1, "☃" * 4095)  # Kafka counts characters, and a zero byte that confluent-kafka adds
+    broker.commit(offsetstore_group, {long: longest})
+    assert broker.view(offsetstore_group, [topic]).committed[long] == longest
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_with_members_is_refused_with_how_to_find_them(
+    protocol: str, broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(1)
+    offsets = {TopicPartition(topic, 0): CommittedOffset(1)}
+    member = Consumer({
+        "bootstrap.servers": offsetstore_kafka.bootstrap_servers, "group.id": offsetstore_group,
+        "group.protocol": protocol, "enable.auto.commit": False,
+    })  # fmt: skip
+    member.subscribe([topic])
+    try:
+        wait_until(lambda: member.poll(0.05) is None and member.assignment())
+        with pytest.raises(BrokerRefused, match="has members") as refused:
+            broker.commit(offsetstore_group, offsets)
+        assert f"--members --group {offsetstore_group}" in refused.value.next_step
+    finally:
+        member.close()
+    broker.commit(offsetstore_group, offsets)
+    assert broker.view(offsetstore_group, [topic]).committed == offsets
+
+
+def test_a_missing_partition_is_named(broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str) -> None:
+    gone = TopicPartition(offsetstore_topic(1), 7)
+    started = time.monotonic()
+    with pytest.raises(TopicMissing, match=str(gone)):
+        broker.commit(offsetstore_group, {gone: CommittedOffset(1)})
+    assert time.monotonic() - started < 5
+
+
+def test_a_broker_that_is_down_is_unavailable_in_time_and_a_commit_works_when_it_is_back(
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_topic: NewTopic,
+    offsetstore_group: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    topic = offsetstore_topic(1)
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=1)
+    offsets = {TopicPartition(topic, 0): CommittedOffset(1)}
+    broker.commit(offsetstore_group, offsets)
+    offsetstore_kafka.stop()
+    try:
+        for _attempt in range(2):  # on the connection that broke, and on a new one
+            started = time.monotonic()
+            with pytest.raises(BrokerUnavailable, match="committing the offsets") as unavailable:
+                broker.commit(offsetstore_group, offsets)
+            assert 0.8 < time.monotonic() - started < 1.5
+            assert "stored offsets are as they were" in unavailable.value.next_step
+    finally:
+        offsetstore_kafka.start()
+    patient = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
+    patient.commit(offsetstore_group, offsets)  # the coordinator may still be loading
+    assert patient.view(offsetstore_group, [topic]).committed == offsets
+    assert capfd.readouterr().err == ""
+
+
+def test_a_broker_that_is_silent_is_unavailable_in_time(
+    offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    offsets = {TopicPartition(offsetstore_topic(1), 0): CommittedOffset(1)}
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=1)
+    broker.commit(offsetstore_group, offsets)
+    assert offsetstore_kafka.pid is not None
+    os.kill(offsetstore_kafka.pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            broker.commit(offsetstore_group, offsets)
+        assert time.monotonic() - started < 1.5
+    finally:
+        os.kill(offsetstore_kafka.pid, signal.SIGCONT)
+    wait_until(lambda: broker.view(offsetstore_group, [tp.topic for tp in offsets]))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of what is shown here
+def test_a_broker_that_has_committed_does_not_cross_a_fork(
+    broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    offsets = {TopicPartition(offsetstore_topic(1), 0): CommittedOffset(1)}
+    broker.commit(offsetstore_group, offsets)
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        try:
+            broker.commit(offsetstore_group, offsets)
+        except ConfigurationError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    broker.commit(offsetstore_group, offsets)

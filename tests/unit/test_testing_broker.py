@@ -1,0 +1,46 @@
+"""The broker in memory, where it is told what to say to a commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, MetadataRefused, TopicMissing
+from offsetstore.offsets import CommittedOffset, TopicPartition
+from offsetstore.testing import StaticBroker
+
+if TYPE_CHECKING:
+    from offsetstore.ports import BrokerOffsets
+
+P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
+
+
+def test_what_was_committed_is_seen_and_listed() -> None:
+    broker = StaticBroker.with_topics({"payments": 2}, end=10)
+    port: BrokerOffsets = broker
+    port.commit("billing", {P0: CommittedOffset(3, "text"), P1: CommittedOffset(1)})
+    port.commit("billing", {P1: CommittedOffset(2)})
+    assert port.view("billing", ["payments"]).committed == {P0: CommittedOffset(3, "text"), P1: CommittedOffset(2)}
+    assert [offsets for _group, offsets in broker.commits][1:] == [{P1: CommittedOffset(2)}]
+
+
+def test_it_fails_as_told_and_commits_nothing() -> None:
+    broker = StaticBroker.with_topics({"payments": 2})
+    broker.commit_error = BrokerRefused("no")
+    with pytest.raises(BrokerRefused):
+        broker.commit("billing", {P0: CommittedOffset(1)})
+    assert broker.view("billing", ["payments"]).committed == {}
+    broker.error = BrokerUnavailable("down")
+    with pytest.raises(BrokerUnavailable):
+        broker.commit("billing", {P0: CommittedOffset(1)})
+    assert broker.commits == []
+
+
+def test_it_refuses_what_kafka_refuses() -> None:
+    broker = StaticBroker.with_topics({"payments": 1})
+    broker.commit("billing", {P0: CommittedOffset(1, "☃" * 4095)})
+    with pytest.raises(MetadataRefused):
+        broker.commit("billing", {P0: CommittedOffset(1, "x" * 4096)})
+    with pytest.raises(TopicMissing):
+        broker.commit("billing", {TopicPartition("refunds", 0): CommittedOffset(1)})
