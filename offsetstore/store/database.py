@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from offsetstore.store.session import Session
 
 _log = logging.getLogger(__name__)
+_WITHOUT_OPTIONS = (
+    "PgBouncer takes no `options` in a URL, nor JDBC's currentSchema: name the schema with schema= (--schema), and "
+    "leave settings to ALTER ROLE ... SET."
+)
 
 
 class PostgresDatabase:
@@ -76,6 +80,9 @@ class PostgresDatabase:
             )
         try:
             connection = engine.connect()
+            # Behind PgBouncer the next transaction is on another connection, which has not prepared it. `make_engine`
+            # says so too; an application's own engine may not.
+            cast("Any", connection.connection.driver_connection).prepare_threshold = None
             return connection.execution_options(isolation_level="READ COMMITTED")
         except SQLAlchemyError as error:
             raise _unavailable(error) from error
@@ -170,4 +177,5 @@ def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
     # Of several hosts, each has lines of its own.
     lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
     what = "the database can't be reached, or refuses us"
-    return StoreUnavailable(what, found=" ".join(filter(None, lines)) or type(error).__name__)
+    found = " ".join(filter(None, lines)) or type(error).__name__
+    return StoreUnavailable(what, found=found, next_step=_WITHOUT_OPTIONS if "startup parameter" in found else None)

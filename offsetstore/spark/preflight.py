@@ -1,0 +1,148 @@
+"""Whether Spark's executors have the packages that write to the database: asked by a small job, before a batch is."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
+from pyspark.errors import PySparkException
+
+from offsetstore.errors import ExecutorEnvironment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+PACKAGES: Final = ("offsetstore", "psycopg", "pgpq", "pyarrow", "sqlalchemy")
+"""What executors must import, in the driver's versions."""
+
+_TASKS_PER_CORE: Final = 2
+_SHOWN: Final = 3
+
+# What Spark says when a Python worker can't so much as begin.
+_WORKER_FAILURES: Final = (
+    "Python in worker has different version",
+    "Cannot run program",
+    "ModuleNotFoundError",
+    "ImportError",
+    "Error from python worker",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonOnHost:
+    """A Python as an executor runs it. ``versions`` has the reason, in brackets, why a package can't be imported."""
+
+    host: str
+    executable: str
+    python: str
+    versions: Mapping[str, str]
+
+    def differs(self, expected: Mapping[str, str]) -> list[str]:
+        """What is missing or of another version, in words."""
+        return [f"{name} {found}" for name, found in self.versions.items() if found != expected[name]]
+
+
+def check_executors(session: SparkSession, *, timeout: float = 300.0) -> list[PythonOnHost]:
+    """Run a job of tiny tasks on all cores, which import the packages that a write needs.
+
+    :param timeout: seconds until the job is given up; they include the time in which Spark gets its executors.
+    :return: each Python that was found.
+    :raises ExecutorEnvironment: an executor lacks a package, or has another version of it or of Python.
+    """
+    look = looking_for(PACKAGES)
+    driver, *_ = [PythonOnHost(*found) for found in look(())]
+    found = sorted({_key(one): one for one in (PythonOnHost(*each) for each in _run(session, look, timeout))}.items())
+    pythons = [one for _, one in found]
+    wrong = [(one, differs) for one in pythons if (differs := one.differs(driver.versions))]
+    if wrong:
+        what = f"{len(wrong)} of {len(pythons)} Pythons on the executors can't write to the database"
+        raise ExecutorEnvironment(what, found=_described(wrong), expected=_listed(driver.versions))
+    return pythons
+
+
+def looking_for(packages: Sequence[str]) -> Callable[[Iterable[Any]], list[tuple[str, str, str, dict[str, str]]]]:
+    """Make the function that looks for packages where it runs, with the standard library alone.
+
+    It is an inner function, since those are pickled with their code: an executor that lacks offsetstore could not load
+    one that is pickled by its name.
+    """
+
+    def look(_: Iterable[Any]) -> list[tuple[str, str, str, dict[str, str]]]:
+        import importlib  # noqa: PLC0415 - on the executor
+        import importlib.metadata  # noqa: PLC0415
+        import platform  # noqa: PLC0415
+        import socket  # noqa: PLC0415
+        import sys  # noqa: PLC0415
+
+        versions: dict[str, str] = {}
+        for package in packages:
+            try:
+                importlib.import_module(package)
+                versions[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                versions[package] = "(no version: its dist-info is missing)"
+            except ModuleNotFoundError as error:
+                versions[package] = "(not installed)" if error.name == package else f"(needs {error.name})"
+            except Exception as error:  # noqa: BLE001 - a library of the system that is missing, a broken wheel
+                versions[package] = f"({type(error).__name__}: {str(error).strip()[:200]})"
+        return [(socket.gethostname(), sys.executable, platform.python_version(), versions)]
+
+    return look
+
+
+def _run(session: SparkSession, look: Callable[[Iterable[Any]], Any], timeout: float) -> list[Any]:
+    context = session.sparkContext
+    tag = f"offsetstore-preflight-{uuid4().hex[:8]}"
+    given_up = threading.Event()
+
+    def give_up() -> None:
+        given_up.set()
+        context.cancelJobsWithTag(tag)
+
+    tasks = _TASKS_PER_CORE * max(1, context.defaultParallelism)
+    timer = threading.Timer(timeout, give_up)
+    timer.daemon = True
+    context.addJobTag(tag)  # not a group: a streaming query stops its jobs by theirs
+    timer.start()
+    try:
+        return context.parallelize(range(tasks), tasks).mapPartitions(look).collect()
+    except (Py4JJavaError, PySparkException) as error:
+        if given_up.is_set():
+            what = "the executors' packages could not be checked: no answer from them"
+            step = "See whether the cluster gives this application any executor, and whether its Python starts there."
+            raise ExecutorEnvironment(what, found=f"nothing within {timeout:g} s", next_step=step) from error
+        if (reason := _worker_failure(error)) is not None:
+            what = "Python does not start on the executors as on the driver"
+            raise ExecutorEnvironment(what, found=reason, expected=f"Python {context.pythonVer}") from error
+        raise
+    finally:
+        timer.cancel()
+        context.removeJobTag(tag)
+
+
+def _worker_failure(error: Exception) -> str | None:
+    """What in Spark's account tells why a worker did not start, ``None`` where that was not the matter."""
+    lines = str(error).splitlines()
+    for sign in _WORKER_FAILURES:
+        for line in lines:
+            if sign in line:
+                return line[line.index(sign) :].strip()
+    return None
+
+
+def _key(one: PythonOnHost) -> tuple[str, str, str, str]:
+    return one.host, one.executable, one.python, str(one.versions)
+
+
+def _described(wrong: Sequence[tuple[PythonOnHost, list[str]]]) -> str:
+    told = [f"on {one.host}, {one.executable} (Python {one.python}): {', '.join(what)}" for one, what in wrong[:_SHOWN]]
+    return "; ".join([*told, *(["..."] if len(wrong) > _SHOWN else [])])
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -1,0 +1,133 @@
+"""The executors' environment: a Python without the packages is refused, and the recipe of docs/executors.md works."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tarfile
+import zipfile
+from importlib.metadata import distribution
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetStore
+from offsetstore.errors import ExecutorEnvironment
+from offsetstore.spark.executor import ExecutorStore, sending_password
+from offsetstore.spark.preflight import PACKAGES, check_executors
+from tests.packaging.building import ROOT, run
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from tests.packaging.building import Distributions
+
+# What `pip install offsetstore[executor]` installs beside offsetstore, as the tests have it.
+REQUIRED = (
+    "alembic",
+    "mako",
+    "markupsafe",
+    "pgpq",
+    "psycopg",
+    "psycopg-binary",
+    "pyarrow",
+    "sqlalchemy",
+    "typing-extensions",
+)
+# Most of pyarrow is for file systems and formats that nothing here touches, and would only be copied.
+LEFT_OUT = re.compile(r"pyarrow/(include|tests|src)/|flight[^/]*\.so|\.pyc$")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment without any package."""
+    directory = tmp_path_factory.mktemp("bare") / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", directory)
+    return directory / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def archive(bare: Path, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed environment with the wheel and what it requires, made without any network."""
+    packed = tmp_path_factory.mktemp("archive") / "environment.tar.gz"
+    packages = f"./lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    wheel = tmp_path_factory.mktemp("wheel")
+    zipfile.ZipFile(distributions.wheel).extractall(wheel)  # noqa: S202 - our own
+    # Not .tar nor .zip: of those, Spark makes files that can not be executed.
+    with tarfile.open(packed, "w:gz", compresslevel=1) as tar:
+        tar.add(bare.parents[1], ".")
+        tar.add(wheel, packages)
+        for name in REQUIRED:
+            for file in distribution(name).files or ():
+                if file.parts[0] != ".." and not LEFT_OUT.search(str(file)):
+                    tar.add(os.fspath(file.locate()), f"{packages}/{file}")
+    return packed
+
+
+@pytest.fixture(scope="module")
+def cluster(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster as the recipe says, whose executors see nothing of the checkout."""
+    conf = {"spark.archives": f"{archive}#environment"}
+    with Cluster(tmp_path_factory.mktemp("cluster"), conf=conf, pythonpath="") as cluster:
+        yield cluster
+
+
+def check_with(session: SparkSession, *, python: str) -> list[tuple[str, dict[str, str]]]:
+    """A job: the preflight, with one Python on the executors."""
+    context = session.sparkContext
+    context.pythonExec = python  # PYSPARK_PYTHON, read once when Spark starts
+    return [(found.executable, dict(found.versions)) for found in check_executors(session)]
+
+
+@pytest.mark.behaviour("SINK-14")
+def test_executors_without_the_packages_are_refused_with_the_recipe(cluster: Cluster, bare: Path) -> None:
+    with pytest.raises(ExecutorEnvironment) as caught:
+        cluster.run(check_with, python=str(bare))
+
+    assert f"{bare} (Python {sys.version.split()[0]})" in str(caught.value.found)
+    for package in PACKAGES:
+        assert f"{package} (not installed)" in str(caught.value.found)
+    assert "--archives environment.tar.gz#environment" in caught.value.next_step
+    assert "PYSPARK_PYTHON=./environment/bin/python" in caught.value.next_step
+    assert (ROOT / "docs" / "executors.md").is_file()
+
+
+def read_owners(session: SparkSession, *, url: str, python: str) -> list[tuple[str, str]]:
+    """A job: every task reads the group's owner from the database."""
+    session.sparkContext.pythonExec = python
+    with OffsetStore.connect(url) as store:
+        shared = ExecutorStore.of(store)
+
+        def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import sys  # noqa: PLC0415 - the executor's
+
+            import pyarrow as pa  # noqa: PLC0415 - the same
+
+            import offsetstore  # noqa: PLC0415 - the same
+
+            for _ in batches:
+                owner = shared.connect().owner("billing")
+                files = f"{offsetstore.__file__} {sys.executable}"
+                yield pa.RecordBatch.from_pydict({"owner": [owner.owner if owner else None], "files": [files]})
+
+        with sending_password(session, store):
+            frame = session.range(4, numPartitions=4).mapInArrow(task, "owner string, files string")
+            return [(row.owner, row.files) for row in frame.collect()]
+
+
+@pytest.mark.behaviour("SINK-14")
+def test_the_recipe_gives_executors_what_they_need(cluster: Cluster, offsetstore_database: str) -> None:
+    python = "./environment/bin/python"
+    found = cluster.run(check_with, python=python)
+    assert found
+    with OffsetStore.connect(offsetstore_database) as store:
+        owner = store.claim("billing", topics=["payments"]).owner
+        read = cluster.run(read_owners, url=offsetstore_database, python=python)
+    assert [each for each, _ in read] == [owner] * 4
+    assert all(re.search("/environment/lib/.*/environment/bin/python", files) for _, files in read)
