@@ -1,5 +1,14 @@
-"""The migrations, at the top of the checkout and inside the wheel; `upgrade` is for an application's own deploy."""
+"""The migrations, at the top of the checkout and inside the wheel, and what an application's own Alembic needs of them.
 
+In the application's ``env.py``::
+
+    context.configure(..., include_name=offsetstore.migrations.exclude())
+    with context.begin_transaction():
+        offsetstore.migrations.upgrade(connection)
+        context.run_migrations()
+"""
+
+from offsetstore.store.autogenerate import exclude
 from offsetstore.store.migrate import downgrade, upgrade
 
-__all__ = ["downgrade", "upgrade"]
+__all__ = ["downgrade", "exclude", "upgrade"]

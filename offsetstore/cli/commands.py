@@ -44,7 +44,9 @@ COMMANDS: Final = {
     command.name: command
     for command in (
         LazyCommand("migrate", "offsetstore.cli.migrate", "Bring the database's tables to this version's revision."),
+        LazyCommand("grants", "offsetstore.cli.grants", "Print the GRANTs of the job's role."),
         LazyCommand("resolve", "offsetstore.cli.resolve", "Show where a job would start, and why."),
+        LazyCommand("adopt", "offsetstore.cli.adopt", "Show what a job would take over from a checkpoint."),
         LazyCommand("status", "offsetstore.cli.status", "Show how far a consumer group is, and who owns it."),
         LazyCommand(
             "local",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +12,7 @@ from offsetstore.cli.exits import ExitCode, fail
 from offsetstore.cli.output import print_lines
 from offsetstore.errors import SchemaError, SchemaNotAtHead
 from offsetstore.store.database import PostgresDatabase
-from offsetstore.store.migrate import current_revision, upgrade
+from offsetstore.store.migrate import current_revision, revisions, upgrade, upgrade_as_sql
 from offsetstore.store.schema import HEAD
 from offsetstore.store.url import make_engine
 
@@ -26,18 +25,50 @@ _IDLE_SECONDS = 120.0
 
 @click.command()
 @options.database_options
-@click.option("--check", is_flag=True, help="Change nothing; exit code 1 where the tables are not at head.")
-def migrate(*, url: str | None, schema: str | None, check: bool) -> None:
-    """Bring the database's tables to this version's revision.
+@click.option("--check", is_flag=True, help="Write nothing; the exit code says whether the tables are at head.")
+@click.option("--sql", is_flag=True, help="Print the SQL and run nothing; needs no database.")
+@click.option(
+    "--since", metavar="REVISION", help="With --sql: the revision that the tables have; by default there are none."
+)
+def migrate(*, url: str | None, schema: str | None, check: bool, sql: bool, since: str | None) -> None:
+    r"""Bring the database's tables to this version's revision.
 
     All in one transaction. Several at once do no harm: they wait for each other, and the first one does the work. The
-    role needs the right to create tables; the job's own role does not.
+    role needs the right to create tables, and schemas; the job's own role does not (see `offsetstore grants`).
+
+    \b
+    Exit codes:
+      0  the tables are at head now; with --check: they are already
+      1  with --check: they are not, or there are none
+      2  wrong usage
+      3  the database can't be reached or refuses, or a later version migrated it
+
+    \b
+    Example:
+      offsetstore migrate --sql --schema jobs | psql -v ON_ERROR_STOP=1 sales
     """
+    _refuse_together(check=check, sql=sql, since=since)
+    if sql:
+        # Neither wrapped nor escaped, at a terminal either.
+        click.echo(upgrade_as_sql(schema=schema, since=since or "base"), nl=False)
+        return
     with _opened(options.require_url(url), schema) as database:
         if check:
             _check(database)
         else:
             _migrate(database, schema)
+
+
+def _refuse_together(*, check: bool, sql: bool, since: str | None) -> None:
+    if check and sql:
+        what = "--check and --sql exclude each other."
+        raise click.UsageError(what)
+    if since is not None and not sql:
+        what = "--since goes with --sql; otherwise the database itself knows."
+        raise click.UsageError(what)
+    if since is not None and since not in revisions():
+        what = f"{since!r} is not one of {', '.join(sorted(revisions()))}."
+        raise click.BadParameter(what, param_hint="--since")
 
 
 @contextmanager
@@ -76,8 +107,7 @@ def _migrate(database: PostgresDatabase, schema: str | None) -> None:
 
 
 def _refuse_unknown(revision: str | None) -> None:
-    installed = {file.name.partition("_")[0] for file in files("offsetstore.migrations.versions").iterdir()}
-    if revision is not None and revision not in installed:
+    if revision is not None and revision not in revisions():
         what = "the tables are of a revision that this version of offsetstore does not know; nothing was changed"
         raise SchemaNotAtHead(
             what,

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from importlib.resources import files
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+import alembic.context
+import alembic.op
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
@@ -30,13 +34,18 @@ if TYPE_CHECKING:
 
 # Any constant does, as long as nobody else uses it: "offsetst" in ASCII.
 _LOCK = 0x6F66_6673_6574_7374
+_IN_ENV = (
+    "Call it inside `with context.begin_transaction():`; with transaction_per_migration=True, inside `with "
+    "connection.begin():` before context.configure."
+)
 
 
 def upgrade(connection: Connection, *, schema: str | None = None, revision: str = "head") -> None:
     """Bring our tables to ``revision``, in the connection's transaction, which the caller commits.
 
     :param schema: where the tables are or shall be; made if it is not there. ``None``: the first of the search path.
-    :raises ConfigurationError: the connection commits by itself (AUTOCOMMIT), so that half of it could stay.
+    :raises ConfigurationError: the connection commits by itself (AUTOCOMMIT), so that half of it could stay; or an
+        env.py calls outside of its transaction, so that none of it would.
     """
     _run(command.upgrade, connection, schema, revision)
 
@@ -55,6 +64,11 @@ def current_revision(connection: Connection, *, schema: str | None = None) -> st
     return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
+def revisions() -> list[str]:
+    """All revisions that this version knows, oldest first."""
+    return sorted(script.revision for script in ScriptDirectory.from_config(config()).walk_revisions())
+
+
 def config() -> Config:
     """Alembic's configuration for the migrations that are installed with this package."""
     made = Config()
@@ -67,10 +81,44 @@ def _run(what: Any, connection: Connection, schema: str | None, revision: str) -
     if getattr(connection.connection.driver_connection, "autocommit", False):
         problem = "the migrations need a transaction, and the connection commits each statement by itself"
         raise ConfigurationError(problem, found="AUTOCOMMIT", next_step="Pass a connection of `engine.begin()`.")
+    if _running(alembic.context) is not None and not connection.in_transaction():
+        # A transaction that we begin would be taken for the application's by Alembic, which then commits neither.
+        problem = "the migrations were called from an env.py outside of its transaction, and would not be committed"
+        raise ConfigurationError(problem, next_step=_IN_ENV)
     made = config()
     made.attributes["connection"] = connection
     made.attributes["schema"] = schema
-    what(made, revision)
+    with _inside_another():
+        what(made, revision)
+
+
+@contextmanager
+def _inside_another() -> Generator[None]:
+    """Let an application's env.py, or a revision of its own, call us and go on.
+
+    Alembic keeps what runs in ``alembic.context`` and ``alembic.op``, has one place for it, and empties it at the end.
+    """
+    running = [_running(module) for module in (alembic.context, alembic.op)]
+    try:
+        yield
+    finally:
+        for proxy in running:
+            if proxy is not None:
+                proxy._install_proxy()  # noqa: SLF001 - Alembic has no public way
+
+
+def _running(module: Any) -> Any:
+    return getattr(module, "_proxy", None)
+
+
+def upgrade_as_sql(*, schema: str | None = None, since: str = "base") -> str:
+    """What `upgrade` would do to tables of revision ``since``, as one transaction's SQL; needs no database."""
+    made = config()
+    made.output_buffer = StringIO()
+    made.attributes["schema"] = schema
+    with _inside_another():
+        command.upgrade(made, f"{since}:head", sql=True)
+    return made.output_buffer.getvalue()
 
 
 def run_environment(context: EnvironmentContext | Any) -> None:

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from offsetstore import OffsetStore
+from offsetstore.local.free_ports import free_port
 from offsetstore.store.schema import HEAD
+from tests.migration.conftest import shape
 
 if TYPE_CHECKING:
     from offsetstore.local.postgres import PostgresServer
@@ -80,3 +83,65 @@ def test_the_process_ends_with_the_exit_code(arguments: list[str], code: int, of
         check=False,
     )
     assert done.returncode == code, done.stderr
+
+
+READ_ONLY = "?options=-c%20default_transaction_read_only%3Don"
+
+
+def test_check_writes_nothing(run: Run, offsetstore_database: str, offsetstore_empty_database: str) -> None:
+    assert run("migrate", "--check", url=offsetstore_database + READ_ONLY).exit_code == 0
+    result = run("migrate", "--check", url=offsetstore_empty_database + READ_ONLY)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"  expected:  revision {HEAD}\n" in result.stderr
+
+
+def test_check_tells_an_older_revision_and_an_unreachable_database_apart(
+    run: Run, offsetstore_empty_database: str
+) -> None:
+    with psycopg.connect(offsetstore_empty_database, autocommit=True) as connection:
+        connection.execute(run("migrate", "--sql").stdout.encode())
+        connection.execute("UPDATE offsetstore_version SET version_num = '0001'")
+    assert run("migrate", "--check", url=offsetstore_empty_database).exit_code == 1
+    assert run("migrate", "--check", url=f"postgresql://nobody@127.0.0.1:{free_port()}/none").exit_code == 3
+
+
+@pytest.mark.parametrize("schema", [None, "jobs"])
+def test_the_sql_needs_no_database_and_makes_the_same_tables(
+    run: Run, offsetstore_database: str, offsetstore_empty_database: str, schema: str | None
+) -> None:
+    options = () if schema is None else ("--schema", schema)
+    result = run("migrate", "--sql", *options)
+    assert (result.exit_code, result.stderr) == (0, "")
+    with psycopg.connect(offsetstore_empty_database, autocommit=True) as connection:
+        connection.execute(result.stdout.encode())
+    assert shape(offsetstore_empty_database, schema or "public") == shape(offsetstore_database)
+    assert run("migrate", "--check", *options, url=offsetstore_empty_database).exit_code == 0
+    with OffsetStore.connect(offsetstore_empty_database, schema=schema) as store:
+        store.claim("billing", topics=["payments"])
+
+
+def test_the_sql_runs_nothing(run: Run, offsetstore_empty_database: str) -> None:
+    assert run("migrate", "--sql", url=offsetstore_empty_database).exit_code == 0
+    assert run("migrate", "--check", url=offsetstore_empty_database).exit_code == 1
+
+
+def test_the_sql_begins_where_the_tables_are(
+    run: Run, offsetstore_database: str, offsetstore_empty_database: str
+) -> None:
+    from_nothing = run("migrate", "--sql").stdout
+    since = run("migrate", "--sql", "--since", "0001").stdout
+    step = "-- Running upgrade 0001 -> 0002"
+    before = from_nothing.partition(step)[0]
+    with psycopg.connect(offsetstore_empty_database, autocommit=True) as connection:
+        connection.execute(f"{before}COMMIT;".encode())
+        connection.execute(since.encode())
+    assert step in from_nothing
+    assert "CREATE TABLE kafka_partitions" not in since
+    assert shape(offsetstore_empty_database) == shape(offsetstore_database)
+
+
+@pytest.mark.parametrize(
+    "options", [("--check", "--sql"), ("--since", "0001"), ("--sql", "--since", "9999")], ids=" ".join
+)
+def test_what_does_not_go_together_is_a_usage_error(run: Run, options: tuple[str, ...]) -> None:
+    assert run("migrate", *options).exit_code == 2

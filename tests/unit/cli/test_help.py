@@ -39,13 +39,24 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("migrate", ["--url", "--schema", "--check", "OFFSETSTORE_URL", "exit code 1"]),
+        (
+            "migrate",
+            ["--url", "--schema", "--check", "--sql", "--since", "OFFSETSTORE_URL", "Exit codes", "Example"],
+        ),
+        ("grants", ["--role", "--dashboard-role", "--schema", "public", "offsetstore_staging", "Example"]),
         (
             "resolve",
             [
                 "--group", "--topic", "--bootstrap-servers", "--broker-option", "--broker-config", "--url",
                 "--no-store", "--prefer", "--auto-offset-reset", "--on-data-loss", "--on-recreated", "--format",
                 "OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS", "Read-only", "Keys of --format json", "Example",
+            ],
+        ),
+        (
+            "adopt",
+            [
+                "--checkpoint", "--dry-run", "--on-uncertain", "--group", "--url", "--schema", "--format", "Read-only",
+                "Exit code 1", "Exit code 2", "Keys of --format json", "Example", "adopt_checkpoint",
             ],
         ),
         (

@@ -1,0 +1,51 @@
+"""The rights of the job's role, held against the statements it runs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from offsetstore.store import statements
+from offsetstore.store.grants import grant_dashboard, grant_runtime, privileges
+from offsetstore.store.schema import metadata
+
+SQL = [value for value in vars(statements).values() if isinstance(value, str) and "{s}" in value]
+NEEDS = [
+    ("SELECT", r"(?:FROM|JOIN) \{s\}(\w+)"),
+    ("INSERT", r"INSERT INTO \{s\}(\w+)"),
+    ("UPDATE", r"UPDATE \{s\}(\w+)"),
+    ("DELETE", r"DELETE FROM \{s\}(\w+)"),
+    ("UPDATE", r"(?s)INSERT INTO \{s\}(\w+)(?=.*DO UPDATE)"),
+    ("UPDATE", r"(?s)FROM \{s\}(\w+)(?=.*FOR (?:UPDATE|SHARE))"),
+]
+
+
+def test_every_table_has_its_line() -> None:
+    granted = " ".join(grant_runtime("job", schema="jobs"))
+    assert [table for table in metadata.tables if f'ON TABLE "jobs"."{table}" TO "job"' not in granted] == []
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_what_the_statements_do_is_granted_and_no_delete_that_none_of_them_needs() -> None:
+    done = {(table, right) for right, pattern in NEEDS for sql in SQL for table in re.findall(pattern, sql)}
+    granted = {(table, right) for table, rights in privileges().items() for right in rights}
+
+    assert sorted(done - granted) == []
+    assert {one for one in granted if one[1] == "DELETE"} == {one for one in done if one[1] == "DELETE"}
+
+
+def test_history_and_identity_are_not_rewritten() -> None:
+    assert privileges()["offset_history"] == ("SELECT", "INSERT")
+    assert privileges()["store_identity"] == ("SELECT",)
+
+
+def test_a_dashboard_only_reads() -> None:
+    rights = {line.partition(" ON ")[0] for line in grant_dashboard("reader", schema="public")}
+    assert rights == {"GRANT USAGE", "GRANT SELECT"}
+
+
+def test_names_are_quoted() -> None:
+    for line in (*grant_runtime('a"; --', schema="Our %s"), *grant_dashboard('a"; --', schema="Our %s")):
+        assert line.endswith('TO "a""; --"') or line == 'CREATE SCHEMA IF NOT EXISTS "offsetstore_staging"'
+        assert '"Our %s"' in line or '"offsetstore_staging"' in line
