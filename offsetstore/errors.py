@@ -210,13 +210,13 @@ class WrongCluster(StartError):
 class StoreRewound(StartError):
     """Kafka holds a copy of a stored offset, made by this store, that the database no longer has.
 
-    It was restored from a backup, or its tables were lost.
+    It was restored from a backup, or its tables were lost, or the group was renamed.
     """
 
     default_next_step = (
         "Restore the newer database if there is one. Otherwise the results were lost with the offsets: read them again "
         'with StartPolicy(on_rewound="stored"); or, if the results are there after all, go on where Kafka says with '
-        'on_rewound="kafka". The history records it.'
+        'on_rewound="kafka". The history records it. If the group was renamed, claim it by its new name.'
     )
 
 

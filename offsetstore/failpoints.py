@@ -27,11 +27,14 @@ POINTS = {
     "before_commit": "P4: all is written, COMMIT has not been sent",
     "commit_sent": "P5: COMMIT has been sent, its answer has not been read",
     "after_commit": "P6: directly after COMMIT",
+    "before_mirror": "between P6 and the mirror: its copy is read, Kafka does not have it",
+    "after_mirror": "Kafka has the mirror's copy, the pins are still on",
     "after_sink": "P7: the sink is done, Spark's commit log does not know",
     "in_claim": "P8: in a claim, before its COMMIT",
+    "staged": "P9: executors have staged the rows, nothing is moved",
     "before_lock": "P10: the crop is planned and computed, nothing is locked",
 }
-"""The names, with the numbers of the fault list (P9, between staging and move, comes with staging)."""
+"""The names, with the numbers of the fault list."""
 
 _ACTIONS = ("kill", "raise", "hang")
 _reached: Counter[str] = Counter()

@@ -36,8 +36,8 @@ class StartPolicy:
     beginning.
 
     ``on_rewound``: Kafka holds a copy of ours beyond what is stored, because the database was restored or lost:
-    ``"fail"``, start at the ``"stored"`` offset (where there is none, as ``auto_offset_reset`` says), or where
-    ``"kafka"`` says. Either is pinned and recorded.
+    ``"fail"``, start at the ``"stored"`` offset (where there is none, at the beginning of the log or the time of
+    ``auto_offset_reset``), or where ``"kafka"`` says. Either is pinned and recorded.
 
     ``on_uncertain``: the checkpoint to adopt ends in a batch that may or may not have been written: ``"fail"``,
     ``"replay"`` the batch, or ``"skip"`` it. Recorded.

@@ -164,11 +164,15 @@ def _foreign_copy(facts: _Facts) -> Start | None:
 
 
 def _our_copy(facts: _Facts) -> Start | None:
-    """A copy lags behind the row, or is of a claim that a reset has ended; else the database has lost something."""
+    """A copy lags behind the row, or is older than a decision that set the row back; else the database lost something.
+
+    Older by the epoch of that decision, not by the row's token: claims without a broker and claims of other topics
+    write tokens too, and have not looked at what Kafka has for this row.
+    """
     if facts.stamp is None or facts.committed is None or facts.stamp.store_id != facts.store_id:
         return None
     row, committed = facts.stored, facts.committed.next_offset
-    if row is not None and (committed <= row.next_offset or facts.stamp.epoch < row.token.epoch):
+    if row is not None and (committed <= row.next_offset or facts.stamp.epoch < row.pinned_epoch):
         return _start(facts, row.next_offset, Reason.STORED)
     match facts.policy.on_rewound:
         case "kafka":

@@ -1,4 +1,4 @@
-"""Who this store is, the last batch of each stateful query, and a place for large batches.
+"""Who this store is, when a row was pinned, the last batch of each stateful query, and a place for large batches.
 
 Revision: 0002
 After: 0001
@@ -43,6 +43,10 @@ def upgrade() -> None:
         sa.CheckConstraint("singleton", name="store_identity_singleton_check"),
     )
     op.execute(_IDENTITY)
+    # Rows that are pinned already were pinned before there were copies in Kafka.
+    op.add_column(
+        "kafka_partitions", sa.Column("pinned_epoch", sa.BigInteger, server_default=sa.text("0"), nullable=False)
+    )
     op.create_table(
         "batch_marks",
         sa.Column("consumer_group", sa.Text(collation="C"), nullable=False),
@@ -60,6 +64,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Drop them; the schema stays where another store of this database, or a large batch, still has tables in it."""
     op.drop_table("batch_marks")
+    op.drop_column("kafka_partitions", "pinned_epoch")
     op.drop_table("store_identity")
     op.execute("""
         DO $$ BEGIN

@@ -48,6 +48,7 @@ COMMANDS: Final = {
         LazyCommand("resolve", "offsetstore.cli.resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "offsetstore.cli.adopt", "Show what a job would take over from a checkpoint."),
         LazyCommand("status", "offsetstore.cli.status", "Show how far a consumer group is, and who owns it."),
+        LazyCommand("reset", "offsetstore.cli.reset", "Move a group's stored offsets."),
         LazyCommand(
             "local",
             "offsetstore.cli.local",

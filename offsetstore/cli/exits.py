@@ -15,7 +15,7 @@ _REFUSED = "See PostgreSQL's log, and what this role may do."
 _LOCKED = "Somebody holds the tables: see pg_stat_activity, and try again."
 _SUMMARIES = {
     0: "done, or the answer is yes",
-    1: "the answer is no: not at head, no such group, no safe place to start",
+    1: "the answer is no: not at head, no such group, no safe place to start, a live job",
     2: "wrong usage or configuration, or a package that is not installed",
     3: "the database can't be reached, refuses, or lacks this version's tables",
     4: "Kafka can't be reached, refuses, or has no such topic",

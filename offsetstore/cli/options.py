@@ -100,10 +100,19 @@ def start_time(_context: click.Context, _parameter: click.Parameter, value: str)
     """Read ``earliest``, ``latest``, ``none``, or a time with its zone; a callback of click's."""
     if value in {"earliest", "latest", "none"}:
         return value
+    return _time(value, "earliest, latest, none or ")
+
+
+def moment(_context: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
+    """Read a time with its zone; a callback of click's."""
+    return None if value is None else _time(value, "")
+
+
+def _time(value: str, others: str) -> datetime:
     try:
         time = datetime.fromisoformat(value)
     except ValueError:
-        what = f"{value!r} is not earliest, latest, none or a time such as 2025-03-01T00:00Z."
+        what = f"{value!r} is not {others}a time such as 2025-03-01T00:00Z."
         raise click.BadParameter(what) from None
     if time.tzinfo is None:
         what = f"{value!r} has no time zone; such as 2025-03-01T00:00Z, or 2025-03-01T00:00+01:00."

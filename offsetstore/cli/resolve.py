@@ -10,8 +10,15 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
-from offsetstore.errors import NoStartingOffset, OffsetOutOfRange, OffsetsDisagree, StartError, TopicRecreated
-from offsetstore.policy import OnDataLoss, OnRecreated, Prefer, StartPolicy
+from offsetstore.errors import (
+    NoStartingOffset,
+    OffsetOutOfRange,
+    OffsetsDisagree,
+    StartError,
+    StoreRewound,
+    TopicRecreated,
+)
+from offsetstore.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
 from offsetstore.starting import Reason
 from offsetstore.store.starting import resolve_starting_offsets
 
@@ -35,6 +42,7 @@ _HINTS: dict[type[StartError], str] = {
     NoStartingOffset: "--auto-offset-reset earliest",
     OffsetOutOfRange: "--on-data-loss earliest",
     TopicRecreated: "--on-recreated restart",
+    StoreRewound: "--on-rewound stored or --on-rewound kafka",
 }
 
 
@@ -83,6 +91,13 @@ _HINTS: dict[type[StartError], str] = {
     help="Where the topic is another one than the stored offsets belong to.",
 )
 @click.option(
+    "--on-rewound",
+    type=click.Choice(get_args(OnRewound)),
+    default="fail",
+    show_default=True,
+    help="Where Kafka has a copy of ours that the database is older than.",
+)
+@click.option(
     "--format",
     "format_",
     type=click.Choice(["table", "json", "spark"]),
@@ -106,6 +121,7 @@ def resolve(
     auto_offset_reset: Any,
     on_data_loss: OnDataLoss,
     on_recreated: OnRecreated,
+    on_rewound: OnRewound,
     format_: str,
 ) -> None:
     """Show where a job would start, and why.
@@ -126,7 +142,7 @@ def resolve(
     Example, with OFFSETSTORE_URL set:
       offsetstore resolve -g billing -t payments -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    policy = StartPolicy(prefer, auto_offset_reset, on_data_loss, on_recreated)
+    policy = StartPolicy(prefer, auto_offset_reset, on_data_loss, on_recreated, on_rewound)
     broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
     try:
         if no_store:

@@ -33,9 +33,11 @@ from offsetstore.errors import (
 )
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
 from offsetstore.resolver import resolve
+from offsetstore.stamp import Stamp, latest_epoch
 from offsetstore.starting import Reason, Start, StartingOffsets
-from offsetstore.store import failures
+from offsetstore.store import adoption, failures
 from offsetstore.store.heartbeat import LIVE, Heartbeat
+from offsetstore.store.mirror import EVERY, Mirror, MirrorTarget
 from offsetstore.store.session import HistoryEvent, NewOffset
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import BrokerView
     from offsetstore.policy import StartPolicy
-    from offsetstore.ports import BrokerOffsets
+    from offsetstore.ports import BrokerOffsets, CheckpointFiles
+    from offsetstore.store.adoption import QueryCheckpoint
     from offsetstore.store.session import GroupRow, Session
     from offsetstore.store.store import OffsetStore
 
@@ -64,7 +67,7 @@ _EVENTS = {
     Reason.REWOUND_KAFKA: "rewound",
 }
 # What Kafka has must not win over these the next time, until the mirror has overwritten it.
-_PINNED = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA}
+_PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class ClaimRequest:
     takeover: Takeover
     takeover_timeout: float
     kafka_group: str
+    mirror_every: float | None = EVERY
+    checkpoint: CheckpointFiles | None = None
 
     def __post_init__(self) -> None:
         """Refuse what can't be right, before anything is asked.
@@ -96,6 +101,9 @@ class ClaimRequest:
         if not 0 <= self.takeover_timeout < math.inf:
             what = "not a takeover_timeout"
             raise ConfigurationError(what, found=self.takeover_timeout, expected="seconds, from 0 upwards")
+        if self.mirror_every is not None and not 0 < self.mirror_every < math.inf:
+            what = "not a mirror_every"
+            raise ConfigurationError(what, found=self.mirror_every, expected="seconds, above 0, or None for no mirror")
 
     def view(self) -> BrokerView | None:
         """What Kafka says now, ``None`` without a broker."""
@@ -108,7 +116,8 @@ class Claim:
     """The right to write for ``group``, made by `OffsetStore.claim`.
 
     ``token`` is what every write is checked against, ``partitions`` the partitions whose rows it knows to exist,
-    ``starting`` how the start was resolved (``None`` without a broker), ``owner`` who it is, for people.
+    ``starting`` how the start was resolved (``None`` without a broker), ``mirror`` what copies its offsets to Kafka
+    (``None`` if nothing does), ``owner`` who it is, for people.
     """
 
     def __init__(
@@ -131,9 +140,21 @@ class Claim:
         self.owner = owner
         self.name = f"{name_prefix(request.group)}{token.epoch}:{token.claim_id.hex[:8]}"
         self.checkpoint_base: str | None = None
+        self.keeps_checkpoint = False
         self._query_id: str | None = None
         self._binding = threading.Lock()
         self._heartbeat = Heartbeat(store.database, token.claim_id, self.name)
+        self.mirror = self._start_mirror(request)
+
+    def _start_mirror(self, request: ClaimRequest) -> Mirror | None:
+        # One of the user's own making may have been made before there was a mirror.
+        if self.starting is None or request.mirror_every is None or not hasattr(request.broker, "commit"):
+            return None
+        assert request.broker is not None
+        ignored = frozenset(self.partitions - self.starting.starts.keys())
+        target = MirrorTarget(request.broker, request.kafka_group, request.mirror_every, ignored)
+        stamp = Stamp(self.store.database.store_id(), self.token.epoch)
+        return Mirror(self.store.database, self, stamp, target)
 
     @property
     def starting_offsets(self) -> str:
@@ -149,16 +170,20 @@ class Claim:
             )
         return self.starting.json()
 
-    def checkpoint(self, base: str) -> str:
+    def checkpoint(self, base: str, *, keep: bool = False) -> str:
         """A checkpoint location of this claim alone, ``<base>/<group>/<epoch>-<claim id>``.
 
         Spark ignores ``startingOffsets`` once a checkpoint exists, so each claim gets a fresh one and the store
         decides. The sink removes old ones after its first committed batch.
 
         :param base: any path that Spark takes.
+        :param keep: for a query with state: ``<base>/<group>/kept``, the same for every claim and never removed. The
+            sink then holds the checkpoint and the database against each other, see docs/stateful.md.
         """
         self.checkpoint_base = f"{base.rstrip('/')}/{quote(self.group, safe='').replace('.', '%2E')}"
-        return f"{self.checkpoint_base}/{self.token.epoch}-{self.token.claim_id}"
+        self.keeps_checkpoint = keep
+        own = "kept" if keep else f"{self.token.epoch}-{self.token.claim_id}"
+        return f"{self.checkpoint_base}/{own}"
 
     def bind(self, query_id: str) -> None:
         """Tie the claim to the first streaming query that writes with it.
@@ -175,7 +200,9 @@ class Claim:
             raise ClaimInUse(what, found=f"query {query_id}", expected=f"query {self._query_id}")
 
     def close(self) -> None:
-        """Leave: the next claim need not wait for this one's heartbeat. The offsets stay."""
+        """Leave: copy the last offsets to Kafka, and tell the next claim that it need not wait. The offsets stay."""
+        if self.mirror is not None:
+            self.mirror.close()
         self._heartbeat.stop()
 
     def __enter__(self) -> Self:
@@ -235,9 +262,11 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
         # Before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
         stored = store.offsets(request.group)
         view = request.view()
+        adopted = adoption.read_for(request.checkpoint, stored, view)
         if view is not None:
-            resolve(stored, view, request.policy, store_id=store.database.store_id())
-        return _fence(store, request, claim_id)
+            starts = adopted and adopted.starts(request.policy, stored, view.topics)
+            resolve(stored, view, request.policy, store_id=store.database.store_id(), adopted=starts)
+        return _fence(store, request, claim_id, adopted)
     except Exception as error:
         if failures.is_connection_lost(error):
             what = "the connection to the database was lost during the claim"
@@ -251,12 +280,12 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
         raise
 
 
-def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
+def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID, adopted: QueryCheckpoint | None) -> Claim:
     name = name_prefix(request.group)
     session = store.database.begin(name=f"{name}claim", lock_timeout=request.takeover_timeout + _GRACE)
     try:
         with store.database.unblocking(session, after=request.takeover_timeout, older_than=name):
-            token, partitions, starting, owner = _claim(request, session, claim_id, store.database.store_id())
+            token, partitions, starting, owner = _claim(request, session, claim_id, store.database.store_id(), adopted)
         failpoints.reach("in_claim")
         session.commit()
     except BaseException:
@@ -269,7 +298,7 @@ def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Cl
 
 
 def _claim(
-    request: ClaimRequest, session: Session, claim_id: uuid.UUID, store_id: uuid.UUID
+    request: ClaimRequest, session: Session, claim_id: uuid.UUID, store_id: uuid.UUID, adopted: QueryCheckpoint | None
 ) -> tuple[Token, set[TopicPartition], StartingOffsets | None, str]:
     group = request.group
     before = session.lock_group(group)
@@ -277,15 +306,18 @@ def _claim(
         _check_owner(session.group(group), request, claim_id)
     rows = session.lock_partitions(group, None)
     view = request.view()
-    starting = None if view is None else resolve(rows, view, request.policy, store_id=store_id)
-    token = Token(before.epoch + 1, claim_id)
-    owner = _owner()
+    starts = adopted.starts(request.policy, rows, view.topics) if adopted and view else None
+    starting = None if view is None else resolve(rows, view, request.policy, store_id=store_id, adopted=starts)
+    copied = latest_epoch(view.committed.values(), store_id) if view is not None else 0
+    token = Token(max(before.epoch, copied) + 1, claim_id)
+    owner = this_process()
     session.write_group(group, token, owner)
     history = [HistoryEvent("claim", None, None, None, token, owner, f"takeover={request.takeover}")]
     partitions = set(rows)
     if starting is not None and view is not None:
         session.set_partitions(group, token, _new_offsets(rows, starting, view))
-        history += _decisions(rows, starting, token, owner)
+        decisions = _decisions(rows, starting, token, owner)
+        history += adopted.told(decisions, starting, request.policy) if adopted else decisions
         partitions |= starting.starts.keys()
     session.append_history(group, history)
     return token, partitions, starting, owner
@@ -313,15 +345,26 @@ def _new_offsets(
             # An id that this broker does not tell is not forgotten.
             view.topics[tp.topic].topic_id or (known.topic_id if known else None),
             view.cluster_id or (known.cluster_id if known else None),
-            start.reason in _PINNED or (row is not None and row.pinned),
+            start.reason in _PINS or (row is not None and row.pinned) or _passes_over(start),
         )
     for tp in starting.vanished:
         new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
     return {tp: value for tp, value in sorted(new.items()) if not _same(rows.get(tp), value)}
 
 
+def _passes_over(start: Start) -> bool:
+    """Below what Kafka has: an adopted offset, and a rewound row whose records are gone too."""
+    if start.committed is None or start.offset >= start.committed.next_offset:
+        return False
+    is_accepted = start.reason is Reason.DATA_LOSS_ACCEPTED
+    return start.reason is Reason.CHECKPOINT or (is_accepted and (not start.stored or bool(Stamp.of(start.committed))))
+
+
 def _same(row: StoredOffset | None, new: NewOffset) -> bool:
-    return row is not None and NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned) == new
+    # A pin is renewed: its epoch shall be above those of all copies that were seen.
+    if row is None or new.pinned:
+        return False
+    return NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned) == new
 
 
 def _decisions(
@@ -348,7 +391,8 @@ def _why(start: Start) -> str:
     return start.reason.value if start.skipped is None else f"{start.reason.value}; skips {start.skipped}"
 
 
-def _owner() -> str:
+def this_process() -> str:
+    """Who acts, for people: user, host and process id."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):

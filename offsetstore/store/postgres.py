@@ -162,6 +162,7 @@ class PostgresSession:
 
     def rename_group(self, group: str, new: str) -> None:
         self._run(sql.RENAME_GROUP, group=group, new=new)
+        self._run(sql.RENAME_MARKS, group=group, new=new)
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         self._run(sql.UNPIN, group=group, **_keys(partitions), **_token(token))
@@ -169,8 +170,8 @@ class PostgresSession:
     def batch_mark(self, group: str, query_id: uuid.UUID) -> int | None:
         return self._run(sql.BATCH_MARK, group=group, query_id=query_id).scalar()
 
-    def mark_batch(self, group: str, query_id: uuid.UUID, batch_id: int) -> None:
-        self._run(sql.MARK_BATCH, group=group, query_id=query_id, batch_id=batch_id)
+    def mark_batch(self, group: str, query_id: uuid.UUID, batch_id: int) -> bool:
+        return self._run(sql.MARK_BATCH, group=group, query_id=query_id, batch_id=batch_id).scalar() is not None
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         if not events:
@@ -235,6 +236,7 @@ def _stored(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
             row.transaction_id,
             row.pinned,
             row.updated_at,
+            row.pinned_epoch,
         )
         for row in rows
     }

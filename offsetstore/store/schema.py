@@ -22,6 +22,7 @@ from sqlalchemy import (
     Uuid,
     false,
     func,
+    text,
     true,
 )
 
@@ -65,6 +66,7 @@ kafka_partitions = Table(
     Column("pinned", Boolean, nullable=False, server_default=false()),
     _timestamp("created_at"),
     _timestamp("updated_at"),
+    Column("pinned_epoch", BigInteger, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("consumer_group", "topic", "partition", name="kafka_partitions_pkey"),
     CheckConstraint("partition >= 0", name="kafka_partitions_partition_check"),
     CheckConstraint("next_offset >= 0", name="kafka_partitions_next_offset_check"),

@@ -51,7 +51,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class NewOffset:
-    """What a claim sets a partition to."""
+    """What a claim or a reset sets a partition to; where it is ``pinned``, the row keeps the token's epoch for that."""
 
     next_offset: int
     topic_id: str | None
@@ -132,7 +132,7 @@ class Session(Protocol):
         ...
 
     def rename_group(self, group: str, new: str) -> None:
-        """Give all rows of the group to ``new``, which has none; under both groups' locks and the rows'."""
+        """Give the group's rows and batch marks to ``new``, which has none; under both groups' locks and the rows'."""
         ...
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
@@ -143,8 +143,8 @@ class Session(Protocol):
         """The last batch that the stateful query has written, ``None`` before the first."""
         ...
 
-    def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> None:
-        """Write it; a mark never goes back."""
+    def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> bool:
+        """Write it; ``False`` where the mark is there already, or beyond it: it never goes back."""
         ...
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:

@@ -64,7 +64,7 @@ END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
 
 READ_PARTITIONS = """
 SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,
-       p.transaction_id, p.pinned, p.updated_at
+       p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch
 FROM {s}kafka_partitions AS p
 WHERE p.consumer_group = :group
 ORDER BY p.topic, p.partition
@@ -74,7 +74,7 @@ LOCK_ALL_PARTITIONS = READ_PARTITIONS + "FOR UPDATE OF p"
 
 LOCK_PARTITIONS = """
 SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,
-       p.transaction_id, p.pinned, p.updated_at
+       p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch
 FROM {s}kafka_partitions AS p
 JOIN unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
   ON p.topic = asked.topic AND p.partition = asked.partition
@@ -95,15 +95,17 @@ RETURNING topic, partition
 
 SET_PARTITIONS = """
 INSERT INTO {s}kafka_partitions AS p
-       (consumer_group, topic, partition, next_offset, topic_id, cluster_id, pinned, epoch, claim_id)
-SELECT :group, n.topic, n.partition, n.next_offset, n.topic_id, n.cluster_id, n.pinned, :epoch, :claim_id
+       (consumer_group, topic, partition, next_offset, topic_id, cluster_id, pinned, pinned_epoch, epoch, claim_id)
+SELECT :group, n.topic, n.partition, n.next_offset, n.topic_id, n.cluster_id, n.pinned,
+       CASE WHEN n.pinned THEN :epoch ELSE 0 END, :epoch, :claim_id
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
             CAST(:topic_ids AS text[]), CAST(:cluster_ids AS text[]), CAST(:pinned AS boolean[]))
      AS n (topic, partition, next_offset, topic_id, cluster_id, pinned)
 ORDER BY n.topic COLLATE "C", n.partition
 ON CONFLICT (consumer_group, topic, partition) DO UPDATE
 SET next_offset = excluded.next_offset, topic_id = excluded.topic_id, cluster_id = excluded.cluster_id,
-    pinned = excluded.pinned, updated_at = clock_timestamp()
+    pinned = excluded.pinned, pinned_epoch = greatest(p.pinned_epoch, excluded.pinned_epoch),
+    updated_at = clock_timestamp()
 """
 
 # The comparison and the token stand in the statement too, although the lock guards both: belt and braces. The setting
@@ -139,6 +141,8 @@ RENAME_GROUP = """
 UPDATE {s}kafka_partitions SET consumer_group = :new WHERE consumer_group = :group
 """
 
+RENAME_MARKS = "UPDATE {s}batch_marks SET consumer_group = :new WHERE consumer_group = :group"
+
 # Under the rows' locks, which are taken in their order before.
 UNPIN = """
 UPDATE {s}kafka_partitions AS p SET pinned = false
@@ -149,10 +153,13 @@ WHERE p.consumer_group = :group AND p.topic = asked.topic AND p.partition = aske
 
 BATCH_MARK = "SELECT batch_id FROM {s}batch_marks WHERE consumer_group = :group AND query_id = :query_id"
 
+# No row comes back where the mark is there already: of two transactions at once, one gets it, the other waits and sees.
 MARK_BATCH = """
 INSERT INTO {s}batch_marks AS m (consumer_group, query_id, batch_id) VALUES (:group, :query_id, :batch_id)
 ON CONFLICT (consumer_group, query_id) DO UPDATE
-SET batch_id = greatest(m.batch_id, excluded.batch_id), updated_at = clock_timestamp()
+SET batch_id = excluded.batch_id, updated_at = clock_timestamp()
+WHERE m.batch_id < excluded.batch_id
+RETURNING 1
 """
 
 STORE_ID = "SELECT store_id FROM {s}store_identity"

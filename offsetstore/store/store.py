@@ -13,18 +13,21 @@ from sqlalchemy import Engine
 from offsetstore import metadata
 from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
 from offsetstore.policy import StartPolicy
-from offsetstore.store import failures
+from offsetstore.store import admin, failures
+from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claims import Claim, ClaimRequest, Takeover, take
 from offsetstore.store.database import PostgresDatabase
+from offsetstore.store.mirror import EVERY
 from offsetstore.store.transaction import Transaction
 from offsetstore.store.url import check_engine, make_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
+    from uuid import UUID
 
     from offsetstore.offsets import StoredOffset, TopicPartition
-    from offsetstore.ports import BrokerOffsets
+    from offsetstore.ports import BrokerOffsets, CheckpointFiles
     from offsetstore.store.identity import Holder
     from offsetstore.store.session import Database, GroupRow, HistoryEvent, Session
 
@@ -110,6 +113,8 @@ class OffsetStore:
         takeover: Takeover = "fence",
         takeover_timeout: float = 30.0,
         kafka_group: str | None = None,
+        mirror_every: float | None = EVERY,
+        adopt_checkpoint: str | CheckpointFiles | None = None,
     ) -> Claim:
         """Take over the group: resolve where it starts, and fence every earlier claim.
 
@@ -118,7 +123,12 @@ class OffsetStore:
         :param takeover: ``"fence"`` a live owner, ``"wait"`` until it has left, or ``"refuse"``.
         :param takeover_timeout: seconds to wait for the owner (``"wait"``), and for a stale job's open transaction
             before its connection is terminated.
-        :param kafka_group: the group in Kafka to compare with, if it is not ``group``.
+        :param kafka_group: the group in Kafka to compare with and to copy to, if it is not ``group``.
+        :param mirror_every: seconds between two copies of the stored offsets to Kafka's group; ``None`` for none.
+        :param adopt_checkpoint: the checkpoint of the query that the job was before: partitions of which the store has
+            no offset start where it has got to. A path, or ``offsetstore.spark.checkpoints.HadoopFiles``. Stop that
+            query first: nothing here can see it or fence it.
+        :raises ConfigurationError: an argument that can't be right; or there is no such checkpoint.
         :raises BrokerError: Kafka's part failed; nobody was fenced.
         :raises StartError: where to start can't be decided safely; nobody was fenced.
         :raises GroupBusy: there is a live owner.
@@ -133,6 +143,8 @@ class OffsetStore:
             takeover,
             takeover_timeout,
             kafka_group or group,
+            mirror_every=mirror_every,
+            checkpoint=checkpoint_files(adopt_checkpoint),
         )
         claim = take(self, request)
         self._claims.append(claim)
@@ -181,6 +193,48 @@ class OffsetStore:
             else:
                 return result
 
+    def reset(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        *,
+        reason: str,
+        actor: str | None = None,
+        takeover_timeout: float = 30.0,
+    ) -> list[HistoryEvent]:
+        """Set stored offsets, backwards or forwards, and pin them: the next claim starts there, whatever Kafka says.
+
+        A job that runs is fenced; `owner` tells whether there is one. Partitions that are not named stay where they
+        are, and so does the metadata. Whether the log holds the offsets is seen by the next claim.
+
+        :param offsets: the next offset for each partition. The group must have a row for it.
+        :param reason: for those who read the history.
+        :param actor: who decides; by default user, host and process.
+        :param takeover_timeout: seconds to wait for a job's open transaction before its connection is terminated.
+        :return: what the history has now, a line for each partition: from, to, by whom.
+        :raises ConfigurationError: an unknown group or partition, not an offset, no reason.
+        :raises LockTimeout: somebody else holds the group's rows.
+        :raises TransactionLost: the connection broke; the history tells whether it happened.
+        """
+        return admin.reset(self.database, group, offsets, reason=reason, actor=actor, takeover_timeout=takeover_timeout)
+
+    def rename_group(
+        self, group: str, new: str, *, reason: str, actor: str | None = None, takeover_timeout: float = 30.0
+    ) -> None:
+        """Give a group's offsets and batch marks another name; it has a history under both.
+
+        A job that still runs under the old name is fenced, and nothing of it comes back. Offsets that were copied to
+        Kafka stay there under the old name.
+
+        :param new: a name that has no offsets.
+        :param reason: for those who read the history.
+        :param actor: who decides; by default user, host and process.
+        :param takeover_timeout: as for `reset`.
+        :raises ConfigurationError: an unknown group, a name that is taken, no reason.
+        :raises LockTimeout, TransactionLost: as for `reset`.
+        """
+        admin.rename_group(self.database, group, new, reason=reason, actor=actor, takeover_timeout=takeover_timeout)
+
     def offsets(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """The group's rows, in order of (topic, partition), in one query and without a lock."""
         return self._read(lambda session: session.read_partitions(group))
@@ -191,6 +245,10 @@ class OffsetStore:
         :raises MetadataError: a text that is not JSON.
         """
         return {tp: metadata.load(row.metadata) for tp, row in self.offsets(group).items()}
+
+    def batch_mark(self, group: str, query_id: UUID) -> int | None:
+        """The last batch of a stateful query that is in the results, ``None`` before the first."""
+        return self._read(lambda session: session.batch_mark(group, query_id))
 
     def history(self, group: str) -> list[HistoryEvent]:
         """All that was decided about the group's offsets, oldest first; plain advances are not in it."""

@@ -69,6 +69,7 @@ class Transaction:
         self._plan: dict[TopicPartition, Decision] | None = None
         self._rows: dict[TopicPartition, StoredOffset] = {}
         self._advanced: set[TopicPartition] = set()
+        self._mark: tuple[uuid.UUID, int] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -157,6 +158,20 @@ class Transaction:
             what = "the stored offsets changed although they were locked"
             raise StaleClaim(what, found=f"{moved} rows as locked", expected=f"{len(wanted)}")
         self._advanced |= wanted.keys()
+
+    def mark_batch(self, query_id: uuid.UUID, batch_id: int) -> bool:
+        """Note that this transaction holds the results of a batch, whatever ranges it has: for stateful queries.
+
+        :return: ``False`` where the batch, or a later one of that query, is in the results: write nothing then.
+        :raises LockFirst: before `lock`.
+        :raises LockInSavepoint: ``ROLLBACK TO`` would drop the mark and keep the advance.
+        """
+        session, _ = self._locked("tx.mark_batch was called before tx.lock")
+        if session.in_savepoint():
+            what = "tx.mark_batch was called inside a savepoint"
+            raise LockInSavepoint(what, next_step="Call it right after tx.lock.")
+        self._mark = (query_id, batch_id)
+        return session.mark_batch(self._claim.group, query_id, batch_id)
 
     def _expect_topic(self, tp: TopicPartition) -> None:
         """A misspelt topic would get a row, and nobody has resolved where another one starts."""
@@ -276,6 +291,7 @@ class Transaction:
                 self._id,
                 before,
                 wrote=self._plan is not None,
+                mark=self._mark,
             )
             settle(self._database, advanced, timeout=self._commit_timeout, cause=error)
         failpoints.reach("after_commit")

@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
     import pytest  # noqa: PLC0415
 
     # Its asserts shall explain themselves like those of the tests.
-    parts = ("parts", "together", "misuse", "replays", "locks", "fence", "metadata")
+    parts = ("parts", "together", "misuse", "replays", "locks", "fence", "metadata", "admin")
     pytest.register_assert_rewrite(*(f"{__name__}.contract_{part}" for part in parts))
     from offsetstore.testing.contract import OffsetStoreContract  # noqa: PLC0415
 

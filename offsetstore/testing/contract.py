@@ -18,8 +18,10 @@ behaviours that it proves, in a mark ``behaviour(*ids)``: register it where pyte
 
 from __future__ import annotations
 
+from offsetstore.testing.contract_admin import AdminContract
 from offsetstore.testing.contract_fence import FenceContract
 from offsetstore.testing.contract_locks import LockContract
+from offsetstore.testing.contract_marks import MarkContract
 from offsetstore.testing.contract_metadata import MetadataContract
 from offsetstore.testing.contract_misuse import MisuseContract
 from offsetstore.testing.contract_replays import ReplayContract
@@ -33,5 +35,7 @@ class OffsetStoreContract(
     LockContract,
     FenceContract,
     MetadataContract,
+    MarkContract,
+    AdminContract,
 ):
     """All of it; see the module."""

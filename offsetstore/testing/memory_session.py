@@ -46,6 +46,7 @@ class Contents:
     rows: list[tuple[str, object]] = field(default_factory=list)
     marks: dict[tuple[str, UUID], int] = field(default_factory=dict)
     renamed: list[tuple[str, TopicPartition]] = field(default_factory=list)
+    renamed_marks: list[tuple[str, UUID]] = field(default_factory=list)
 
     def apply(self, changes: Contents) -> None:
         """Take over what a transaction wrote."""
@@ -56,7 +57,9 @@ class Contents:
         self.rows += changes.rows
         self.marks |= changes.marks
         for key in changes.renamed:
-            del self.partitions[key]
+            self.partitions.pop(key, None)
+        for key in changes.renamed_marks:
+            self.marks.pop(key, None)
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class Changes(Contents):
             [*self.rows],
             dict(self.marks),
             [*self.renamed],
+            [*self.renamed_marks],
             self.moved,
         )
 
@@ -247,6 +251,7 @@ class MemorySession:
                     topic_id=new.topic_id,
                     cluster_id=new.cluster_id,
                     pinned=new.pinned,
+                    pinned_epoch=token.epoch if new.pinned else row.pinned_epoch,
                     updated_at=self._shared.clock(),
                 )
 
@@ -285,6 +290,11 @@ class MemorySession:
                 self._changes.partitions[new, tp] = row
                 self._changes.partitions.pop((group, tp), None)
                 self._changes.renamed.append((group, tp))
+            for name, query_id in list(self._marks()):
+                if name == group:
+                    self._changes.marks[new, query_id] = self._marks()[group, query_id]
+                    self._changes.marks.pop((group, query_id), None)
+                    self._changes.renamed_marks.append((group, query_id))
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         with self._statement():
@@ -301,14 +311,21 @@ class MemorySession:
     # -- batch_marks
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
-        with self._statement() as committed:
-            return (committed.marks | self._changes.marks).get((group, query_id))
+        with self._statement():
+            return self._marks().get((group, query_id))
 
-    def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> None:
+    def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> bool:
         with self._statement():
             self._locks.take(self, ("batch_marks", group, query_id), Mode.UPDATE)
-            before = (self._shared.contents.marks | self._changes.marks).get((group, query_id), batch_id)
-            self._changes.marks[group, query_id] = max(before, batch_id)
+            before = self._marks().get((group, query_id))
+            is_new = before is None or before < batch_id
+            if is_new:
+                self._changes.marks[group, query_id] = batch_id
+            return is_new
+
+    def _marks(self) -> dict[tuple[str, UUID], int]:
+        marks = self._shared.contents.marks | self._changes.marks
+        return {key: mark for key, mark in marks.items() if key not in self._changes.renamed_marks}
 
     # -- offset_history and heartbeats
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -22,11 +23,20 @@ from offsetstore.offsets import (
 )
 from offsetstore.policy import StartPolicy
 from offsetstore.resolver import resolve
+from offsetstore.stamp import Stamp
 from offsetstore.starting import Reason, StartingOffsets
+from offsetstore.store.claims import _new_offsets
 
 TOKEN = Token(1, UUID(int=1))
+US, THEM = UUID(int=7), UUID(int=8)
+EPOCHS = 4
 # What passes over records that the store has not seen, each by a decision that the history records.
-MAY_SKIP = {Reason.COMMITTED_IS_LARGER, Reason.DATA_LOSS_ACCEPTED, Reason.RECREATED_RESTART}
+MAY_SKIP = {
+    Reason.COMMITTED_IS_LARGER,
+    Reason.DATA_LOSS_ACCEPTED,
+    Reason.RECREATED_RESTART,
+    Reason.REWOUND_KAFKA,
+}
 
 offsets = st.integers(0, 8)
 partitions = st.builds(TopicPartition, st.sampled_from(["payments", "refunds"]), st.integers(0, 2))
@@ -46,7 +56,13 @@ rows = st.builds(
     topic_id=topic_ids,
     cluster_id=st.sampled_from([None, "cluster", "cluster", "elsewhere"]),
     pinned=st.booleans(),
+    pinned_epoch=st.integers(0, EPOCHS),
 )
+texts = st.one_of(
+    st.sampled_from([None, "another tool's"]),
+    st.builds(Stamp.text, st.builds(Stamp, st.sampled_from([US, US, US, THEM]), st.integers(1, EPOCHS))),
+)
+copies = st.builds(CommittedOffset, offsets, texts)
 logs = st.builds(TopicLog, topic_ids, st.dictionaries(st.integers(0, 2), watermarks(), min_size=1))
 policies = st.builds(
     StartPolicy,
@@ -54,13 +70,14 @@ policies = st.builds(
     st.sampled_from(["earliest", "latest", "none", datetime(2026, 1, 1, tzinfo=UTC)]),
     st.sampled_from(["fail", "earliest"]),
     st.sampled_from(["fail", "restart"]),
+    st.sampled_from(["fail", "stored", "kafka"]),
 )
 
 
 @st.composite
 def views(draw: st.DrawFn) -> BrokerView:
     topics = draw(st.dictionaries(st.sampled_from(["payments", "refunds"]), logs, min_size=1))
-    committed = draw(st.dictionaries(partitions, st.builds(CommittedOffset, offsets)))
+    committed = draw(st.dictionaries(partitions, copies))
     timestamps = {
         TopicPartition(topic, number): draw(st.integers(log.beginning, log.end))
         for topic, one in topics.items()
@@ -76,7 +93,7 @@ def start_of(
     stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
 ) -> StartingOffsets | StartError:
     try:
-        return resolve(stored, view, policy)
+        return resolve(stored, view, policy, store_id=US)
     except StartError as error:
         return error
 
@@ -114,6 +131,8 @@ def test_a_stored_record_is_passed_over_only_by_a_decision(
         assert Reason.DATA_LOSS_ACCEPTED not in reasons
     if policy.on_recreated == "fail":
         assert Reason.RECREATED_RESTART not in reasons
+    if policy.on_rewound != "kafka":
+        assert Reason.REWOUND_KAFKA not in reasons
 
 
 @pytest.mark.behaviour("START-8")
@@ -152,18 +171,52 @@ def test_what_was_resolved_and_stored_resolves_to_itself(
     start = start_of(stored, view, policy)
     if isinstance(start, StartError):
         return
-    after = {
-        tp: StoredOffset(
-            one.offset,
-            TOKEN,
-            topic_id=view.topics[tp.topic].topic_id,
-            cluster_id=view.cluster_id,
-            pinned=one.reason is Reason.RECREATED_RESTART or (one.stored is not None and one.stored.pinned),
-        )
-        for tp, one in start.starts.items()
-    }
-    again = start_of(after, view, policy)
-    if policy.prefer == "agree" and isinstance(again, StartError):
+    after = claimed(stored, start, view)
+    for later in (policy, replace(policy, on_rewound="fail")):  # an override is for one start
+        again = start_of(after, view, later)
+        if policy.prefer == "agree" and isinstance(again, StartError):
+            return
+        assert isinstance(again, StartingOffsets)
+        assert again.offsets == start.offsets
+
+
+@pytest.mark.behaviour("START-21", "START-6")
+@given(stored_offsets, views(), policies, st.data())
+def test_once_the_mirror_has_followed_no_copy_of_a_claim_before_counts(
+    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy, data: st.DataObject
+) -> None:
+    """A stale job's last copy may come at any time; what was seen in Kafka at the claim, a restored database's too."""
+    start = start_of(stored, view, policy)
+    if isinstance(start, StartError):
         return
+    after = {tp: replace(row, pinned=False) for tp, row in claimed(stored, start, view).items()}
+    seen = {tp: one for tp, one in view.committed.items() if (stamp := Stamp.of(one)) and stamp.store_id == US}
+    decided = [tp for tp, row in after.items() if row.pinned_epoch == EPOCHS + 1 and tp in seen]
+    mirrored = {tp: CommittedOffset(row.next_offset, Stamp(US, EPOCHS + 1).text()) for tp, row in after.items()}
+    late = {tp: seen[tp] for tp in decided if data.draw(st.booleans())}
+
+    again = start_of(after, replace(view, committed=mirrored | late), StartPolicy())
+
     assert isinstance(again, StartingOffsets)
     assert again.offsets == start.offsets
+
+
+def claimed(
+    stored: dict[TopicPartition, StoredOffset], start: StartingOffsets, view: BrokerView
+) -> dict[TopicPartition, StoredOffset]:
+    """The rows after the claim, by what it writes."""
+    new = _new_offsets(stored, start, view)
+    rows = {tp: stored.get(tp) or StoredOffset(0, TOKEN) for tp in start.starts}
+    return {
+        tp: replace(
+            row,
+            next_offset=new[tp].next_offset,
+            topic_id=new[tp].topic_id,
+            cluster_id=new[tp].cluster_id,
+            pinned=new[tp].pinned,
+            pinned_epoch=EPOCHS + 1 if new[tp].pinned else row.pinned_epoch,
+        )
+        if tp in new
+        else row
+        for tp, row in rows.items()
+    }

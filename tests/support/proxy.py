@@ -134,6 +134,7 @@ class _Link:
         self._client = client
         self._server = server
         self._swallowing: _Fault | None = None
+        self._losing: _Fault | None = None
 
     def forward(self) -> None:
         """Client to server."""
@@ -149,6 +150,7 @@ class _Link:
                     if fault is not None and fault.lost is Lost.ANSWER:
                         self._swallowing = fault
                     elif fault is not None:
+                        self._losing = fault
                         if fault.lost is Lost.COMMIT:
                             _close(self._server)
                         fault.fire()
@@ -173,6 +175,8 @@ class _Link:
                     _close(self._server)
                     self._swallowing.fire()
                     break
+        if self._losing is not None:  # the client shall not notice before what happens in between has happened
+            self._losing.fired.wait(60)
         _close(self._client)
 
 

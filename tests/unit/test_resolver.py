@@ -10,9 +10,11 @@ import pytest
 
 from offsetstore.errors import (
     ConfigurationError,
+    ForeignStore,
     NoStartingOffset,
     OffsetOutOfRange,
     OffsetsDisagree,
+    StoreRewound,
     TopicRecreated,
     WrongCluster,
 )
@@ -28,12 +30,14 @@ from offsetstore.offsets import (
 )
 from offsetstore.policy import StartPolicy
 from offsetstore.resolver import resolve
+from offsetstore.stamp import Stamp
 from offsetstore.starting import Reason
 
 if TYPE_CHECKING:
     from offsetstore.starting import StartingOffsets
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+US, THEM = UUID(int=7), UUID(int=8)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -153,6 +157,111 @@ def test_a_pinned_row_wins_whatever_kafka_says(prefer: str) -> None:
     start = resolve({P0: pinned}, kafka({0: (0, 100)}, {0: 60}), replace(StartPolicy(), prefer=prefer))
 
     assert only(start) == (40, Reason.PINNED)
+
+
+# -- copies of ours
+
+
+def copy(view: BrokerView, offset: int, epoch: int = 1, *, store_id: UUID = US) -> BrokerView:
+    """The view, with a copy of a store's for the first partition."""
+    stamped = CommittedOffset(offset, Stamp(store_id, epoch).text('{"trace": 1}'))
+    return replace(view, committed={**view.committed, P0: stamped})
+
+
+@pytest.mark.behaviour("START-1")
+@pytest.mark.parametrize("prefer", ["larger", "stored", "agree"])
+@pytest.mark.parametrize("committed", [0, 39, 40])
+def test_a_copy_that_lags_behind_does_not_count(committed: int, prefer: str) -> None:
+    policy = replace(StartPolicy(), prefer=prefer)
+    start = resolve({P0: row(40)}, copy(kafka({0: (0, 100)}), committed), policy, store_id=US)
+
+    assert only(start) == (40, Reason.STORED)
+
+
+@pytest.mark.behaviour("START-6")
+@pytest.mark.parametrize("prefer", ["larger", "stored", "agree"])
+@pytest.mark.parametrize("epoch", [1, 9])
+def test_a_copy_beyond_the_row_stops_the_start(epoch: int, prefer: str) -> None:
+    policy = replace(StartPolicy(), prefer=prefer)
+    with pytest.raises(StoreRewound) as caught:
+        resolve({P0: row(40)}, copy(kafka({0: (0, 100)}), 60, epoch), policy, store_id=US)
+
+    assert (caught.value.topic_partition, caught.value.found) == (P0, "offset 40 stored")
+    assert caught.value.expected == f"at least 60, which store {US}, epoch {epoch} has copied"
+    assert 'on_rewound="stored"' in caught.value.next_step
+
+
+@pytest.mark.behaviour("START-6")
+def test_a_copy_without_a_row_stops_the_start() -> None:
+    with pytest.raises(StoreRewound) as caught:
+        resolve({}, copy(kafka({0: (0, 100)}), 60), store_id=US)
+
+    assert caught.value.found == "no stored offset"
+
+
+@pytest.mark.behaviour("START-6")
+@pytest.mark.parametrize(
+    ("stored", "policy", "expected"),
+    [
+        ({P0: row(40)}, StartPolicy(on_rewound="stored"), (40, Reason.REWOUND_STORED)),
+        ({P0: row(40)}, StartPolicy(on_rewound="kafka"), (60, Reason.REWOUND_KAFKA)),
+        ({}, StartPolicy(on_rewound="stored"), (10, Reason.REWOUND_STORED)),
+        ({}, StartPolicy(on_rewound="stored", auto_offset_reset=NOON), (70, Reason.REWOUND_STORED)),
+        ({}, StartPolicy(on_rewound="kafka"), (60, Reason.REWOUND_KAFKA)),
+    ],
+    ids=["stored", "kafka", "lost, stored", "lost, stored, by time", "lost, kafka"],
+)
+def test_a_rewound_store_starts_where_it_is_told(
+    stored: dict[TopicPartition, StoredOffset], policy: StartPolicy, expected: tuple[int, Reason]
+) -> None:
+    view = replace(copy(kafka({0: (10, 100)}), 60), timestamps={P0: 70} if policy.timestamp_ms else None)
+
+    start = resolve(stored, view, policy, store_id=US)
+
+    assert only(start) == expected
+    skipped = OffsetRange(40, 60) if stored and policy.on_rewound == "kafka" else None
+    assert start.starts[P0].skipped == skipped
+
+
+@pytest.mark.behaviour("START-21")
+def test_a_copy_of_before_the_row_was_set_back_does_not_count() -> None:
+    decided = replace(row(10), pinned_epoch=5)
+
+    assert only(resolve({P0: decided}, copy(kafka({0: (0, 100)}), 60, 4), store_id=US)) == (10, Reason.STORED)
+    with pytest.raises(StoreRewound):
+        resolve({P0: decided}, copy(kafka({0: (0, 100)}), 60, 5), store_id=US)
+
+
+@pytest.mark.behaviour("START-6")
+def test_a_token_of_claims_that_did_not_look_hides_nothing() -> None:
+    later = replace(row(40), token=Token(9, UUID(int=1)))
+    with pytest.raises(StoreRewound):
+        resolve({P0: later}, copy(kafka({0: (0, 100)}), 60, 3), store_id=US)
+
+
+@pytest.mark.behaviour("START-9")
+@pytest.mark.parametrize("stored", [{}, {P0: row(40)}], ids=["no row", "a row"])
+@pytest.mark.parametrize("committed", [10, 40, 60])
+def test_a_copy_of_another_store_is_refused(stored: dict[TopicPartition, StoredOffset], committed: int) -> None:
+    policy = StartPolicy(prefer="stored", on_rewound="stored")
+    with pytest.raises(ForeignStore) as caught:
+        resolve(stored, copy(kafka({0: (0, 100)}), committed, store_id=THEM), policy, store_id=US)
+
+    assert (caught.value.topic_partition, caught.value.expected) == (P0, f"store {US}")
+
+
+@pytest.mark.behaviour("START-21")
+@pytest.mark.parametrize("store_id", [US, THEM], ids=["ours", "another store's"])
+def test_a_pinned_row_wins_over_every_copy(store_id: UUID) -> None:
+    pinned = replace(row(40), pinned=True)
+
+    start = resolve({P0: pinned}, copy(kafka({0: (0, 100)}), 60, 9, store_id=store_id), store_id=US)
+
+    assert only(start) == (40, Reason.PINNED)
+
+
+def test_without_a_store_a_copy_is_a_committed_offset_like_any_other() -> None:
+    assert only(resolve({}, copy(kafka({0: (0, 100)}), 60))) == (60, Reason.ONLY_COMMITTED)
 
 
 # -- is it inside the log

@@ -51,7 +51,8 @@ def billing(
     """A group with a live job: 4, 5 and 0 are stored for `payments`, 2 and 8 are committed for partitions 0 and 1."""
     servers = offsetstore_kafka.bootstrap_servers
     with OffsetStore.connect(offsetstore_database) as store:
-        claim = store.claim(offsetstore_group, Broker({"bootstrap.servers": servers}), topics=[payments])
+        broker = Broker({"bootstrap.servers": servers})
+        claim = store.claim(offsetstore_group, broker, topics=[payments], mirror_every=None)
         ranges = {TopicPartition(payments, 0): OffsetRange(0, 4), TopicPartition(payments, 1): OffsetRange(0, 5)}
         with store.transaction(claim) as tx:
             tx.lock(ranges)

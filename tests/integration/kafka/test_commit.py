@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -15,10 +14,8 @@ from confluent_kafka import Consumer
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import Record, produce
-from offsetstore.local.artifacts import KAFKA_BROKER, KAFKA_VERSION, Artifact, JarSet
-from offsetstore.local.jars import jars
-from offsetstore.local.java import find_java
 from offsetstore.offsets import CommittedOffset, TopicPartition
+from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,32 +24,12 @@ if TYPE_CHECKING:
     from offsetstore.local.kafka import KafkaBroker
     from offsetstore.testing.fixtures import NewTopic
 
-# What the broker's own jars lack of Kafka's command line.
-KAFKA_TOOLS = JarSet("kafka-tools", (Artifact("org.apache.kafka", "kafka-tools", KAFKA_VERSION, transitive=False),))
-
 
 @pytest.fixture
 def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
     broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
     yield broker
     broker.close()
-
-
-def consumer_groups_tool(kafka: KafkaBroker, group: str) -> dict[tuple[str, str], dict[str, str]]:
-    """What Kafka's own tool shows of a group: its columns, by topic and partition."""
-    class_path = os.pathsep.join(str(jar) for jar in (*jars(KAFKA_TOOLS), *jars(KAFKA_BROKER)))
-    tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-    arguments = ["--bootstrap-server", kafka.bootstrap_servers, "--describe", "--group", group]
-    done = subprocess.run(
-        [find_java().program, "-Xmx128m", "-cp", class_path, tool, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    names, *rows = [line.split() for line in done.stdout.splitlines() if line.strip() and " has no active " not in line]
-    shown = [dict(zip(names, row, strict=False)) for row in rows]
-    return {(row["TOPIC"], row["PARTITION"]): row for row in shown}
 
 
 def test_what_was_committed_is_read_back_with_its_text(

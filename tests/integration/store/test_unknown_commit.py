@@ -7,6 +7,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)
 NEW = TopicPartition("payments", 2)
+QUERY = UUID(int=1)
+MARK = b"batch_marks AS m"
+"""Marks a transaction that marks a batch."""
 
 BOTH = pytest.mark.parametrize("lost", [Lost.COMMIT, Lost.ANSWER], ids=lambda lost: lost.name)
 
@@ -240,6 +244,52 @@ def _write_without_offsets(job: Job) -> None:
     with job.store.transaction(job.claim) as tx:
         tx.lock({})
         tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
+
+
+@pytest.mark.behaviour("TX-11", "SINK-6")
+@BOTH
+def test_a_batch_without_ranges_is_told_by_its_mark(job: Job, query: Query, lost: Lost) -> None:
+    with job.proxy.losing(lost, after=MARK):
+        written = job.store.run(job.claim, lambda tx: _write_marked(tx, 0))
+
+    assert written
+    assert query("SELECT count(*) FROM results") == [(1,)]
+    assert job.store.batch_mark("billing", QUERY) == 0
+
+
+@pytest.mark.behaviour("TX-11", "SINK-6")
+@BOTH
+def test_a_claim_in_between_does_not_hide_the_mark(
+    job: Job, offsetstore_database: str, query: Query, lost: Lost
+) -> None:
+    """With whose transaction the batch got into the results does not matter."""
+
+    with OffsetStore.connect(offsetstore_database) as other:
+
+        def repeat() -> None:
+            claim = other.claim("billing", broker())
+            other.run(claim, lambda tx: _write_marked(tx, 0))
+
+        with job.proxy.losing(lost, after=MARK, then=repeat):
+            job.store.run(job.claim, lambda tx: _write_marked(tx, 0))
+
+    assert query("SELECT count(*) FROM results") == [(1,)]
+
+
+@pytest.mark.behaviour("TX-11", "SINK-6")
+def test_a_batch_that_was_found_marked_is_told_by_its_mark_too(job: Job, query: Query) -> None:
+    job.store.run(job.claim, lambda tx: _write_marked(tx, 0))
+    with job.proxy.losing(Lost.COMMIT, after=MARK):
+        assert job.store.run(job.claim, lambda tx: _write_marked(tx, 0)) is False
+    assert query("SELECT count(*) FROM results") == [(1,)]
+
+
+def _write_marked(tx: Transaction, batch_id: int) -> bool:
+    tx.lock({})
+    if tx.mark_batch(QUERY, batch_id):
+        tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
+        return True
+    return False
 
 
 @pytest.mark.behaviour("TX-11")

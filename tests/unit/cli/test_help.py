@@ -60,6 +60,13 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
             ],
         ),
         (
+            "reset",
+            [
+                "--group", "--topic", "--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--shift-by",
+                "--reason", "--execute", "--force", "--format", "Exit codes", "Keys of --format json", "Example",
+            ],
+        ),
+        (
             "status",
             ["--group", "--format", "OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS", "Keys of --format json", "age"],
         ),

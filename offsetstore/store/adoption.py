@@ -1,0 +1,226 @@
+"""Adopting a job that runs today: where the checkpoint of its query says that it has got to.
+
+Spark keeps a query's offsets in its checkpoint, not in Kafka. ``offsets/N`` is written before batch N, ``commits/N``
+after it, ``sources/<i>/0`` once, with where source i began. So what ``offsets/N`` says of the last batch that has
+``commits/N`` is certain; a later ``offsets/M`` is of a batch that began: whether its results are there, nobody here
+can tell.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from offsetstore.errors import ConfigurationError, UncertainBatch
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.starting import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from offsetstore.offsets import BrokerView
+    from offsetstore.policy import StartPolicy
+    from offsetstore.ports import CheckpointFiles
+    from offsetstore.starting import StartingOffsets
+    from offsetstore.store.session import HistoryEvent
+
+_log = logging.getLogger(__name__)
+
+_NO_OFFSET = "-"  # of a source that has not read anything yet
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCheckpoint:
+    """What a checkpoint tells.
+
+    ``offsets`` is where the last committed batch ends (``batch_id``; ``None`` where none is committed: where the query
+    began), ``uncertain`` the ranges of what was begun after it, up to batch ``uncertain_id``.
+    """
+
+    location: str
+    batch_id: int | None
+    offsets: Mapping[TopicPartition, int]
+    uncertain_id: int | None
+    uncertain: Mapping[TopicPartition, OffsetRange]
+
+    def starts(
+        self, policy: StartPolicy, stored: Collection[TopicPartition], topics: Collection[str]
+    ) -> dict[TopicPartition, int]:
+        """Where each partition starts that the store has no row of.
+
+        :raises UncertainBatch: one of them is in the uncertain batch, or that has no records at all; and the policy
+            does not say what to do.
+        """
+        missing = [tp for tp in sorted(self.offsets) if tp not in stored and tp.topic in topics]
+        uncertain = {tp: self.uncertain[tp] for tp in missing if tp in self.uncertain}
+        # Windows also come out of a batch without records.
+        is_uncertain = bool(uncertain) or (bool(missing) and self.uncertain_id is not None and not self.uncertain)
+        if is_uncertain and policy.on_uncertain == "fail":
+            what = f"{self._uncertain_batch} of the checkpoint {self.location} began, and was not committed"
+            ranges = ", ".join(f"{tp} {range_}" for tp, range_ in uncertain.items()) or "a batch without records"
+            raise UncertainBatch(what, topic_partition=next(iter(uncertain), None), found=ranges)
+        skips = policy.on_uncertain == "skip"
+        return {tp: uncertain[tp].until if skips and tp in uncertain else self.offsets[tp] for tp in missing}
+
+    def told(
+        self, events: Iterable[HistoryEvent], starting: StartingOffsets, policy: StartPolicy
+    ) -> list[HistoryEvent]:
+        """Tell in a start's history which batch was adopted, and what became of the uncertain one."""
+        return [line for event in events for line in self._told(event, starting, policy)]
+
+    def _told(self, event: HistoryEvent, starting: StartingOffsets, policy: StartPolicy) -> list[HistoryEvent]:
+        tp = event.topic_partition
+        if tp is None or tp not in starting.starts or starting.starts[tp].reason is not Reason.CHECKPOINT:
+            return [event]
+        reason = f"{event.reason}: {self.location}, {self._last_batch}"
+        if tp not in self.uncertain:
+            return [replace(event, reason=reason)]
+        decided = f'{self._uncertain_batch}, {self.uncertain[tp]}, on_uncertain="{policy.on_uncertain}"'
+        if policy.on_uncertain != "skip":
+            return [replace(event, reason=f"{reason}; read again: {decided}")]
+        adopted = replace(event, to_offset=self.offsets[tp], reason=reason)
+        skipped = f"taken to be in the results: {decided}"
+        return [adopted, replace(event, event="skip", from_offset=self.offsets[tp], reason=skipped)]
+
+    @property
+    def _last_batch(self) -> str:
+        return "which has no committed batch" if self.batch_id is None else f"batch {self.batch_id}"
+
+    @property
+    def _uncertain_batch(self) -> str:
+        first = 0 if self.batch_id is None else self.batch_id + 1
+        return (
+            f"batch {first}" if first == self.uncertain_id else f"what follows, batches {first} to {self.uncertain_id},"
+        )
+
+
+def read_for(
+    files: CheckpointFiles | None, stored: Collection[TopicPartition], view: BrokerView | None
+) -> QueryCheckpoint | None:
+    """Read the checkpoint if it is needed; ``None`` where the store has an offset for every partition.
+
+    :raises ConfigurationError: there is none, or it can't be read, or it is of another job.
+    """
+    if files is None:
+        return None
+    if view is None:
+        what = "a checkpoint was given to adopt, and no broker"
+        raise ConfigurationError(what, expected="a broker: the claim gives the starting offsets of all partitions")
+    wanted = {TopicPartition(topic, number) for topic, log in view.topics.items() for number in log.partitions}
+    if wanted <= set(stored):
+        return None
+    checkpoint = read(files)
+    known = {tp.topic for tp in stored}
+    unknown = set(view.topics) - known
+    if checkpoint is None and not unknown:
+        _log.info("the job was adopted before, and the checkpoint %s is gone", files.location)
+        return None
+    if checkpoint is None:
+        raise _missing(files.location)
+    topics = {tp.topic for tp in checkpoint.offsets}
+    # A topic that the job reads since it was adopted is not in it, and those that are have been adopted.
+    if unknown and not topics & unknown and not topics <= known:
+        what = "the checkpoint to adopt is of a query that reads other topics"
+        raise ConfigurationError(what, found=", ".join(sorted(topics)), expected=", ".join(sorted(view.topics)))
+    return checkpoint
+
+
+def read_or_fail(files: CheckpointFiles) -> QueryCheckpoint:
+    """Read a checkpoint.
+
+    :raises ConfigurationError: there is none, or it can't be read.
+    """
+    checkpoint = read(files)
+    if checkpoint is None:
+        raise _missing(files.location)
+    return checkpoint
+
+
+def read(files: CheckpointFiles) -> QueryCheckpoint | None:
+    """Read a checkpoint; ``None`` where there is none.
+
+    :raises ConfigurationError: a file of it can't be read, or the query reads something else than Kafka.
+    """
+    begun, committed = _numbers(files, "offsets"), _numbers(files, "commits")
+    initial = _initial(files)
+    if not begun and not initial:
+        return None
+    last = max(committed, default=None)
+    offsets = initial if last is None else initial | _batch(files, last)
+    later = [number for number in begun if last is None or number > last]
+    if not later:
+        return QueryCheckpoint(files.location, last, offsets, None, {})
+    end = _batch(files, max(later))
+    # A partition that was created since is read from 0.
+    offsets = dict.fromkeys(end, 0) | offsets
+    ranges = {tp: OffsetRange(offsets[tp], max(offsets[tp], until)) for tp, until in sorted(end.items())}
+    return QueryCheckpoint(
+        files.location, last, offsets, max(later), {tp: range_ for tp, range_ in ranges.items() if range_}
+    )
+
+
+def _missing(location: str) -> ConfigurationError:
+    what = "there is no checkpoint of a streaming query to adopt"
+    return ConfigurationError(
+        what,
+        found=f"neither offsets nor sources in {location}",
+        expected='the directory that the job has as its "checkpointLocation"',
+        next_step="Correct adopt_checkpoint. To start without the job's offsets, leave it out.",
+    )
+
+
+def _numbers(files: CheckpointFiles, directory: str) -> list[int]:
+    return [int(name) for name in files.names(directory) if name.isascii() and name.isdigit()]
+
+
+def _initial(files: CheckpointFiles) -> dict[TopicPartition, int]:
+    """Where the sources began. A zero byte comes first, for the sake of Spark 2.1."""
+    parts: list[dict[TopicPartition, int]] = []
+    for name in files.names("sources"):
+        path = f"sources/{name}/0"
+        if "0" in files.names(f"sources/{name}"):
+            text = files.read(path).lstrip("\0")
+            parts.append(_offsets(text.partition("\n")[2] if text.startswith("v") else text, files, path))
+    return _joined(parts, files)
+
+
+def _batch(files: CheckpointFiles, number: int) -> dict[TopicPartition, int]:
+    """The end of a batch: a version, a line of metadata, and a line for each source."""
+    path = f"offsets/{number}"
+    version, *lines = files.read(path).splitlines() or [""]
+    if version not in {"v1", "v2"} or not lines:
+        raise _unreadable(files, path, f"version {version!r}", "v1 or v2")
+    # The second version has the source's name before its offsets.
+    sources = lines[1:] if version == "v1" else [line.partition(":")[2] for line in lines[1:]]
+    return _joined([_offsets(line, files, path) for line in sources if line != _NO_OFFSET], files)
+
+
+def _offsets(text: str, files: CheckpointFiles, path: str) -> dict[TopicPartition, int]:
+    try:
+        topics: dict[str, dict[str, Any]] = json.loads(text)
+        return {
+            TopicPartition(topic, int(number)): int(offset)
+            for topic, partitions in topics.items()
+            for number, offset in partitions.items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _unreadable(
+            files, path, text[:80] or "nothing", 'offsets of Kafka, as {"payments": {"0": 42}}'
+        ) from error
+
+
+def _joined(sources: Sequence[Mapping[TopicPartition, int]], files: CheckpointFiles) -> dict[TopicPartition, int]:
+    joined: dict[TopicPartition, int] = {}
+    for source in sources:
+        if shared := sorted(joined.keys() & source.keys()):
+            what = f"two sources of the query in {files.location} read the same topic"
+            raise ConfigurationError(what, topic_partition=shared[0], expected="each topic in one source")
+        joined |= source
+    return joined
+
+
+def _unreadable(files: CheckpointFiles, path: str, found: str, expected: str) -> ConfigurationError:
+    what = f"the checkpoint's file {files.location}/{path} is not understood"
+    return ConfigurationError(what, found=found, expected=expected)

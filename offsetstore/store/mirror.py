@@ -1,0 +1,204 @@
+"""Stored offsets copied to Kafka's group, so that Kafka's own tools show the job's lag.
+
+The copy follows the store and never leads it: only what is committed in the database is copied, with the stamp by
+which the next start knows it for a copy. Nothing that goes wrong here concerns the job. Two things end it for good:
+another claim, and a row that is below what was copied from it. Then the database was restored under our feet, and the
+copy is all that shows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from offsetstore import failpoints
+from offsetstore.errors import BrokerError, BrokerRefused, MetadataRefused
+from offsetstore.offsets import CommittedOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from offsetstore.offsets import StoredOffset, TopicPartition
+    from offsetstore.ports import BrokerOffsets
+    from offsetstore.stamp import Stamp
+    from offsetstore.store.identity import Holder
+    from offsetstore.store.session import Database, Session
+
+EVERY: Final = 5.0
+"""Seconds from one commit to the next, unless the claim is told otherwise."""
+
+LAST_COMMIT = 5.0
+"""Seconds that the end of a job may wait for the last commit."""
+
+# Kafka forgets what nobody commits for a week (offsets.retention.minutes), and a stale job's last commit can come late.
+_ALL_AGAIN = 600.0
+# Where Kafka says no, asking at every turn would fill its log, and could lock the account.
+_PATIENCE: Final = 12
+_LOCK_SECONDS: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorTarget:
+    """Where a claim's offsets are copied to, and how often.
+
+    ``ignored`` are partitions whose rows the claim found and Kafka does not show to it: vanished ones, and those that
+    Spark's ``assign`` leaves out.
+    """
+
+    broker: BrokerOffsets
+    kafka_group: str
+    every: float
+    ignored: frozenset[TopicPartition]
+
+
+class Mirror:
+    """Copies from a daemon thread until it is closed, or has ended for good.
+
+    ``failures`` counts the commits that failed, ``last_success`` is the time of the last one that did not (or found
+    nothing to copy), ``ended`` says why nothing is copied any more, ``None`` while it is.
+    """
+
+    def __init__(self, database: Database, claim: Holder, stamp: Stamp, target: MirrorTarget) -> None:
+        self.failures = 0
+        self.last_success: datetime | None = None
+        self.ended: str | None = None
+        self._database = database
+        self._claim = claim
+        self._stamp = stamp
+        self._target = target
+        self._pause = target.every
+        self._bare = False
+        self._is_out = False
+        self._copied: dict[TopicPartition, CommittedOffset] = {}
+        self._highest: dict[TopicPartition, int] = {}
+        self._all_at = time.monotonic() + _ALL_AGAIN
+        self._leaving = threading.Event()
+        self._given_up = False
+        self._thread = threading.Thread(target=self._run, name="offsetstore-mirror", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Copy what is left, for at most `LAST_COMMIT` seconds, and end."""
+        self._leaving.set()
+        self._thread.join(timeout=LAST_COMMIT)
+        if self._thread.is_alive() and not self._given_up:
+            self._given_up = True
+            _log.warning("group %r ends without its last commit to Kafka, which does not answer", self._claim.group)
+
+    def _run(self) -> None:
+        while self.ended is None and not self._leaving.wait(self._pause):
+            self._copy()
+        if self.ended is None and not self._given_up:
+            self._copy()
+            self.ended = self.ended or "the claim was closed"
+
+    def _copy(self) -> None:
+        try:
+            session = self._begin()
+            try:
+                found = session.read_partitions(self._claim.group)
+            finally:
+                session.rollback()
+        except Exception as error:  # noqa: BLE001 - a database that is away is the transactions' business
+            _log.debug("the mirror could not read: %s", type(error).__name__)
+            return
+        rows = {tp: row for tp, row in found.items() if self._is_ours(tp)}
+        if any(row.token != self._claim.token for row in rows.values()):
+            self.ended = "the claim has been taken over"
+            return
+        if any(row.next_offset < self._highest.get(tp, 0) for tp, row in rows.items()):
+            self._end_with_warning("its database is older than what was copied from it")
+            return
+        if self._commit(rows) and not self._given_up:
+            self._unpin([tp for tp, row in rows.items() if row.pinned])
+
+    def _is_ours(self, tp: TopicPartition) -> bool:
+        return tp.topic in self._claim.topics and tp not in self._target.ignored
+
+    def _commit(self, rows: Mapping[TopicPartition, StoredOffset]) -> bool:
+        try:
+            self._commit_changed(rows)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the job's business
+            self._note_failure(error)
+            return False
+        self._note_success()
+        return self.ended is None
+
+    def _commit_changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> None:
+        if time.monotonic() >= self._all_at:
+            self._copied.clear()
+            self._all_at = time.monotonic() + _ALL_AGAIN
+        changed = self._changed(rows)
+        try:
+            self._send(changed)
+        except MetadataRefused:
+            if self._bare:
+                raise
+            self._bare = True  # this broker takes less than most do: from now on the stamp goes alone
+            self._send(self._changed(rows))
+
+    def _changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, CommittedOffset]:
+        texts = {tp: self._stamp.text(None if self._bare else row.metadata) for tp, row in rows.items()}
+        copies = {tp: CommittedOffset(row.next_offset, texts[tp]) for tp, row in rows.items()}
+        return {tp: copy for tp, copy in copies.items() if self._copied.get(tp) != copy}
+
+    def _send(self, copies: Mapping[TopicPartition, CommittedOffset]) -> None:
+        if not copies:
+            return
+        # Before: where the answer is lost, Kafka may have them all the same.
+        self._highest |= {tp: copy.next_offset for tp, copy in copies.items()}
+        failpoints.reach("before_mirror")
+        self._target.broker.commit(self._target.kafka_group, copies)
+        failpoints.reach("after_mirror")
+        self._copied |= copies
+
+    def _note_failure(self, error: Exception) -> None:
+        self.failures += 1
+        if isinstance(error, MetadataRefused):
+            self._end_with_warning(f"Kafka does not take its mark with an offset ({error.what})")
+            return
+        if isinstance(error, BrokerRefused):
+            self._pause = _PATIENCE * self._target.every
+        if not self._is_out:
+            self._is_out = True
+            _log.warning(
+                "the stored offsets of group %r can't be copied to Kafka; the job goes on, and so do the attempts: %s",
+                self._claim.group,
+                error if isinstance(error, BrokerError) else type(error).__name__,
+            )
+
+    def _note_success(self) -> None:
+        self.last_success = datetime.now(UTC)
+        self._pause = self._target.every
+        if self._is_out:
+            self._is_out = False
+            _log.warning("the stored offsets of group %r are copied to Kafka again", self._claim.group)
+
+    def _end_with_warning(self, why: str) -> None:
+        self.ended = why
+        _log.warning("group %r is not copied to Kafka any more: %s", self._claim.group, why)
+
+    def _unpin(self, pinned: Collection[TopicPartition]) -> None:
+        """Kafka has the copy now: what an operator has set need not be held against it any longer."""
+        if not pinned:
+            return
+        try:
+            session = self._begin()
+            try:
+                session.lock_partitions(self._claim.group, pinned)
+                session.unpin(self._claim.group, self._claim.token, pinned)
+                session.commit()
+            except BaseException:
+                session.rollback()
+                raise
+        except Exception as error:  # noqa: BLE001 - the pins stay, and the next turn tries again
+            _log.debug("the mirror could not unpin: %s", type(error).__name__)
+
+    def _begin(self) -> Session:
+        return self._database.begin(name=self._claim.name, lock_timeout=_LOCK_SECONDS, aside=True)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import StaleClaim
+from offsetstore.kafka.admin import delete_records
+
+if TYPE_CHECKING:
+    from offsetstore.local.kafka import KafkaBroker
+    from tests.integration.cli.conftest import Run
+
+REASON = ("--reason", "ticket 17")
+
+
+@pytest.fixture
+def servers(offsetstore_kafka: KafkaBroker) -> str:
+    return offsetstore_kafka.bootstrap_servers
+
+
+@pytest.fixture
+def stopped(offsetstore_database: str, servers: str, payments: str, offsetstore_group: str) -> str:
+    """A group whose job has stopped at 4, 5 and 0 of `payments`."""
+    with OffsetStore.connect(offsetstore_database) as store:
+        claim = store.claim(
+            offsetstore_group, Broker({"bootstrap.servers": servers}), topics=[payments], mirror_every=None
+        )
+        ranges = {TopicPartition(payments, 0): OffsetRange(0, 4), TopicPartition(payments, 1): OffsetRange(0, 5)}
+        with store.transaction(claim) as tx:
+            tx.lock(ranges)
+            tx.advance(ranges)
+    return offsetstore_group
+
+
+def stored(url: str, group: str) -> list[int]:
+    with OffsetStore.connect(url) as store:
+        return [row.next_offset for _, row in sorted(store.offsets(group).items())]
+
+
+@pytest.mark.behaviour("OPS-1")
+def test_without_execute_it_prints_the_plan_and_writes_nothing(
+    run: Run, stopped: str, payments: str, offsetstore_database: str, servers: str
+) -> None:
+    arguments = ["reset", "-g", stopped, "-t", payments, "--to-earliest", *REASON]
+    result = run(*arguments, url=offsetstore_database, brokers=servers)
+    assert result.exit_code == 0, result.output
+    table, _, rest = result.stdout.partition("\n\n")
+    assert [line.split() for line in table.splitlines()] == [
+        ["partition", "stored", "new", "moves", "beginning", "end"],
+        [f"{payments}-0", "4", "0", "-4", "0", "10"],
+        [f"{payments}-1", "5", "0", "-5", "0", "10"],
+        [f"{payments}-2", "0", "0", "+0", "0", "10"],
+    ]
+    assert rest.splitlines() == [
+        f"{stopped} would read 9 offsets again and pass over 0, in 3 partitions.",
+        "Nothing was written. Add --execute to do it.",
+    ]
+    assert stored(offsetstore_database, stopped) == [4, 5, 0]
+
+
+@pytest.mark.behaviour("OPS-1")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--to-earliest"], [2, 5, 0]),
+        (["--to-latest"], [10, 5, 10]),
+        (["--to-offset", "3"], [3, 5, 3]),
+        (["--to-datetime", "2020-01-01T00:00Z"], [2, 5, 0]),
+        (["--to-datetime", "2100-01-01T00:00+01:00"], [10, 5, 10]),
+        (["--shift-by", "2"], [6, 5, 2]),
+    ],
+    ids=lambda value: "" if isinstance(value[0], int) else " ".join(value),
+)
+def test_it_moves_the_partitions_named_to_where_it_was_told(
+    run: Run,
+    stopped: str,
+    payments: str,
+    offsetstore_database: str,
+    servers: str,
+    *,
+    options: list[str],
+    expected: list[int],
+) -> None:
+    delete_records(servers, payments, {0: 2})
+    arguments = ["reset", "-g", stopped, "-t", f"{payments}:0,2", *options, *REASON, "--execute"]
+    result = run(*arguments, url=offsetstore_database, brokers=servers)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith("Done.\n")
+    assert stored(offsetstore_database, stopped) == expected
+
+
+@pytest.mark.behaviour("OPS-1")
+def test_what_was_decided_is_in_the_history_and_pinned(
+    run: Run, stopped: str, payments: str, offsetstore_database: str
+) -> None:
+    arguments = ["reset", "-g", stopped, "-t", payments, "--shift-by", "-0", *REASON, "--execute", "--format", "json"]
+    found: dict[str, Any] = json.loads(run(*arguments, url=offsetstore_database).stdout)
+    assert found.keys() == {"group", "reason", "executed", "live", "partitions"}
+    assert (found["executed"], found["live"]) == (True, False)
+    first = {"topic": payments, "partition": 0, "stored": 4, "new": 4, "beginning": None, "end": None}
+    assert found["partitions"][0] == first
+    with OffsetStore.connect(offsetstore_database) as store:
+        assert {line.reason for line in store.history(stopped) if line.event == "reset"} == {"ticket 17"}
+        assert all(row.pinned for row in store.offsets(stopped).values())
+
+
+@pytest.mark.behaviour("OPS-1")
+def test_a_live_job_is_not_fenced_unless_it_is_forced(
+    run: Run, billing: str, payments: str, offsetstore_database: str, servers: str
+) -> None:
+    arguments = ["reset", "-g", billing, "-t", payments, "--to-offset", "0", *REASON]
+    plan = run(*arguments, url=offsetstore_database, brokers=servers)
+    assert plan.exit_code == 0
+    assert "A job is live: stop it first, or use --force." in plan.stdout
+    refused = run(*arguments, "--execute", url=offsetstore_database, brokers=servers)
+    assert refused.exit_code == 1
+    assert "is live; nothing was written" in refused.stderr
+    assert stored(offsetstore_database, billing) == [4, 5, 0]
+    forced = run(*arguments, "--execute", "--force", url=offsetstore_database, brokers=servers)
+    assert forced.exit_code == 0, forced.output
+    assert stored(offsetstore_database, billing) == [0, 0, 0]
+
+
+@pytest.mark.behaviour("OPS-1", "START-14")
+def test_a_job_that_was_fenced_by_force_writes_nothing_more(
+    run: Run, payments: str, offsetstore_database: str, offsetstore_group: str
+) -> None:
+    with OffsetStore.connect(offsetstore_database) as store:
+        claim = store.claim(offsetstore_group, topics=[payments])
+        p0 = TopicPartition(payments, 0)
+        with store.transaction(claim) as tx:
+            tx.advance({p0: tx.lock({p0: OffsetRange(0, 4)})[p0].remaining})
+        arguments = ["reset", "-g", offsetstore_group, "-t", payments, "--to-offset", "1", *REASON]
+        run(*arguments, "--execute", "--force", url=offsetstore_database)
+        with pytest.raises(StaleClaim), store.transaction(claim) as tx:
+            tx.lock({p0: OffsetRange(4, 8)})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--to-offset", "11"], ["the log does not hold offset 11", "from 0 to 10"]),
+        (["--shift-by", "7"], ["the log does not hold offset 11", "from 0 to 10"]),
+        (["--shift-by", "-6"], ["the shift leads to what is no offset", "-2"]),
+    ],
+    ids=["beyond", "shifted beyond", "shifted below 0"],
+)
+def test_an_offset_outside_of_the_log_is_refused_with_what_the_log_holds(
+    run: Run, stopped: str, payments: str, offsetstore_database: str, servers: str, *, options: list[str],
+    words: list[str],
+) -> None:  # fmt: skip
+    arguments = ["reset", "-g", stopped, "-t", f"{payments}:0", *options, *REASON, "--execute"]
+    result = run(*arguments, url=offsetstore_database, brokers=servers)
+    assert result.exit_code == 1
+    assert f"{payments}-0" in result.stderr
+    assert [word for word in words if word not in result.stderr] == []
+    assert stored(offsetstore_database, stopped) == [4, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-t", "payments", *REASON], 2, "Where to? One of --to-earliest"),
+        (["-t", "payments", "--to-latest", "--to-offset", "1", *REASON], 2, "found --to-latest, --to-offset"),
+        (["-t", "payments", "--to-offset", "1"], 2, "--reason"),
+        (["-t", "payments", "--to-offset", "1", "--reason", " "], 2, "needs a reason"),
+        (["-t", "payments:x", "--to-offset", "1", *REASON], 2, "is not TOPIC or TOPIC:0,2"),
+        (["-t", "payments", "--to-datetime", "yesterday", *REASON], 2, "a time such as"),
+        (["-t", "payments", "--to-earliest", *REASON], 2, "--bootstrap-servers"),
+        (["-t", "refunds", "--to-offset", "1", *REASON], 2, "refunds"),
+        (["-t", "PAYMENTS:0,7", "--to-offset", "1", *REASON], 2, "PAYMENTS-7"),
+        (["-g", "nobody", "-t", "payments", "--to-offset", "1", *REASON], 1, "no offsets of group 'nobody'"),
+    ],
+    ids=[
+        "nowhere", "twice", "no reason", "empty reason", "partitions", "time", "no broker", "topic", "partition",
+        "group",
+    ],
+)  # fmt: skip
+def test_what_cant_be_right_is_refused_in_words(
+    run: Run, stopped: str, payments: str, offsetstore_database: str, *, arguments: list[str], code: int, words: str
+) -> None:
+    named = [argument.replace("PAYMENTS", payments) for argument in arguments]
+    result = run("reset", "-g", stopped, *named, "--execute", url=offsetstore_database)
+    assert result.exit_code == code, result.output
+    assert words.replace("PAYMENTS", payments) in result.stderr
+    assert stored(offsetstore_database, stopped) == [4, 5, 0]

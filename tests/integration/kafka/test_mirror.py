@@ -1,0 +1,202 @@
+"""Kafka's own offsets of the group, as other tools see them, while a job runs, dies, or is set back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from offsetstore import Broker, OffsetStore, TopicPartition
+from offsetstore.failpoints import POINTS
+from offsetstore.kafka.admin import Record, produce
+from offsetstore.stamp import MAX_BYTES, Stamp
+from offsetstore.store import mirror as mirrors
+from tests.support.background import in_background
+from tests.support.consumer_groups import consumer_groups_tool
+from tests.support.mirrored_job import OFTEN, copied, process
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.testing.fixtures import NewTopic
+
+ROOT = Path(__file__).parents[3]
+SELDOM = 600.0
+
+
+@pytest.fixture
+def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def topic(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> str:
+    """Two partitions with fifty records each."""
+    name = offsetstore_topic(2)
+    produce(offsetstore_kafka.bootstrap_servers, name, [Record(b"x", partition=i % 2) for i in range(100)])
+    return name
+
+
+@pytest.fixture
+def store(offsetstore_database: str) -> Iterator[OffsetStore]:
+    with psycopg.connect(offsetstore_database, autocommit=True) as connection:
+        connection.execute("CREATE TABLE results (record bigint NOT NULL)")
+    with OffsetStore.connect(offsetstore_database) as connected:
+        yield connected
+
+
+@pytest.mark.behaviour("MIRROR-1")
+@pytest.mark.parametrize("point", POINTS)
+def test_wherever_the_job_is_killed_kafka_has_no_more_than_the_store(  # noqa: PLR0917 - fixtures
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_database: str, offsetstore_group: str, point: str,
+    offsetstore_kafka: KafkaBroker,
+) -> None:  # fmt: skip
+    p0 = TopicPartition(topic, 0)
+    with store.claim(offsetstore_group, broker, topics=[topic]) as claim:
+        process(store, claim, p0, 3)
+    assert copied(broker, offsetstore_group, topic)[0] == 3
+
+    is_claim = point in {"in_claim", "commit_sent"}  # of all COMMITs the claim's is the first
+    nth = 1 if is_claim else 4
+    job = [offsetstore_database, offsetstore_group, offsetstore_kafka.bootstrap_servers, topic, "20"]
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.support.mirrored_job", *job],
+        cwd=ROOT,
+        env={**os.environ, "OFFSETSTORE_FAILPOINT": f"{point}:{nth}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert f"failpoint {point}: kill" in killed.stderr
+
+    stored, found = store.offsets(offsetstore_group)[p0].next_offset, copied(broker, offsetstore_group, topic)
+    assert 3 <= found[0] <= stored < 20
+    assert stored > 3 or is_claim
+    start = store.claim(offsetstore_group, broker, topics=[topic]).starting
+    assert start is not None
+    assert start.offsets[p0] == stored
+
+
+@pytest.mark.behaviour("MIRROR-1", "MIRROR-3")
+def test_while_the_job_runs_kafka_is_never_ahead_of_the_store_and_never_goes_back(
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str
+) -> None:
+    p0 = TopicPartition(topic, 0)
+    seen: list[int] = []
+    with store.claim(offsetstore_group, broker, topics=[topic], mirror_every=OFTEN) as claim:
+
+        def work() -> None:
+            for until in range(1, 50):
+                process(store, claim, p0, until)
+                time.sleep(0.01)
+
+        done = in_background(work)
+        while not done.done():
+            found = copied(broker, offsetstore_group, topic).get(0, 0)  # asked first: the store only grows meanwhile
+            assert found <= store.offsets(offsetstore_group)[p0].next_offset
+            seen.append(found)
+        done.result()
+
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3, "the mirror was not seen at work"
+    assert copied(broker, offsetstore_group, topic) == {0: 49, 1: 0}
+
+
+@pytest.mark.behaviour("MIRROR-2", "MIRROR-4")
+def test_after_a_clean_stop_kafka_s_own_tool_shows_the_lag_of_the_job(
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str, offsetstore_kafka: KafkaBroker
+) -> None:
+    with store.claim(offsetstore_group, broker, topics=[topic], mirror_every=SELDOM) as claim:
+        process(store, claim, TopicPartition(topic, 0), 40)
+        assert copied(broker, offsetstore_group, topic) == {}
+
+    shown = consumer_groups_tool(offsetstore_kafka, offsetstore_group)
+    assert {key: (row["CURRENT-OFFSET"], row["LOG-END-OFFSET"], row["LAG"]) for key, row in shown.items()} == {
+        (topic, "0"): ("40", "50", "10"),
+        (topic, "1"): ("0", "50", "50"),
+    }
+
+
+@pytest.mark.behaviour("MIRROR-3", "START-21")
+def test_kafka_follows_a_reset_back_and_only_then_the_pin_comes_off(
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str
+) -> None:
+    p0 = TopicPartition(topic, 0)
+    with store.claim(offsetstore_group, broker, topics=[topic]) as claim:
+        process(store, claim, p0, 40)
+    store.reset(offsetstore_group, {p0: 10}, reason="wrong rates")
+    assert copied(broker, offsetstore_group, topic)[0] == 40
+
+    with store.claim(offsetstore_group, broker, topics=[topic], mirror_every=OFTEN) as claim:
+        wait_until(lambda: not store.offsets(offsetstore_group)[p0].pinned)
+        assert copied(broker, offsetstore_group, topic)[0] == 10
+        process(store, claim, p0, 20)
+    assert copied(broker, offsetstore_group, topic)[0] == 20
+
+
+@pytest.mark.behaviour("MIRROR-5", "MIRROR-2")
+def test_a_broker_that_goes_away_costs_a_job_nothing_but_seconds_at_its_end(  # noqa: PLR0917 - fixtures
+    store: OffsetStore,
+    topic: str,
+    offsetstore_group: str,
+    offsetstore_kafka: KafkaBroker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mirrors, "LAST_COMMIT", 1)
+    p0 = TopicPartition(topic, 0)
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=1)
+    claim = store.claim(offsetstore_group, broker, topics=[topic], mirror_every=0.1)
+    mirror = claim.mirror
+    assert mirror is not None
+    wait_until(lambda: mirror.last_success)
+    stubborn = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=60)
+    ending = store.claim(f"{offsetstore_group}-b", stubborn, topics=[topic], mirror_every=SELDOM)
+    offsetstore_kafka.stop()
+    try:
+        process(store, claim, p0, 10)
+        wait_until(lambda: mirror.failures >= 2)
+        process(store, claim, p0, 20)
+        began = time.monotonic()
+        ending.close()
+        assert time.monotonic() - began < 4
+    finally:
+        offsetstore_kafka.start()
+    patient = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
+    wait_until(lambda: copied(patient, offsetstore_group, topic).get(0) == 20, timeout=60)
+    wait_until(lambda: "copied to Kafka again" in caplog.text)
+    claim.close()
+    messages = [record.message for record in caplog.records if f"{offsetstore_group!r}" in record.message]
+    assert ["can't be copied" in messages[0], "copied to Kafka again" in messages[1], len(messages)] == [True, True, 2]
+
+
+@pytest.mark.behaviour("MIRROR-6", "META-11")
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_metadata_goes_with_the_stamp_as_long_as_kafka_takes_it(
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str, over: int
+) -> None:
+    p0 = TopicPartition(topic, 0)
+    with store.claim(offsetstore_group, broker, topics=[topic]) as claim:
+        stamp = Stamp(store.database.store_id(), claim.token.epoch)
+        room = MAX_BYTES - len(stamp.text()) - 2  # as JSON it has quotes
+        process(store, claim, p0, 40, metadata="x" * (room + over))
+    assert claim.mirror is not None
+    assert not claim.mirror._bare, "Kafka has refused it"
+
+    found = broker.view(offsetstore_group, [topic]).committed[p0]
+    assert found.next_offset == 40
+    assert Stamp.of(found) == stamp
+    assert (found.metadata == stamp.text()) == (over > 0)

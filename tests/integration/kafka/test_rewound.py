@@ -1,0 +1,208 @@
+"""A database that is older than its copy in Kafka, and a reset that is newer: which of the two counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import psycopg
+import pytest
+
+from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
+from offsetstore.errors import ForeignStore, StoreRewound
+from offsetstore.kafka.admin import Record, produce
+from offsetstore.offsets import CommittedOffset
+from offsetstore.stamp import Stamp
+from offsetstore.starting import Reason
+from offsetstore.store.migrate import upgrade
+from offsetstore.store.url import make_engine
+from tests.support.mirrored_job import copied, process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore import Claim
+    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.testing.fixtures import NewTopic
+
+Override = Literal["stored", "kafka"]
+TOO_LONG = "x" * 5000  # for Kafka, so that only the stamp is there
+
+
+@pytest.fixture
+def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def p0(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> TopicPartition:
+    """The partition of a topic, with fifty records."""
+    topic = offsetstore_topic(1)
+    produce(offsetstore_kafka.bootstrap_servers, topic, [Record(b"x", partition=0)] * 50)
+    return TopicPartition(topic, 0)
+
+
+@pytest.fixture
+def url(offsetstore_database: str) -> str:
+    execute(offsetstore_database, "CREATE TABLE results (record bigint NOT NULL)")
+    return offsetstore_database
+
+
+def execute(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def migrate(url: str, *, schema: str | None = None) -> None:
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        upgrade(connection, schema=schema)
+    engine.dispose()
+
+
+def run_job(url: str, group: str, broker: Broker, tp: TopicPartition, until: int, *, metadata: object = None) -> None:
+    """A job from its start to a clean stop, mirror included."""
+    with OffsetStore.connect(url) as store:
+        process(store, store.claim(group, broker, topics=[tp.topic]), tp, until, metadata=metadata)
+
+
+def start(store: OffsetStore, group: str, broker: Broker, tp: TopicPartition, **more: Any) -> tuple[int, Reason]:
+    """Start a job that dies before its mirror's first turn; where it started, and why."""
+    claim: Claim = store.claim(group, broker, topics=[tp.topic], mirror_every=more.pop("mirror_every", None), **more)
+    assert claim.starting is not None
+    one = claim.starting.starts[tp]
+    return one.offset, one.reason
+
+
+@pytest.mark.behaviour("START-6")
+@pytest.mark.parametrize("override", ["stored", "kafka"])
+def test_a_restored_backup_stops_the_start_until_somebody_decides_and_the_decision_sticks(  # noqa: PLR0917 - fixtures
+    offsetstore_postgres: PostgresServer, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str,
+    override: Override,
+) -> None:  # fmt: skip
+    name = url.rpartition("/")[2]
+    backup = f"{name}_backup"
+    run_job(url, offsetstore_group, broker, p0, 20)
+    offsetstore_postgres.create_database(backup, template=name)
+    run_job(url, offsetstore_group, broker, p0, 40, metadata=TOO_LONG)
+    offsetstore_postgres.drop_database(name)
+    offsetstore_postgres.create_database(name, template=backup)
+    offsetstore_postgres.drop_database(backup)
+
+    group = offsetstore_group
+    with OffsetStore.connect(url) as store:
+        before = store.owner(group), store.history(group)
+        with pytest.raises(StoreRewound, match="older than our own copy in Kafka") as caught:
+            start(store, group, broker, p0)
+        assert caught.value.topic_partition == p0
+        assert caught.value.found == "offset 20 stored"
+        assert str(caught.value.expected).startswith("at least 40, which store ")
+        assert (store.owner(group), store.history(group)) == before
+        with pytest.raises(StoreRewound):
+            resolve_starting_offsets(broker, group=group, topics=[p0.topic], store=store)
+
+        offset = {"stored": 20, "kafka": 40}[override]
+        reason = {"stored": Reason.REWOUND_STORED, "kafka": Reason.REWOUND_KAFKA}[override]
+        assert start(store, group, broker, p0, policy=StartPolicy(on_rewound=override)) == (offset, reason)
+        [line] = [line for line in store.history(group) if line.event == "rewound"]
+        assert (line.topic_partition, line.from_offset, line.to_offset) == (p0, 20, offset)
+        for _ in range(3):
+            assert start(store, group, broker, p0) == (offset, Reason.PINNED)
+        assert copied(broker, group, p0.topic)[0] == 40
+        assert start(store, group, broker, p0, mirror_every=600) == (offset, Reason.PINNED)
+    assert copied(broker, group, p0.topic)[0] == offset  # the store was closed, and with it the claim
+    with OffsetStore.connect(url) as store:
+        assert start(store, group, broker, p0) == (offset, Reason.STORED)
+
+
+@pytest.mark.behaviour("START-6")
+@pytest.mark.parametrize("override", ["stored", "kafka"])
+def test_a_store_that_lost_its_tables_knows_its_copies_again(
+    offsetstore_empty_database: str, broker: Broker, p0: TopicPartition, offsetstore_group: str, override: Override
+) -> None:
+    url = offsetstore_empty_database
+    migrate(url)
+    execute(url, "CREATE TABLE results (record bigint NOT NULL)")
+    run_job(url, offsetstore_group, broker, p0, 40)
+    execute(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public", "DROP SCHEMA offsetstore_staging CASCADE")
+    migrate(url)
+
+    with OffsetStore.connect(url) as store:
+        with pytest.raises(StoreRewound) as caught:
+            start(store, offsetstore_group, broker, p0)
+        assert caught.value.found == "no stored offset"
+        offset = {"stored": 0, "kafka": 40}[override]
+        decided = start(store, offsetstore_group, broker, p0, policy=StartPolicy(on_rewound=override))
+        assert decided[0] == offset
+        assert start(store, offsetstore_group, broker, p0) == (offset, Reason.PINNED)
+        assert [line.event for line in store.history(offsetstore_group) if line.topic_partition] == ["rewound"]
+
+
+@pytest.mark.behaviour("START-6", "OPS-8")
+def test_who_a_store_is_does_not_depend_on_the_rights_of_who_asks(
+    offsetstore_postgres: PostgresServer, offsetstore_empty_database: str
+) -> None:
+    name = offsetstore_empty_database.rpartition("/")[2]
+    role = f"owner_{name}"
+    execute(offsetstore_empty_database, f"CREATE ROLE {role} LOGIN", f"ALTER DATABASE {name} OWNER TO {role}")
+    plain = offsetstore_empty_database.replace("//postgres@", f"//{role}@")
+    found: list[object] = []
+    for url in (plain, plain, offsetstore_empty_database):
+        execute(offsetstore_empty_database, "DROP SCHEMA IF EXISTS offsetstore CASCADE", "CREATE SCHEMA offsetstore")
+        execute(offsetstore_empty_database, f"ALTER SCHEMA offsetstore OWNER TO {role}")
+        migrate(url, schema="offsetstore")
+        with OffsetStore.connect(url, schema="offsetstore") as store:
+            found.append(store.database.store_id())
+    execute(offsetstore_empty_database, f"REASSIGN OWNED BY {role} TO postgres", f"DROP OWNED BY {role}")
+    execute(offsetstore_empty_database, f"DROP ROLE {role}")
+    assert len(set(found)) == 1
+
+
+@pytest.mark.behaviour("START-9")
+def test_what_another_store_has_copied_is_refused_and_a_group_of_one_s_own_in_kafka_is_the_way_out(
+    offsetstore_empty_database: str, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
+) -> None:
+    other = offsetstore_empty_database
+    migrate(other)
+    execute(other, "CREATE TABLE results (record bigint NOT NULL)")
+    run_job(other, offsetstore_group, broker, p0, 40)
+
+    with OffsetStore.connect(url) as store:
+        with pytest.raises(ForeignStore, match="another offsetstore") as caught:
+            start(store, offsetstore_group, broker, p0)
+        assert caught.value.expected == f"store {store.database.store_id()}"
+        assert store.owner(offsetstore_group) is None
+        own = f"{offsetstore_group}-own"
+        assert start(store, offsetstore_group, broker, p0, kafka_group=own)[0] == 0
+    run_job(other, offsetstore_group, broker, p0, 45)
+
+
+@pytest.mark.behaviour("START-21")
+def test_a_reset_sticks_through_restarts_and_against_a_zombie_s_last_copy(
+    url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
+) -> None:
+    group = offsetstore_group
+    run_job(url, group, broker, p0, 40)
+    late = broker.view(group, [p0.topic]).committed[p0]
+    with OffsetStore.connect(url) as store:
+        store.reset(group, {p0: 10}, reason="wrong rates")
+        for _ in range(3):  # it dies each time before its mirror has its turn
+            assert start(store, group, broker, p0) == (10, Reason.PINNED)
+        broker.commit(group, {p0: CommittedOffset(45)})  # another tool
+        assert start(store, group, broker, p0) == (10, Reason.PINNED)
+
+    run_job(url, group, broker, p0, 12)  # a whole run: the pin is off
+    broker.commit(group, {p0: late})
+    with OffsetStore.connect(url) as store:
+        for _ in range(3):
+            assert start(store, group, broker, p0) == (12, Reason.STORED)
+        process(store, store.claim(group, broker, topics=[p0.topic]), p0, 20)
+    found = broker.view(group, [p0.topic]).committed[p0]
+    assert found.next_offset == 20
+    stamp, old = Stamp.of(found), Stamp.of(late)
+    assert stamp is not None
+    assert old is not None
+    assert stamp.epoch > old.epoch

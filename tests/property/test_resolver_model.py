@@ -1,0 +1,116 @@
+"""The resolver against a second one, written down from the design's table and sharing nothing with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from offsetstore.errors import StartError
+from offsetstore.offsets import (
+    BrokerView,
+    CommittedOffset,
+    StoredOffset,
+    Token,
+    TopicLog,
+    TopicPartition,
+    Watermarks,
+)
+from offsetstore.policy import StartPolicy
+from offsetstore.resolver import resolve
+from offsetstore.stamp import Stamp
+
+if TYPE_CHECKING:
+    from offsetstore.policy import OnDataLoss, OnRewound, Prefer
+
+P0 = TopicPartition("payments", 0)
+US, THEM = UUID(int=7), UUID(int=8)
+END = 6
+
+numbers = st.integers(0, END + 1)
+rows = st.none() | st.tuples(numbers, st.booleans(), st.integers(0, 3))
+copies = st.none() | st.tuples(numbers, st.sampled_from([None, (US, 1), (US, 2), (US, 3), (THEM, 2)]))
+
+
+def expected(  # noqa: C901, PLR0912 - the table as it stands, row after row
+    row: tuple[int, bool, int] | None,
+    committed: tuple[int, tuple[UUID, int] | None] | None,
+    adopted: int | None,
+    beginning: int,
+    policy: StartPolicy,
+) -> int | str:
+    """An offset, or the name of the error."""
+    stored = row[0] if row else None
+    in_kafka, stamp = committed or (None, None)
+    foreign = False
+    if row is not None and row[1]:
+        start = row[0]
+    elif stamp is not None and stamp[0] == THEM:
+        return "ForeignStore"
+    elif stamp is not None and in_kafka is not None and row is not None and (in_kafka <= row[0] or stamp[1] < row[2]):
+        start = row[0]
+    elif stamp is not None and in_kafka is not None:
+        if policy.on_rewound == "fail":
+            return "StoreRewound"
+        start = in_kafka if policy.on_rewound == "kafka" else beginning if stored is None else stored
+    elif stored is None and adopted is not None:
+        start = adopted
+    elif stored is not None and in_kafka is not None:
+        if policy.prefer == "agree" and stored != in_kafka:
+            return "OffsetsDisagree"
+        foreign = policy.prefer == "larger" and in_kafka > stored
+        start = in_kafka if foreign else stored
+    elif stored is not None:
+        start = stored
+    elif in_kafka is not None:
+        foreign, start = True, in_kafka
+    else:
+        start = beginning
+    if start > END:
+        return "OffsetOutOfRange" if foreign else "TopicRecreated"
+    if start < beginning:
+        return beginning if policy.on_data_loss == "earliest" else "OffsetOutOfRange"
+    return start
+
+
+@pytest.mark.behaviour("START-1", "START-2", "START-3", "START-4", "START-6", "START-9", "START-20", "START-21")
+@given(
+    rows,
+    copies,
+    st.none() | numbers,
+    st.integers(0, END),
+    st.sampled_from(["larger", "stored", "agree"]),
+    st.sampled_from(["fail", "earliest"]),
+    st.sampled_from(["fail", "stored", "kafka"]),
+)
+@example((4, False, 2), (6, (US, 1)), None, 0, "larger", "fail", "fail")  # a copy of before a reset
+@example((4, False, 2), (6, (US, 2)), None, 0, "larger", "fail", "fail")  # a rewound row
+@example(None, (6, (US, 2)), 3, 0, "larger", "fail", "fail")  # a lost row, although there is a checkpoint
+def test_it_starts_where_the_table_says(  # noqa: PLR0917 - hypothesis fills them in
+    row: tuple[int, bool, int] | None,
+    committed: tuple[int, tuple[UUID, int] | None] | None,
+    adopted: int | None,
+    beginning: int,
+    prefer: Prefer,
+    on_data_loss: OnDataLoss,
+    on_rewound: OnRewound,
+) -> None:
+    policy = StartPolicy(prefer, on_data_loss=on_data_loss, on_rewound=on_rewound)
+    stored = {P0: StoredOffset(row[0], Token(9, US), pinned=row[1], pinned_epoch=row[2])} if row else {}
+    in_kafka: dict[TopicPartition, CommittedOffset] = {}
+    if committed is not None:
+        stamp = Stamp(*committed[1]).text("more") if committed[1] else "another tool's"
+        in_kafka[P0] = CommittedOffset(committed[0], stamp)
+    view = BrokerView("cluster", {"payments": TopicLog("id", {0: Watermarks(beginning, END)})}, in_kafka)
+
+    found: int | str
+    try:
+        checkpoint = {} if adopted is None else {P0: adopted}
+        found = resolve(stored, view, policy, store_id=US, adopted=checkpoint).offsets[P0]
+    except StartError as error:
+        found = type(error).__name__
+
+    assert found == expected(row, committed, adopted, beginning, policy)

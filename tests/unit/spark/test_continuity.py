@@ -1,0 +1,89 @@
+"""A batch of a kept checkpoint goes on exactly where the database stands, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap
+from offsetstore.offsets import TopicPartition
+from offsetstore.replay import Outcome
+from offsetstore.spark.continuity import judge
+
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+
+
+def outcome(
+    batch_id: int, mark: int | None, *, begin: int, end: int, stored: int, stored_1: int = 7, at_1: int = 7
+) -> Outcome:
+    """Partition 1 stands still."""
+    return judge(
+        batch_id, mark, begin={P0: begin, P1: at_1}, end={P0: end, P1: at_1}, stored={P0: stored, P1: stored_1}
+    )
+
+
+@pytest.mark.behaviour("SINK-6")
+@pytest.mark.parametrize("mark", [None, 7])
+@pytest.mark.parametrize("end", [40, 60])
+def test_a_batch_that_begins_where_the_store_stands_is_applied_with_data_or_without(mark: int | None, end: int) -> None:
+    assert outcome(8, mark, begin=40, end=end, stored=40) is Outcome.APPLY
+
+
+@pytest.mark.behaviour("SINK-6")
+@pytest.mark.parametrize("begin", [40, 60])
+def test_the_marked_batch_is_skipped_with_data_or_without(begin: int) -> None:
+    """Killed after the database's COMMIT and before Spark's."""
+    assert outcome(8, 8, begin=begin, end=60, stored=60) is Outcome.SKIP
+
+
+@pytest.mark.behaviour("START-15")
+@pytest.mark.parametrize("mark", [None, 7])
+def test_a_committed_end_beyond_the_store_is_ahead(mark: int | None) -> None:
+    with pytest.raises(CheckpointAhead, match="30 stored; expected 40") as caught:
+        outcome(8, mark, begin=40, end=60, stored=30)
+    assert caught.value.topic_partition == P0
+
+
+@pytest.mark.behaviour("START-15")
+@pytest.mark.parametrize("mark", [None, 7])
+@pytest.mark.parametrize("stored", [50, 60, 70])
+def test_a_committed_end_below_the_store_is_behind(mark: int | None, stored: int) -> None:
+    with pytest.raises(CheckpointBehind, match=f"{stored} stored; expected 40"):
+        outcome(8, mark, begin=40, end=60, stored=stored)
+
+
+@pytest.mark.behaviour("START-15")
+def test_a_partition_without_new_records_counts_as_well() -> None:
+    with pytest.raises(CheckpointAhead):
+        outcome(8, 7, begin=40, end=60, stored=40, stored_1=6)
+    with pytest.raises(CheckpointBehind):
+        outcome(8, 7, begin=40, end=60, stored=40, stored_1=8)
+
+
+@pytest.mark.behaviour("START-15")
+def test_a_missing_batch_without_data_is_seen_by_its_number() -> None:
+    """The database was restored to before a batch in which a window came out; the offsets are the same."""
+    with pytest.raises(CheckpointAhead, match="batch 6 in the database; expected batch 7"):
+        outcome(8, 6, begin=40, end=60, stored=40)
+
+
+@pytest.mark.behaviour("START-15")
+def test_a_batch_below_the_mark_is_another_one_than_it_was() -> None:
+    """An older copy of the checkpoint makes new batches under the old numbers."""
+    with pytest.raises(CheckpointBehind, match="found batch 7; expected batch 8 or 9"):
+        outcome(7, 8, begin=40, end=40, stored=40)
+
+
+@pytest.mark.behaviour("START-15")
+@pytest.mark.parametrize(("end", "error"), [(60, CheckpointAhead), (40, CheckpointBehind)])
+def test_the_marked_batch_with_another_end_is_another_one(end: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match="batch 8, which is in the results, ends"):
+        outcome(8, 8, begin=30, end=end, stored=50)
+
+
+@pytest.mark.behaviour("START-15")
+def test_a_new_checkpoint_begins_at_the_stored_offset_or_says_how_it_would() -> None:
+    assert outcome(0, None, begin=40, end=60, stored=40) is Outcome.APPLY
+    with pytest.raises(OffsetGap, match=r"claim\.starting_offsets"):
+        outcome(0, None, begin=50, end=60, stored=40)
+    with pytest.raises(CheckpointBehind, match=r"claim\.starting_offsets"):
+        outcome(0, None, begin=0, end=60, stored=40)

@@ -1,0 +1,433 @@
+"""What the mirror copies to Kafka, when, and what it does where Kafka or the database won't have it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import OffsetRange, StartPolicy, TopicPartition
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, StoreRewound
+from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
+from offsetstore.stamp import Stamp
+from offsetstore.store import mirror as mirrors
+from offsetstore.store.session import NewOffset
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from offsetstore import Claim
+    from offsetstore.store.mirror import Mirror
+
+GROUP = "billing"
+P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+OFTEN = 0.01
+SELDOM = 600.0
+
+
+class StrictBroker(StaticBroker):
+    """Takes texts of ``longest`` characters."""
+
+    longest = 100
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        if any(len(offset.metadata or "") > self.longest for offset in offsets.values()):
+            self.asked.append("refused")
+            what = "too long"
+            raise MetadataRefused(what)
+        super().commit(group, offsets)
+
+
+class TimedBroker(StaticBroker):
+    """Notes when it was asked to commit."""
+
+    def __init__(self, current: Any) -> None:
+        super().__init__(current)
+        self.times: list[float] = []
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        self.times.append(time.monotonic())
+        super().commit(group, offsets)
+
+
+class HangingBroker(StaticBroker):
+    """Does not answer until it is told to."""
+
+    answers = threading.Event()
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        assert self.answers.wait(20)
+        super().commit(group, offsets)
+
+
+@pytest.fixture
+def store() -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore() as made:
+        yield made
+
+
+@pytest.fixture
+def broker() -> StaticBroker:
+    return StaticBroker.with_topics({"payments": 3}, end=100)
+
+
+def advance(store: InMemoryOffsetStore, claim: Claim, tp: TopicPartition, until: int, metadata: object = None) -> None:
+    row = store.offsets(claim.group).get(tp)
+    with store.transaction(claim) as tx:
+        plan = tx.lock({tp: OffsetRange(row.next_offset if row else 0, until)})
+        tx.advance({tp: plan[tp].remaining}, metadata=metadata)
+
+
+def copied(broker: StaticBroker) -> dict[TopicPartition, int]:
+    return {tp: offset.next_offset for tp, offset in broker.current.committed.items()}
+
+
+def of(claim: Claim) -> Mirror:
+    assert claim.mirror is not None
+    return claim.mirror
+
+
+# -- what is copied
+
+
+@pytest.mark.behaviour("MIRROR-2", "MIRROR-6")
+def test_a_clean_stop_copies_what_is_stored_each_with_the_stamp_and_the_job_s_metadata_after_it(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    with store.claim(GROUP, broker, mirror_every=SELDOM, kafka_group="billing-in-kafka") as claim:
+        advance(store, claim, P0, 40, metadata={"trace": "7f3a"})
+        assert broker.commits == []
+
+    stamp = Stamp(store.database.store_id(), claim.token.epoch)
+    assert broker.commits == [
+        (
+            "billing-in-kafka",
+            {
+                P0: CommittedOffset(40, f'offsetstore:1:{stamp.store_id}:1;{{"trace":"7f3a"}}'),
+                P1: CommittedOffset(0, stamp.text()),  # so that Kafka shows the lag of what was never read, too
+                P2: CommittedOffset(0, stamp.text()),
+            },
+        )
+    ]
+    assert {Stamp.of(offset) for offset in broker.current.committed.values()} == {stamp}
+
+
+def test_only_what_has_changed_is_copied_again(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: broker.commits)
+    advance(store, claim, P1, 7)
+    wait_until(lambda: copied(broker)[P1] == 7)
+    quiet = of(claim).last_success
+    wait_until(lambda: of(claim).last_success != quiet)
+
+    assert [list(offsets) for _, offsets in broker.commits] == [[P0, P1, P2], [P1]]
+
+
+def test_all_is_copied_again_before_kafka_forgets_it(
+    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirrors, "_ALL_AGAIN", 0.05)
+    store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: len(broker.commits) > 2)
+
+    assert {len(offsets) for _, offsets in broker.commits} == {3}
+
+
+@pytest.mark.behaviour("MIRROR-2")
+def test_it_copies_at_most_as_often_as_it_was_told(store: InMemoryOffsetStore) -> None:
+    broker = TimedBroker(StaticBroker.with_topics({"payments": 1}, end=1000).current)
+    claim = store.claim(GROUP, broker, mirror_every=0.1)
+    began, until = time.monotonic(), 0
+    while len(broker.times) < 4:
+        until += 1
+        advance(store, claim, P0, until)
+
+    gaps = [later - earlier for earlier, later in zip([began, *broker.times], broker.times, strict=False)]
+    assert min(gaps) >= 0.09
+    assert until > len(broker.times)
+
+
+def test_a_partition_that_comes_while_the_job_runs_is_copied_too(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
+    new = TopicPartition("payments", 3)
+    broker.current.topics["payments"].partitions[3] = Watermarks(0, 10)
+    advance(store, claim, new, 5)
+    claim.close()
+
+    assert copied(broker)[new] == 5
+
+
+def test_partitions_that_kafka_does_not_show_to_the_job_are_left_alone(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    store.claim(GROUP, broker, mirror_every=None).close()
+    store.claim(GROUP, StaticBroker.with_topics({"refunds": 1}), mirror_every=None).close()
+    two = {number: Watermarks(0, 100) for number in range(2)}
+    broker.current = replace(broker.current, topics={"payments": TopicLog("payments-id", two)})
+    store.claim(GROUP, broker, mirror_every=SELDOM).close()
+
+    assert copied(broker) == {P0: 0, P1: 0}
+
+
+@pytest.mark.parametrize("arguments", [{"mirror_every": None}, {"topics": ["payments"], "broker": None}, {}])
+def test_there_is_no_mirror_where_there_is_nothing_to_copy_to(
+    store: InMemoryOffsetStore, broker: StaticBroker, arguments: dict[str, Any]
+) -> None:
+    class ReadOnly:
+        """A broker that somebody made for job starts alone."""
+
+        topics, view, topic_ids = broker.topics, broker.view, broker.topic_ids
+
+    given: dict[str, Any] = {"broker": broker, **(arguments or {"broker": ReadOnly()})}
+    with store.claim(GROUP, **given) as claim:
+        assert claim.mirror is None
+    assert broker.commits == []
+
+
+@pytest.mark.parametrize("every", [0, -1, float("inf"), float("nan")])
+def test_an_interval_that_cant_be_right_is_refused(
+    store: InMemoryOffsetStore, broker: StaticBroker, every: float
+) -> None:
+    with pytest.raises(ConfigurationError, match="mirror_every"):
+        store.claim(GROUP, broker, mirror_every=every)
+    assert store.owner(GROUP) is None
+
+
+# -- who may copy
+
+
+@pytest.mark.behaviour("MIRROR-3")
+def test_a_stale_claim_copies_nothing_not_even_at_its_end(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    stale = store.claim(GROUP, broker, mirror_every=SELDOM)
+    advance(store, stale, P0, 40)
+    store.claim(GROUP, broker, mirror_every=None)
+    stale.close()
+
+    assert broker.commits == []
+    assert of(stale).ended == "the claim has been taken over"
+
+
+@pytest.mark.behaviour("MIRROR-3", "START-6")
+def test_a_database_that_is_restored_under_the_job_does_not_pull_the_copy_back(
+    store: InMemoryOffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    advance(store, claim, P0, 40)
+    wait_until(lambda: copied(broker).get(P0) == 40)
+    session = store.database.begin(name="restore")
+    session.set_partitions(GROUP, claim.token, {P0: NewOffset(10, None, None, pinned=False)})
+    session.commit()
+
+    wait_until(lambda: of(claim).ended)
+    claim.close()
+    assert copied(broker)[P0] == 40
+    assert caplog.text.count("its database is older than what was copied from it") == 1
+
+
+# -- what stands in the way
+
+
+@pytest.mark.behaviour("MIRROR-5")
+def test_an_outage_costs_a_warning_at_its_beginning_and_its_end_and_is_counted(
+    store: InMemoryOffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: broker.commits)
+    assert of(claim).failures == 0
+    before = of(claim).last_success
+    broker.error = BrokerUnavailable("no answer")
+    advance(store, claim, P0, 40)
+    wait_until(lambda: of(claim).failures >= 3)
+    advance(store, claim, P0, 50)
+    broker.error = None
+    wait_until(lambda: copied(broker)[P0] == 50)
+    wait_until(lambda: of(claim).last_success != before)
+
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 2
+    assert "can't be copied to Kafka; the job goes on" in warnings[0]
+    assert "no answer" in warnings[0]
+    assert "copied to Kafka again" in warnings[1]
+    assert of(claim).ended is None
+
+
+@pytest.mark.behaviour("MIRROR-5")
+def test_an_error_that_nobody_foresaw_does_not_end_it(
+    store: InMemoryOffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.commit_error = ZeroDivisionError()  # pyright: ignore[reportAttributeAccessIssue] - just what it should not raise
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: of(claim).failures)
+    broker.commit_error = None
+    wait_until(lambda: broker.commits)
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.behaviour("MIRROR-5")
+def test_a_broker_that_says_no_is_asked_less_often(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    broker.commit_error = BrokerRefused("the group has members")
+    claim = store.claim(GROUP, broker, mirror_every=0.05)
+    wait_until(lambda: of(claim).failures)
+    began = time.monotonic()
+    wait_until(lambda: of(claim).failures == 2)
+    assert time.monotonic() - began > 0.4
+    broker.commit_error = None
+    claim.close()
+    assert copied(broker) == {P0: 0, P1: 0, P2: 0}
+
+
+@pytest.mark.behaviour("MIRROR-5", "MIRROR-2")
+def test_the_end_of_the_job_waits_for_a_silent_broker_in_vain_and_not_for_long(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mirrors, "LAST_COMMIT", 0.2)
+    broker = HangingBroker(StaticBroker.with_topics({"payments": 3}, end=100).current)
+    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
+    began = time.monotonic()
+    claim.close()
+    assert time.monotonic() - began < 2
+    assert caplog.text.count("ends without its last commit to Kafka") == 1
+    claim.close()
+    assert caplog.text.count("ends without its last commit to Kafka") == 1
+    broker.answers.set()
+
+
+@pytest.mark.behaviour("MIRROR-6")
+def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOffsetStore) -> None:
+    broker = StrictBroker(StaticBroker.with_topics({"payments": 1}, end=100).current)
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    advance(store, claim, P0, 40, metadata="x" * 100)
+    wait_until(lambda: copied(broker).get(P0) == 40)
+    advance(store, claim, P0, 50, metadata="y" * 100)
+    wait_until(lambda: copied(broker)[P0] == 50)
+
+    assert {offset.metadata for _, offsets in broker.commits for offset in offsets.values()} == {
+        Stamp(store.database.store_id(), 1).text()
+    }
+    assert broker.asked.count("refused") == 1
+    assert of(claim).failures == 0
+
+
+@pytest.mark.behaviour("META-11", "MIRROR-6")
+def test_metadata_that_is_too_long_for_any_broker_is_not_sent(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
+        advance(store, claim, P0, 40, metadata="x" * 5000)
+
+    assert broker.current.committed[P0].metadata == Stamp(store.database.store_id(), 1).text()
+
+
+@pytest.mark.behaviour("MIRROR-6")
+def test_a_broker_that_refuses_even_the_stamp_gets_nothing(
+    store: InMemoryOffsetStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = StrictBroker(StaticBroker.with_topics({"payments": 1}, end=100).current)
+    broker.longest = 20
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: of(claim).ended)
+    advance(store, claim, P0, 40)
+    claim.close()
+
+    assert broker.commits == []
+    assert caplog.text.count("Kafka does not take its mark") == 1
+
+
+# -- pins
+
+
+@pytest.mark.behaviour("START-21")
+def test_a_pin_comes_off_when_kafka_has_the_copy_and_not_before(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
+        advance(store, claim, P0, 40)
+    store.reset(GROUP, {P0: 10}, reason="again")
+    broker.commit_error = BrokerUnavailable("no answer")
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: of(claim).failures > 1)
+    assert store.offsets(GROUP)[P0].pinned
+    assert copied(broker)[P0] == 40
+
+    broker.commit_error = None
+    wait_until(lambda: not store.offsets(GROUP)[P0].pinned)
+    assert copied(broker)[P0] == 10
+
+
+@pytest.mark.behaviour("START-21")
+def test_a_pin_whose_row_is_locked_comes_off_later(
+    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirrors, "_LOCK_SECONDS", 0.02)
+    store.claim(GROUP, broker, mirror_every=None).close()
+    store.reset(GROUP, {P1: 10}, reason="again")
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    with store.transaction(claim) as tx:
+        plan = tx.lock({P1: OffsetRange(10, 20)})
+        wait_until(lambda: broker.commits)
+        success = of(claim).last_success
+        wait_until(lambda: of(claim).last_success != success)
+        assert store.offsets(GROUP)[P1].pinned
+        tx.advance({P1: plan[P1].remaining})
+    wait_until(lambda: not store.offsets(GROUP)[P1].pinned)
+    assert store.offsets(GROUP)[P1].next_offset == 20
+
+
+# -- what the next start makes of it
+
+
+@pytest.mark.behaviour("START-21")
+def test_a_stale_job_s_copy_that_comes_after_everything_else_does_not_count(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
+        advance(store, claim, P0, 40)
+    late = broker.current.committed[P0]
+    store.reset(GROUP, {P0: 10}, reason="again")
+    store.claim(GROUP, broker, mirror_every=SELDOM).close()
+    assert not store.offsets(GROUP)[P0].pinned
+    broker.commit(GROUP, {P0: late})
+
+    for _ in range(2):
+        again = store.claim(GROUP, broker, mirror_every=None)
+        assert again.starting is not None
+        assert again.starting.offsets[P0] == 10
+
+
+@pytest.mark.behaviour("START-6")
+@pytest.mark.parametrize("override", ["stored", "kafka"])
+def test_after_a_restore_epochs_go_on_above_those_that_kafka_has_seen(
+    store: InMemoryOffsetStore, broker: StaticBroker, override: Any
+) -> None:
+    copy = CommittedOffset(40, Stamp(store.database.store_id(), 9).text())
+    store.claim(GROUP, broker, mirror_every=None).close()
+    broker.current = replace(broker.current, committed={P0: copy})
+
+    claim = store.claim(GROUP, broker, policy=StartPolicy(on_rewound=override), mirror_every=SELDOM)
+    assert claim.token.epoch == 10
+    claim.close()
+    broker.commit(GROUP, {P0: replace(copy, next_offset=50)})  # by a job of the lost database
+
+    again = store.claim(GROUP, broker, mirror_every=None)
+    assert again.starting is not None
+    assert again.starting.offsets[P0] == {"stored": 0, "kafka": 40}[override]
+
+
+@pytest.mark.behaviour("START-6")
+def test_a_rewound_row_is_noticed_also_after_claims_that_did_not_look_at_it(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    store.claim(GROUP, broker, mirror_every=None).close()
+    copy = CommittedOffset(40, Stamp(store.database.store_id(), 1).text())
+    broker.current = replace(broker.current, committed={P0: copy})
+    store.claim(GROUP, topics=["payments"]).close()
+    store.reset(GROUP, {P1: 7}, reason="another partition")
+
+    with pytest.raises(StoreRewound, match="the database is older than our own copy"):
+        store.claim(GROUP, broker)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from offsetstore.offsets import CommittedOffset
+from offsetstore.stamp import MAX_BYTES, Stamp, latest_epoch
+
+US, THEM = UUID(int=7), UUID(int=8)
+
+
+@pytest.mark.behaviour("MIRROR-6")
+@pytest.mark.parametrize("metadata", [None, "", "text", '{"a": "ü;☃"}', "offsetstore:1:no stamp", "\n"])
+def test_it_is_read_back_whatever_follows_it(metadata: str | None) -> None:
+    text = Stamp(US, 42).text(metadata)
+
+    assert text.endswith(metadata or ";")
+    assert Stamp.of(CommittedOffset(7, text)) == Stamp(US, 42)
+
+
+@pytest.mark.behaviour("META-11")
+@pytest.mark.parametrize("letter", ["x", "ü", "☃"])
+def test_metadata_that_would_make_it_too_long_is_left_out(letter: str) -> None:
+    stamp = Stamp(US, 1)
+    room = MAX_BYTES - len(stamp.text())
+    fits = letter * (room // len(letter.encode()))
+
+    assert stamp.text(fits) == stamp.text() + fits
+    assert len(stamp.text(fits).encode()) <= MAX_BYTES
+    assert stamp.text(fits + letter) == stamp.text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "another tool's",
+        '{"trace": 1}',
+        f" offsetstore:1:{US}:1;",
+        f"offsetstore:2:{US}:1;",
+        f"offsetstore:1:{US}:;",
+        f"offsetstore:1:{US}:-1;",
+        f"offsetstore:1:{US}:1.5;",
+        f"offsetstore:1:{US}:{2**63};",
+        f"offsetstore:1:{US}:{'9' * 30};",
+        f"offsetstore:1:{'-' * 36}:1;",
+    ],
+)
+def test_what_others_commit_is_no_stamp(text: str | None) -> None:
+    assert Stamp.of(CommittedOffset(7, text)) is None
+
+
+def test_nothing_committed_has_no_stamp() -> None:
+    assert Stamp.of(None) is None
+
+
+@pytest.mark.behaviour("START-6")
+def test_the_latest_epoch_is_that_of_the_store_s_own_stamps() -> None:
+    texts = [Stamp(US, 3).text(), Stamp(US, 5).text("more"), Stamp(THEM, 9).text(), None, "another tool's"]
+
+    assert latest_epoch([CommittedOffset(1, text) for text in texts], US) == 5
+    assert latest_epoch([], US) == 0
