@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.packaging.building import Distributions
 
 # The same examples in every run, so that a failure in CI is one everywhere. To search for new ones:
 # HYPOTHESIS_PROFILE=search pytest tests/property
@@ -13,3 +18,11 @@ settings.register_profile("search", max_examples=2000, database=None, deadline=N
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours"]
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """The sdist and the wheel, as a release would have them."""
+    from tests.packaging.building import build  # noqa: PLC0415
+
+    return build(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist"))

@@ -11,7 +11,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "MANIFEST.in", "offsetstore", "migrations")
+SOURCES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "MANIFEST.in",
+    "offsetstore",
+    "migrations",
+    "examples",
+)
 TIMEOUT = 300  # seconds, for a command that may have to download
 
 

@@ -1,4 +1,4 @@
-"""What is built and installed, once for all tests of this folder."""
+"""What is installed, once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.packaging.building import Distributions, build, make_venv
+from tests.packaging.building import make_venv
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-@pytest.fixture(scope="session")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
-    """The sdist and the wheel, as a release would have them."""
-    return build(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist"))
+    from tests.packaging.building import Distributions
 
 
 @pytest.fixture(scope="session")

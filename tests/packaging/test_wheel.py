@@ -39,6 +39,11 @@ def test_the_sdist_carries_what_the_wheel_is_built_from(distributions: Distribut
     with tarfile.open(distributions.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "migrations/script.py.mako"} <= names
+    examples = {
+        str(file.relative_to(ROOT)) for file in (ROOT / "examples").rglob("*") if file.suffix not in {"", ".pyc"}
+    }
+    assert examples
+    assert examples <= names
 
 
 def test_the_core_alone_is_imported_from_the_wheel(core_venv: Path, tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""What each example runs on: the built wheel, a Spark of its own, the test's Kafka and PostgreSQL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore.kafka import admin
+from tests.support.examples import Examples, configure_spark, install
+from tests.support.postgres import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from offsetstore.local.kafka import KafkaBroker
+    from tests.packaging.building import Distributions
+
+TOPICS = ("payments", "refunds")
+
+
+@pytest.fixture(scope="session")
+def installed_wheel(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for PYTHONPATH that holds the wheel and nothing else of ours."""
+    return install(distributions.wheel, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def spark_conf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SPARK_CONF_DIR."""
+    return configure_spark(tmp_path_factory.mktemp("spark-conf"))
+
+
+@pytest.fixture
+def database(offsetstore_database: str) -> Iterator[Database]:
+    """A database with our tables."""
+    database = Database(offsetstore_database)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def examples(
+    installed_wheel: Path, offsetstore_kafka: KafkaBroker, offsetstore_database: str, tmp_path: Path
+) -> Iterator[Examples]:
+    """The examples with the topics that they name, which are this test's own."""
+    servers = offsetstore_kafka.bootstrap_servers
+    for topic in TOPICS:
+        admin.create_topic(servers, topic)
+    yield Examples(installed_wheel, tmp_path, offsetstore_database, servers)
+    for topic in TOPICS:
+        admin.delete_topic(servers, topic)
+
+
+@pytest.fixture
+def jobs(examples: Examples, spark_conf_dir: Path) -> Examples:
+    """The same for those that are Spark jobs; each starts a Spark of its own."""
+    return replace(examples, spark_conf_dir=spark_conf_dir)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.examples import Examples
+    from tests.support.postgres import Database
+
+SECOND = 1000
+NINE = 1_772_355_600_000  # 2026-03-01 09:00 UTC, in milliseconds
+PAYMENTS = "SELECT payer, amount::text FROM payments ORDER BY payer, amount"
+
+
+@pytest.mark.behaviour("SINK-11")
+def test_the_cron_job_adds_in_each_run_what_has_come_since_the_last(jobs: Examples, database: Database) -> None:
+    database.execute("CREATE TABLE totals (payer text PRIMARY KEY, payments bigint, amount numeric(12,2))")
+    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"), ("ada", "0.50"))
+    jobs.run("cron_job.py")
+    totals = "SELECT payer, payments, amount::text FROM totals ORDER BY payer"
+    assert database.rows(totals) == [("ada", 2, "2.00"), ("bob", 1, "2.25")]
+
+    jobs.produce("payments", ("ada", "10.00"))
+    jobs.run("cron_job.py")
+
+    assert database.rows(totals) == [("ada", 3, "12.00"), ("bob", 1, "2.25")]
+
+
+@pytest.mark.behaviour("SINK-16")
+def test_the_sink_alone_keeps_ones_own_checkpoint_and_needs_no_kafka_client(jobs: Examples, database: Database) -> None:
+    database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
+    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+    alone = jobs.without("confluent_kafka")
+    with pytest.raises(AssertionError, match="No module named 'confluent_kafka'"):
+        alone.python("-c", "import confluent_kafka")
+    alone.crash("sink_alone.py", "after_sink")
+    checkpoint = jobs.checkpoints / "ledger"
+    identity = (checkpoint / "metadata").read_text(encoding="utf-8")
+    assert not list(checkpoint.glob("commits/[0-9]*"))
+
+    jobs.produce("payments", ("cleo", "3.00"))
+    alone.run("sink_alone.py")
+
+    assert database.rows(PAYMENTS) == [("ada", "1.50"), ("bob", "2.25"), ("cleo", "3.00")]
+    assert (checkpoint / "metadata").read_text(encoding="utf-8") == identity
+    assert sorted(file.name for file in checkpoint.glob("commits/[0-9]*")) == ["0", "1"]
+    assert database.one("SELECT next_offset FROM kafka_partitions WHERE consumer_group = 'ledger'") == 3
+
+
+@pytest.mark.behaviour("SINK-6")
+def test_the_windowed_job_killed_when_a_minute_is_written_writes_it_once(jobs: Examples, database: Database) -> None:
+    database.execute("CREATE TABLE traffic (minute timestamptz, topic text, records bigint)")
+    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"), timestamp_ms=NINE)
+    jobs.produce("refunds", ("ada", "1.50"), timestamp_ms=NINE + 59 * SECOND)
+    jobs.produce("payments", ("cleo", "3.00"), timestamp_ms=NINE + 120 * SECOND)
+    # The first batch moves the watermark, the second, without data, writes what is over.
+    jobs.crash("windowed_job.py", "after_sink:2")
+    traffic = "SELECT to_char(minute AT TIME ZONE 'UTC', 'HH24:MI'), topic, records FROM traffic ORDER BY minute, topic"
+    first_minute = [("09:00", "payments", 2), ("09:00", "refunds", 1)]
+    assert database.rows(traffic) == first_minute
+
+    jobs.produce("refunds", ("cleo", "3.00"), timestamp_ms=NINE + 300 * SECOND)
+    jobs.run("windowed_job.py")
+
+    assert database.rows(traffic) == [*first_minute, ("09:02", "payments", 1)]

@@ -1,0 +1,75 @@
+"""The job that many run today, and the same job made exactly-once."""
+
+from __future__ import annotations
+
+import ast
+from difflib import ndiff
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.examples import EXAMPLES
+
+if TYPE_CHECKING:
+    from tests.support.examples import Examples
+    from tests.support.postgres import Database
+
+PAYMENTS = "SELECT payer, amount::text FROM payments ORDER BY payer, amount"
+TABLE = "CREATE TABLE payments (payer text, amount numeric(12,2))"
+
+
+def statements(name: str) -> list[str]:
+    """The job's statements without its docstring, each as it stands there."""
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    return [ast.get_source_segment(text, node, padded=True) or "" for node in ast.parse(text).body[1:]]
+
+
+def test_three_lines_of_the_query_differ_and_a_claim_stands_where_the_writing_function_was() -> None:
+    existing, exactly_once = statements("existing_job.py"), statements("exactly_once_job.py")
+    [write, query] = [one for one in existing if one not in exactly_once]
+    [imports, claim, new_query] = [one for one in exactly_once if one not in existing]
+
+    assert imports.startswith("from offsetstore import ")
+    assert write.startswith("def write(")
+    assert claim.startswith("claim = ")
+    assert "\n" not in claim
+    difference = list(ndiff(query.splitlines(), new_query.splitlines()))
+    print("\n".join(difference))  # noqa: T201 - `pytest -rP` shows it
+    assert [line.strip() for line in difference if line.startswith("- ")] == [
+        '-     .option("startingOffsets", "earliest")',
+        "-     .writeStream.foreachBatch(write)",
+        '-     .option("checkpointLocation", f"{CHECKPOINTS}/payments")',
+    ]
+    assert [line.rpartition("  # ")[2] for line in difference if line.startswith("+ ")] == ["1", "2", "3"]
+
+
+def test_the_existing_job_writes_a_batch_twice_if_it_died_before_the_checkpoints_commit(
+    jobs: Examples, database: Database
+) -> None:
+    database.execute(TABLE)
+    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+    commit = jobs.checkpoints / "payments" / "commits" / "0"
+    with jobs.running("existing_job.py") as wait_until:
+        wait_until(commit.exists)
+    assert database.rows(PAYMENTS) == [("ada", "1.50"), ("bob", "2.25")]
+
+    for file in commit.parent.iterdir():  # what a crash just before would have left
+        file.unlink()
+    with jobs.running("existing_job.py") as wait_until:
+        wait_until(commit.exists)
+
+    assert database.rows(PAYMENTS) == [("ada", "1.50")] * 2 + [("bob", "2.25")] * 2
+
+
+@pytest.mark.behaviour("SINK-1")
+def test_the_exactly_once_job_killed_there_writes_it_once(jobs: Examples, database: Database) -> None:
+    database.execute(TABLE)
+    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+    jobs.crash("exactly_once_job.py", "after_sink")
+    assert not list(jobs.checkpoints.glob("billing/*/commits/0"))
+
+    jobs.produce("payments", ("cleo", "3.00"))
+    with jobs.running("exactly_once_job.py") as wait_until:
+        wait_until(lambda: database.one("SELECT count(*) FROM payments") == 3)
+
+    assert database.rows(PAYMENTS) == [("ada", "1.50"), ("bob", "2.25"), ("cleo", "3.00")]

@@ -1,0 +1,188 @@
+"""The files of ``examples/``, each run as a user runs it: a process of its own, the built wheel, another directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import make_url
+
+from offsetstore.kafka import admin
+from offsetstore.local.spark import spark_conf, spark_environment
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    WaitUntil = Callable[[Callable[[], object]], object]
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SECONDS = 180
+"""No example takes as long as this."""
+
+# The second compiler costs more than it gives in runs of some seconds.
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+# Python runs it before the example: from where does this process have offsetstore, and may it have a Kafka client?
+_SITECUSTOMIZE = """\
+import importlib.util, os, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in os.environ["EXAMPLES_BLOCKED"].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+with open(os.environ["EXAMPLES_ORIGINS"], "a") as origins:
+    print(importlib.util.find_spec("offsetstore").origin, file=origins)
+"""
+
+
+def install(wheel: Path, directory: Path) -> Path:
+    """Install the wheel into a directory for PYTHONPATH, without asking any registry."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--target", directory, wheel], check=True, timeout=SECONDS)
+    (directory / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
+    return directory
+
+
+def configure_spark(directory: Path) -> Path:
+    """Write a ``spark-defaults.conf`` with what ``spark-submit --packages`` would bring."""
+    conf = spark_conf()
+    conf["spark.driver.extraJavaOptions"] += f" {_QUICK}"
+    lines = [f"{name} {value}" for name, value in {"spark.master": "local[2]", **conf}.items()]
+    (directory / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
+    return directory
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Runs examples in ``directory``, with the addresses of a test's own servers.
+
+    :param wheel: what `install` returned.
+    :param spark_conf_dir: what `configure_spark` returned, where the example is a Spark job.
+    :param blocked: packages that can't be imported there.
+    :param more: further environment variables.
+    """
+
+    wheel: Path
+    directory: Path
+    url: str
+    kafka_servers: str = ""
+    spark_conf_dir: Path | None = None
+    blocked: tuple[str, ...] = ()
+    more: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def without(self, *packages: str) -> Examples:
+        """The same, where some packages are not installed."""
+        return replace(self, blocked=packages)
+
+    def with_environment(self, **more: str) -> Examples:
+        """The same with further environment variables."""
+        return replace(self, more={**self.more, **more})
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the examples keep theirs."""
+        return self.directory / "checkpoints"
+
+    def produce(self, topic: str, *records: tuple[str, str], timestamp_ms: int = 0) -> None:
+        """Append (key, value) to the topic's partition 0."""
+        made = [admin.Record(value.encode(), key.encode(), 0, timestamp_ms) for key, value in records]
+        admin.produce(self.kafka_servers, topic, made)
+
+    def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end, by ``python examples/NAME``."""
+        return self.python(EXAMPLES / name, *arguments)
+
+    def python(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run Python where the examples run, to its end; it must be a good one."""
+        done = self._call(*command)
+        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}"
+        return done
+
+    def crash(self, name: str, failpoint: str) -> None:
+        """Run it until it reaches the failpoint, ``name`` or ``name:nth``, at which it is killed."""
+        done = self.with_environment(OFFSETSTORE_FAILPOINT=failpoint)._call(EXAMPLES / name)
+        assert done.returncode == -signal.SIGKILL, done.stderr[-4000:]
+        assert f"failpoint {failpoint.partition(':')[0]}" in done.stderr
+
+    @contextmanager
+    def running(self, name: str) -> Generator[WaitUntil]:
+        """Start one that runs until it is stopped, and kill it at the end of the block."""
+        log = self.directory / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, EXAMPLES / name],
+                cwd=self.directory,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+        def holds(condition: Callable[[], object]) -> bool:
+            assert process.poll() is None, log.read_text(encoding="utf-8")[-4000:]
+            return bool(condition())
+
+        try:
+            yield lambda condition: wait_until(lambda: holds(condition), timeout=SECONDS)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._check_origins()
+
+    def _call(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=self.directory,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+        self._check_origins()
+        return done
+
+    def _environment(self) -> dict[str, str]:
+        url = make_url(self.url)
+        spark: dict[str, str] = {}
+        if self.spark_conf_dir is not None:
+            spark = {
+                **spark_environment(),
+                "SPARK_CONF_DIR": str(self.spark_conf_dir),
+                "SPARK_LAUNCHER_OPTS": _QUICK,
+            }
+        return {
+            **os.environ,
+            **spark,
+            "PYTHONPATH": str(self.wheel),
+            "PYTHONDONTWRITEBYTECODE": "1",  # beside the examples, which are in the checkout
+            "EXAMPLES_BLOCKED": ",".join(self.blocked),
+            "EXAMPLES_ORIGINS": str(self._origins),
+            "KAFKA_SERVERS": self.kafka_servers,
+            "OFFSETSTORE_URL": self.url,
+            "DATABASE": f"jdbc:postgresql://{url.host}:{url.port}/{url.database}?user={url.username}",
+            "DATABASE_URL": url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False),
+            "CHECKPOINTS": str(self.checkpoints),
+            **self.more,
+        }
+
+    @property
+    def _origins(self) -> Path:
+        return self.directory / "origins"
+
+    def _check_origins(self) -> None:
+        """Each process had offsetstore from the wheel, none from the checkout."""
+        origins = set(self._origins.read_text(encoding="utf-8").splitlines())
+        assert origins == {str(self.wheel / "offsetstore" / "__init__.py")}
