@@ -15,9 +15,10 @@ from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
 from offsetstore.policy import StartPolicy
 from offsetstore.store import admin, failures
 from offsetstore.store.checkpoint_files import checkpoint_files
-from offsetstore.store.claims import Claim, ClaimRequest, Takeover, take
+from offsetstore.store.claims import Claim, ClaimRequest, Takeover
 from offsetstore.store.database import PostgresDatabase
 from offsetstore.store.mirror import EVERY
+from offsetstore.store.taking import take
 from offsetstore.store.transaction import Transaction
 from offsetstore.store.url import check_engine, make_engine
 

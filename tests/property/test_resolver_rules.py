@@ -25,7 +25,7 @@ from offsetstore.policy import StartPolicy
 from offsetstore.resolver import resolve
 from offsetstore.stamp import Stamp
 from offsetstore.starting import Reason, StartingOffsets
-from offsetstore.store.claims import _new_offsets
+from offsetstore.store.decisions import new_offsets
 
 TOKEN = Token(1, UUID(int=1))
 US, THEM = UUID(int=7), UUID(int=8)
@@ -205,7 +205,7 @@ def claimed(
     stored: dict[TopicPartition, StoredOffset], start: StartingOffsets, view: BrokerView
 ) -> dict[TopicPartition, StoredOffset]:
     """The rows after the claim, by what it writes."""
-    new = _new_offsets(stored, start, view)
+    new = new_offsets(stored, start, view)
     rows = {tp: stored.get(tp) or StoredOffset(0, TOKEN) for tp in start.starts}
     return {
         tp: replace(

@@ -11,7 +11,7 @@ from offsetstore import OffsetRange, StartPolicy, TopicPartition
 from offsetstore.errors import OffsetOutOfRange, TopicRecreated
 from offsetstore.offsets import TopicLog, Watermarks
 from offsetstore.starting import Reason
-from offsetstore.store import claims
+from offsetstore.store import taking
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.brokers import ScriptedBroker
 
@@ -25,7 +25,7 @@ RESTART = StartPolicy(on_recreated="restart")
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryOffsetStore]:
     """A store whose group has read 40 of the 50 records of one partition."""
-    monkeypatch.setattr(claims, "_PAUSE", 0)
+    monkeypatch.setattr(taking, "_PAUSE", 0)
     with InMemoryOffsetStore() as made:
         with made.transaction(made.claim("billing", ScriptedBroker({"payments": {0: (0, 50)}}))) as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(0, 40)})[P0].remaining})

@@ -14,7 +14,7 @@ from tests.support.transforms import EVENTS, events
 from tests.support.world import counts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -61,7 +61,7 @@ def test_a_range_without_any_record_advances_and_writes_nothing(world: World, of
     written: list[int] = []
 
     class Recording(Append):
-        def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+        def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
             written.append(super().write(connection, batches))
             return written[-1]
 

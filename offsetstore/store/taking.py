@@ -1,0 +1,155 @@
+"""Taking a group over: the job start.
+
+Kafka is asked first, so that a dead broker fences nobody; what can be seen to be wrong is seen before the fence. Then,
+in one transaction: lock the group's row, lock all its partitions (which waits for a stale job's open transaction), ask
+Kafka for the log ends again, resolve, and write the new token to every row of the group.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offsetstore import failpoints
+from offsetstore.errors import (
+    GroupBusy,
+    LockTimeout,
+    OffsetOutOfRange,
+    StoreUnavailable,
+    TopicRecreated,
+    TransactionLost,
+)
+from offsetstore.offsets import Token, TopicPartition
+from offsetstore.resolver import resolve
+from offsetstore.stamp import latest_epoch
+from offsetstore.store import adoption, failures
+from offsetstore.store.claims import Claim, ClaimRequest, name_prefix, this_process
+from offsetstore.store.decisions import decisions, new_offsets
+from offsetstore.store.heartbeat import LIVE
+from offsetstore.store.session import HistoryEvent
+
+if TYPE_CHECKING:
+    from offsetstore.policy import StartPolicy
+    from offsetstore.starting import StartingOffsets
+    from offsetstore.store.adoption import QueryCheckpoint
+    from offsetstore.store.session import GroupRow, Session
+    from offsetstore.store.store import OffsetStore
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+_PAUSE = 0.5
+# What a claim waits for after the stale transactions in its way were terminated.
+_GRACE = 15.0
+
+
+def take(store: OffsetStore, request: ClaimRequest) -> Claim:
+    """Take the group over, see `OffsetStore.claim`.
+
+    A log end that comes from a broker which lags behind its leader looks like a shorter topic, so a start that is out
+    of range is asked for again before it is believed; a claim that lost its connection is made again.
+    """
+    deadline = time.monotonic() + request.takeover_timeout
+    # One id for all attempts: where a COMMIT happened and its answer was lost, the next attempt meets itself.
+    claim_id = uuid.uuid4()
+    attempt = 0
+    while True:
+        # A restart is believed in last of all: it would read a whole topic again.
+        careful = request if attempt == _ATTEMPTS - 1 else replace(request, policy=_without_restart(request.policy))
+        try:
+            return _attempt(store, careful, claim_id)
+        except (OffsetOutOfRange, TopicRecreated, TransactionLost, StoreUnavailable):
+            attempt += 1
+            if attempt == _ATTEMPTS:
+                raise
+            time.sleep(_PAUSE)
+        except GroupBusy:
+            left = deadline - time.monotonic()
+            if request.takeover != "wait" or left <= 0:
+                raise
+            attempt = 0
+            time.sleep(min(_PAUSE, left))
+
+
+def _without_restart(policy: StartPolicy) -> StartPolicy:
+    return replace(policy, on_recreated="fail")
+
+
+def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
+    try:
+        # All that can be seen to be wrong is seen here, before anybody's transaction is waited for, or ended.
+        if request.takeover != "fence":
+            _check_owner(store.owner(request.group), request, claim_id)
+        # Before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
+        stored = store.offsets(request.group)
+        view = request.view()
+        adopted = adoption.read_for(request.checkpoint, stored, view)
+        if view is not None:
+            starts = adopted and adopted.starts(request.policy, stored, view.topics)
+            resolve(stored, view, request.policy, store_id=store.database.store_id(), adopted=starts)
+        return _fence(store, request, claim_id, adopted)
+    except Exception as error:
+        if failures.is_connection_lost(error):
+            what = "the connection to the database was lost during the claim"
+            raise TransactionLost(what, next_step="Claim again.") from error
+        if failures.is_repeatable(error):
+            what = "the database gave up the claim's transaction (a deadlock, or a serialization failure)"
+            raise TransactionLost(what, next_step="Claim again.") from error
+        if failures.is_lock_timeout(error):
+            what = f"group {request.group!r} is locked by somebody who is no job of this group"
+            raise LockTimeout(what) from error
+        raise
+
+
+def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID, adopted: QueryCheckpoint | None) -> Claim:
+    name = name_prefix(request.group)
+    session = store.database.begin(name=f"{name}claim", lock_timeout=request.takeover_timeout + _GRACE)
+    try:
+        with store.database.unblocking(session, after=request.takeover_timeout, older_than=name):
+            token, partitions, starting, owner = _claim(request, session, claim_id, store.database.store_id(), adopted)
+        failpoints.reach("in_claim")
+        session.commit()
+    except BaseException:
+        session.rollback()
+        raise
+    for tp, start in starting.starts.items() if starting else ():
+        if start.skipped:
+            _log.warning("%s starts at %d and skips %s: %s", tp, start.offset, start.skipped, start.reason.value)
+    return Claim(store, request, token=token, partitions=partitions, starting=starting, owner=owner)
+
+
+def _claim(
+    request: ClaimRequest, session: Session, claim_id: uuid.UUID, store_id: uuid.UUID, adopted: QueryCheckpoint | None
+) -> tuple[Token, set[TopicPartition], StartingOffsets | None, str]:
+    group = request.group
+    before = session.lock_group(group)
+    if request.takeover != "fence":
+        _check_owner(session.group(group), request, claim_id)
+    rows = session.lock_partitions(group, None)
+    view = request.view()
+    starts = adopted.starts(request.policy, rows, view.topics) if adopted and view else None
+    starting = None if view is None else resolve(rows, view, request.policy, store_id=store_id, adopted=starts)
+    copied = latest_epoch(view.committed.values(), store_id) if view is not None else 0
+    token = Token(max(before.epoch, copied) + 1, claim_id)
+    owner = this_process()
+    session.write_group(group, token, owner)
+    history = [HistoryEvent("claim", None, None, None, token, owner, f"takeover={request.takeover}")]
+    partitions = set(rows)
+    if starting is not None and view is not None:
+        session.set_partitions(group, token, new_offsets(rows, starting, view))
+        decided = decisions(rows, starting, token, owner)
+        history += adopted.told(decided, starting, request.policy) if adopted else decided
+        partitions |= starting.starts.keys()
+    session.append_history(group, history)
+    return token, partitions, starting, owner
+
+
+def _check_owner(owner: GroupRow | None, request: ClaimRequest, claim_id: uuid.UUID) -> None:
+    if owner is None or owner.token.claim_id == claim_id or owner.alive_for is None or owner.alive_for >= LIVE:
+        return
+    what = f"group {request.group!r} has a live owner"
+    seen = owner.alive_for.total_seconds()
+    raise GroupBusy(what, found=f"{owner.owner}, {owner.token}, seen {seen:.0f} s ago")
