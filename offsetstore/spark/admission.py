@@ -37,7 +37,38 @@ _ROW_BY_ROW = frozenset(
 COORDINATES = ("topic", "partition", "offset", "timestamp")
 """The columns of the Kafka source that the sink needs."""
 
+# Pass their input's rows on, of this batch alone; which of them, they know by a state.
+_PASSING = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
+
+_STATEFUL = _PASSING | {
+    "Aggregate",
+    "Distinct",
+    "FlatMapGroupsInPandasWithState",
+    "FlatMapGroupsWithState",
+    "Join",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+}
+
 _TRANSFORM = "Do it in the sink's transform, which may name its columns as it likes."
+_KEEP = (
+    "Do it in the sink's transform if it is about one batch. If it goes over batches, keep its state: "
+    'claim.checkpoint(base, keep=True) as "checkpointLocation".'
+)
+
+
+def admit_stateful(execution: Any, columns: Collection[str]) -> bool:
+    """Check the sources of a query whose checkpoint is kept, so that anything may stand before the sink.
+
+    :return: whether each row has the coordinates that Kafka gave it.
+    :raises UnsupportedQuery: not of Kafka sources alone, or one that may skip records.
+    """
+    _check_sources(execution)
+    try:
+        _check_coordinates(execution, columns, _ROW_BY_ROW | _PASSING)
+    except (KafkaColumnsMissing, UnsupportedQuery):
+        return False
+    return True
 
 
 def admit(execution: Any, columns: Collection[str]) -> None:
@@ -48,8 +79,14 @@ def admit(execution: Any, columns: Collection[str]) -> None:
     :raises KafkaColumnsMissing: the DataFrame has lost a coordinate.
     """
     _check_sources(execution)
+    _check_coordinates(execution, columns, _ROW_BY_ROW)
+
+
+def _check_coordinates(execution: Any, columns: Collection[str], allowed: Collection[str]) -> None:
     missing = [name for name in COORDINATES if name not in columns]
+    plan = execution.analyzedPlan()
     if missing:
+        _origins(plan, allowed)  # an operator that is to be refused says more than the columns that it took away
         what = "the streaming DataFrame has lost Kafka's columns"
         raise KafkaColumnsMissing(
             what,
@@ -57,8 +94,7 @@ def admit(execution: Any, columns: Collection[str]) -> None:
             expected=f"also {', '.join(missing)}",
             next_step="Give writeStream what load() returned, and do the rest in the sink's transform.",
         )
-    plan = execution.analyzedPlan()
-    origins = _origins(plan)
+    origins = _origins(plan, allowed)
     for attribute in each(plan.output()):
         name = attribute.name()
         if name in COORDINATES and origins.get(attribute.exprId().id()) != name:
@@ -93,22 +129,23 @@ def _check_data_loss(option: str | None) -> None:
         )
 
 
-def _origins(plan: Any) -> dict[int, str]:
+def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:
     """Which of the plan's columns, by Spark's expression id, hold which coordinate as Kafka gave it.
 
     Names prove nothing: an alias, an exploded column or another column of a union can have any.
     """
     operator = simple_name(plan)
-    if operator not in _ROW_BY_ROW:
+    if operator not in allowed:
         what = f"the streaming DataFrame was changed before writeStream, by {operator}"
-        raise UnsupportedQuery(what, expected="what load() returned", next_step=_TRANSFORM)
+        next_step = _KEEP if operator in _STATEFUL else _TRANSFORM
+        raise UnsupportedQuery(what, expected="what load() returned", next_step=next_step)
     if operator == _RELATION:
         return {_id(column): column.name() for column in each(plan.output()) if column.name() in COORDINATES}
     children = list(each(plan.children()))
     if operator == "Union":
-        return _common([_outputs(child) for child in children], plan)
+        return _common([_outputs(child, allowed) for child in children], plan)
     [child] = children
-    origins = _origins(child)
+    origins = _origins(child, allowed)
     if operator == "Project":
         for column in each(plan.projectList()):
             if simple_name(column) == "Alias" and simple_name(column.child()) == "AttributeReference":
@@ -118,8 +155,8 @@ def _origins(plan: Any) -> dict[int, str]:
     return origins
 
 
-def _outputs(plan: Any) -> list[str | None]:
-    origins = _origins(plan)
+def _outputs(plan: Any, allowed: Collection[str]) -> list[str | None]:
+    origins = _origins(plan, allowed)
     return [origins.get(_id(column)) for column in each(plan.output())]
 
 

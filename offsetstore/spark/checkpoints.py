@@ -1,4 +1,8 @@
-"""Old checkpoints of stateless queries: each claim has one of its own, and nobody reads the earlier ones."""
+"""Checkpoints on whatever file system Spark knows.
+
+Those of stateless queries are pruned: each claim has one of its own, and nobody reads the earlier ones. That of a job
+that shall be adopted is read.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,50 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
 
+from offsetstore.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
 _OURS = re.compile(r"(?P<epoch>\d+)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class HadoopFiles:
+    """The files of one checkpoint, for ``store.claim(..., adopt_checkpoint=HadoopFiles(spark, location))``.
+
+    :param location: any path that Spark takes.
+    """
+
+    def __init__(self, session: SparkSession, location: str) -> None:
+        self.location = location.rstrip("/")
+        self._session: Any = session
+
+    def names(self, directory: str) -> list[str]:
+        """See `offsetstore.ports.CheckpointFiles`."""
+        try:
+            files, path = _file_system(self._session, f"{self.location}/{directory}")
+            if not files.exists(path):
+                return []
+            return sorted(status.getPath().getName() for status in files.listStatus(path))
+        except Py4JError as error:
+            raise self._unreadable(directory, error) from error
+
+    def read(self, path: str) -> str:
+        """See `offsetstore.ports.CheckpointFiles`."""
+        try:
+            files, file = _file_system(self._session, f"{self.location}/{path}")
+            stream = files.open(file)
+            try:
+                return self._session._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")  # noqa: SLF001
+            finally:
+                stream.close()
+        except Py4JError as error:
+            raise self._unreadable(path, error) from error
+
+    def _unreadable(self, path: str, error: Exception) -> ConfigurationError:
+        what = f"{self.location}/{path} of the checkpoint can't be read"
+        return ConfigurationError(what, found=_first_line(error))
 
 
 def prune(session: SparkSession, base: str, *, epoch: int, retain: int) -> None:
@@ -27,7 +70,7 @@ def prune(session: SparkSession, base: str, *, epoch: int, retain: int) -> None:
         for name in outdated(found, epoch=epoch, retain=retain):
             files.delete(found[name], True)  # noqa: FBT003 - Hadoop's "recursive"
     except Py4JError as error:
-        _log.warning("old checkpoints under %s are left: %s", base, str(error).splitlines()[0])
+        _log.warning("old checkpoints under %s are left: %s", base, _first_line(error))
 
 
 def outdated(names: dict[str, Any], *, epoch: int, retain: int) -> list[str]:
@@ -35,6 +78,11 @@ def outdated(names: dict[str, Any], *, epoch: int, retain: int) -> list[str]:
     epochs = {name: int(match["epoch"]) for name in names if (match := _OURS.fullmatch(name))}
     earlier = sorted((name for name, of in epochs.items() if of < epoch), key=lambda name: epochs[name])
     return earlier[: max(0, len(earlier) - (retain - 1))]
+
+
+def _first_line(error: Exception) -> str:
+    java: Any = getattr(error, "java_exception", None)
+    return str(java.toString() if java is not None else error).splitlines()[0]
 
 
 def _file_system(session: Any, base: str) -> tuple[Any, Any]:

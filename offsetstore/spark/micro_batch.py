@@ -24,7 +24,10 @@ _T = TypeVar("_T")
 
 
 class PlanOutdated(Exception):
-    """The stored offsets are others than when the batch was planned: the transaction is rolled back, and that again."""
+    """What was planned or computed no longer holds: the transaction is rolled back, and the batch planned again."""
+
+    def __init__(self, why: str = "the stored offsets changed") -> None:
+        super().__init__(why)
 
 
 @dataclass(frozen=True, slots=True)

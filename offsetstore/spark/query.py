@@ -14,11 +14,24 @@ from offsetstore.spark.progress import merge, parse_offsets, ranges_between, ref
 from offsetstore.spark.scala import each
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame
 
     from offsetstore.offsets import OffsetRange, TopicPartition
 
 _QUERY_ID = "sql.streaming.queryId"
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Where a batch begins (the end of the last committed one) and ends; a partition is in both if it is in ``end``.
+
+    One that was created since begins at 0.
+    """
+
+    begin: dict[TopicPartition, int]
+    end: dict[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +62,34 @@ class RunningQuery:
 
         :raises UnsupportedQuery: two of its sources read the same topic.
         """
+        spans = list(self._spans())
+        refuse_shared(end for _, end in spans)
+        return merge(ranges_between(begin, end) for begin, end in spans)
+
+    def positions(self) -> Positions:
+        """Where the current batch begins and ends in every partition of its sources, with new records or without."""
+        spans = list(self._spans())
+        begin = {tp: offset for one, _ in spans for tp, offset in one.items()}
+        end = {tp: offset for _, one in spans for tp, offset in one.items()}
+        return Positions({tp: begin.get(tp, 0) for tp in end} | begin, end)
+
+    def initial(self) -> dict[TopicPartition, int]:
+        """Where the query's checkpoint began, once."""
+        sources = each(self.execution.sources())
+        return {tp: at for source in sources for tp, at in parse_offsets(source.initialOffset().json()).items()}
+
+    def _spans(self) -> Iterator[tuple[dict[TopicPartition, int], dict[TopicPartition, int]]]:
+        """Each source's begin and end of the current batch."""
         committed, available = (
             _progress(self.execution.committedOffsets()),
             _progress(self.execution.availableOffsets()),
         )
-        ranges: list[dict[TopicPartition, OffsetRange]] = []
-        ends: list[dict[TopicPartition, int]] = []
         for source in each(self.execution.sources()):
             key = source.toString()
-            if key not in available:
-                continue
-            # Nothing is committed before batch 0, also when it is run again: the source keeps where it began.
-            begin = committed.get(key) or source.initialOffset().json()
-            ends.append(parse_offsets(available[key]))
-            ranges.append(ranges_between(parse_offsets(begin), ends[-1]))
-        refuse_shared(ends)
-        return merge(ranges)
+            if key in available:
+                # Nothing is committed before batch 0, also when it is run again: the source keeps where it began.
+                begin = committed.get(key) or source.initialOffset().json()
+                yield parse_offsets(begin), parse_offsets(available[key])
 
 
 def _execution(batch: DataFrame, query_id: str | None) -> Any:

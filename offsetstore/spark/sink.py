@@ -1,23 +1,27 @@
 """The foreachBatch sink: a micro-batch's results and its offsets, in one database transaction.
 
-What is checked once for every batch is here; how a batch is written is in `batch_atomicity`.
+What is checked once for every batch is here; how a batch is written is in `batch_atomicity`, `partition_atomicity`
+and `kept`.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, get_args
 
 from pyspark.sql.utils import is_remote
 
 from offsetstore import failpoints
-from offsetstore.errors import SinkError, UnsupportedQuery
+from offsetstore.errors import ConfigurationError, SinkError, UnsupportedQuery
 from offsetstore.spark.admission import admit
 from offsetstore.spark.batch_atomicity import BatchAtomicity
 from offsetstore.spark.checkpoints import prune
+from offsetstore.spark.kept import KeptCheckpoint
 from offsetstore.spark.micro_batch import MicroBatch, PlanOutdated
 from offsetstore.spark.outputs import Outputs, Transform
+from offsetstore.spark.partition_atomicity import PartitionAtomicity
 from offsetstore.spark.query import RunningQuery
+from offsetstore.spark.staging import THRESHOLD, StagingMode, StagingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from offsetstore.store.claims import Claim
 
 __all__ = ["TransactionalSink", "Transform"]
+
+Atomicity: TypeAlias = Literal["batch", "partition"]
 
 _log = logging.getLogger(__name__)
 _MAX_PLANS: Final = 5
@@ -42,20 +48,46 @@ class TransactionalSink:
     :param transform: gets the Kafka source's DataFrame with the struct column ``_kafka`` (topic, partition, offset,
         timestamp), cropped to the records that are still to be written, and returns what is to be written: one
         DataFrame, or a mapping of names to DataFrames. It may run more than once for a batch, and must not write
-        anything itself.
+        anything itself. With ``claim.checkpoint(base, keep=True)`` a query may have state before the sink, and it gets
+        the batch as it is, see docs/stateful.md.
     :param into: the writer, or a mapping of the same names to writers.
-    :raises ConfigurationError: no writer, or no function.
+    :param atomicity: ``"batch"``: one transaction for the micro-batch, and any transform. ``"partition"``: one for each
+        Kafka partition, by Spark's tasks, in parallel: executors need the driver's packages, an `Execute` is called
+        there, once a partition, and after an error some partitions of a batch may be stored and others not. For one
+        output, and a transform that keeps ``_kafka`` and makes each row of one record (select, where, explode, joins
+        with other data).
+    :param staging: with ``atomicity="batch"``, whether executors copy a batch, in parallel, into tables of their own,
+        from which the driver moves it in the transaction: ``"always"``, ``"never"``, or where the batch is large. What
+        an `Execute` gets is collected on the driver all the same. Executors need the driver's packages then, and for an
+        `Append` too the role needs SELECT on the table.
+    :param staging_threshold: above how many offsets, of those still to be written, a batch is large.
+    :raises ConfigurationError: no writer, no function, or a setting that can't be right; with
+        ``atomicity="partition"`` also several outputs, a writer that does not pickle, or a store to which executors
+        can't connect.
     :raises UnsupportedQuery: under Spark Connect, where the function would run in another process than the claim.
 
     ``error`` holds the typed error that ended the query; Spark's ``StreamingQueryException`` only has its text.
     """
 
-    def __init__(self, claim: Claim, transform: Transform, *, into: Writer | Mapping[str, Writer]) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        transform: Transform,
+        *,
+        into: Writer | Mapping[str, Writer],
+        atomicity: Atomicity = "batch",
+        staging: StagingMode = "auto",
+        staging_threshold: int = THRESHOLD,
+    ) -> None:
         if is_remote():
             raise _connect_refused()
         self.error: BaseException | None = None
         self._claim = claim
-        self._way = BatchAtomicity(claim, Outputs(claim, transform, into))
+        self._outputs = Outputs(claim, transform, into)
+        self._atomicity = atomicity
+        self._policy = StagingPolicy(staging, staging_threshold)
+        self._way = self._way_of(atomicity, self._policy)
+        self._kept: KeptCheckpoint | None = None
         self._has_written = False
         self._admitted: str | None = None
 
@@ -87,12 +119,17 @@ class TransactionalSink:
             raise _connect_refused()
         query = RunningQuery.of(batch)
         if query.run_id != self._admitted:
-            admit(query.execution, batch.columns)
+            self._kept = None
+            if self._claim.keeps_checkpoint:
+                self._refuse_kept_by_partition()
+                self._kept = KeptCheckpoint(self._claim, self._outputs, self._policy, query, batch.columns)
+            else:
+                admit(query.execution, batch.columns)
             self._admitted = query.run_id
         ranges = query.ranges()
         self._check_claimed(ranges)
         self._claim.bind(query.query_id)
-        if not ranges:
+        if not ranges and self._kept is None:
             return
         self._write(MicroBatch(batch, batch_id, query, ranges))
         if not self._has_written:
@@ -100,14 +137,34 @@ class TransactionalSink:
             self._prune(batch)
 
     def _write(self, batch: MicroBatch) -> None:
+        why = ""
         for _ in range(_MAX_PLANS):
             try:
-                self._way.write(batch)
-            except PlanOutdated:
+                (self._kept or self._way).write(batch)
+            except PlanOutdated as outdated:
+                why = str(outdated)
                 continue
             return
-        what = f"the stored offsets changed under {_MAX_PLANS} plans of batch {batch.number}"
+        what = f"{why} under {_MAX_PLANS} plans of batch {batch.number}"
         raise SinkError(what, next_step="See who else writes for this group (the history tells).")
+
+    def _way_of(self, atomicity: Atomicity, staging: StagingPolicy) -> BatchAtomicity | PartitionAtomicity:
+        if atomicity == "partition":
+            return PartitionAtomicity(self._claim, self._outputs)
+        if atomicity != "batch":
+            what = "atomicity= is none of the words that it can be"
+            raise ConfigurationError(what, found=repr(atomicity), expected=", ".join(get_args(Atomicity)))
+        return BatchAtomicity(self._claim, self._outputs, staging)
+
+    def _refuse_kept_by_partition(self) -> None:
+        if self._atomicity == "partition":
+            what = "the claim keeps its checkpoint, for a query with state, and its rows are of no one partition"
+            raise UnsupportedQuery(
+                what,
+                found='atomicity="partition"',
+                expected='atomicity="batch"',
+                next_step="Or take claim.checkpoint(base) without keep=True, if the query has no state.",
+            )
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
         unclaimed = sorted({tp.topic for tp in ranges} - set(self._claim.topics))

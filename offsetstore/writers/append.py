@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from psycopg import sql
+
 from offsetstore.writers.catalogue import read_columns
 from offsetstore.writers.copying import copy_batches, driver_connection, lock_against_change
 from offsetstore.writers.encoding import Encoding
@@ -11,13 +13,28 @@ from offsetstore.writers.kafka_column import drop_kafka, without_kafka
 from offsetstore.writers.matching import Match, match_columns
 from offsetstore.writers.names import TableName
 from offsetstore.writers.refusals import refusals
+from offsetstore.writers.staging import (
+    attempt_match,
+    check_staged,
+    create,
+    reported,
+    staged_columns,
+    with_attempt,
+)
+from offsetstore.writers.streaming import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
+    from uuid import UUID
 
     import psycopg
     import pyarrow as pa
     from sqlalchemy import Connection, Table
+
+    from offsetstore.writers.staging import Staged, Staging
+
+
+_MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging} {reported}")
 
 
 class Append:
@@ -50,21 +67,55 @@ class Append:
         with refusals(self.table):
             self._match(driver_connection(connection), schema)
 
-    def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
         """Add the rows; return how many.
 
         :raises ColumnMismatch: as `check`.
         :raises RowsRefused: a value or a row that the table can't hold.
         """
-        filled = [drop_kafka(batch) for batch in batches if batch.num_rows]
-        if not filled:
+        rows = Stream.of(batches)
+        if rows is None:
             return 0
         driver = driver_connection(connection)
-        with refusals(self.table, filled[0].schema.names):
+        with refusals(self.table, rows.schema.names):
             lock_against_change(driver, self.table)
-            encoding = Encoding(self.table, self._match(driver, filled[0].schema))
-            copy_batches(driver, self.table.identifier, encoding, filled)
-        return sum(batch.num_rows for batch in filled)
+            encoding = Encoding(self.table, self._match(driver, rows.schema))
+            copy_batches(driver, self.table.identifier, encoding, map(drop_kafka, rows))
+        return rows.rows
+
+    def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
+        """Make the table for rows of this schema; see `StagingWriter`, as for what follows."""
+        driver = driver_connection(connection)
+        with refusals(self.table):
+            create(driver, staging, self.table, [match.column.name for match in self._match(driver, schema)])
+
+    def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
+        """Copy the rows into the table."""
+        rows = Stream.of(batches)
+        if rows is None:
+            return 0
+        driver = driver_connection(connection)
+        with refusals(self.table, rows.schema.names):
+            matches = match_columns(without_kafka(rows.schema), staged_columns(driver, staging), self.table)
+            encoding = Encoding(self.table, [*matches, attempt_match()])
+            copy_batches(driver, staging.table.identifier, encoding, with_attempt(map(drop_kafka, rows), attempt))
+        return rows.rows
+
+    def move(self, connection: Connection, staged: Staged) -> int:
+        """Add the staged rows."""
+        driver = driver_connection(connection)
+        with refusals(self.table):
+            lock_against_change(driver, self.table)
+            columns = staged_columns(driver, staged.staging)
+            check_staged(driver, staged, columns, read_columns(driver, self.table))
+            parts = {
+                "table": self.table.identifier,
+                "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
+                "staging": staged.staging.table.identifier,
+                "reported": reported(staged),
+            }
+            driver.execute(_MOVE.format(**parts))
+        return staged.rows
 
     def _match(self, driver: psycopg.Connection, schema: pa.Schema) -> list[Match]:
         return match_columns(without_kafka(schema), read_columns(driver, self.table), self.table)

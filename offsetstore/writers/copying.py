@@ -10,7 +10,7 @@ from offsetstore import failpoints
 from offsetstore.writers.catalogue import missing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     import psycopg
     import pyarrow as pa
@@ -52,7 +52,7 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
 
 
 def copy_batches(
-    connection: psycopg.Connection, target: sql.Identifier, encoding: Encoding, batches: Sequence[pa.RecordBatch]
+    connection: psycopg.Connection, target: sql.Identifier, encoding: Encoding, batches: Iterable[pa.RecordBatch]
 ) -> None:
     """Send the batches, at least one row of them, chunk by chunk."""
     # pgpq writes UTF-8 whatever the connection has been told; in text, psycopg knows.
@@ -67,7 +67,7 @@ def copy_batches(
             _send_rows(copy, encoding, batches)
 
 
-def _send_chunks(copy: Copy, encoding: Encoding, batches: Sequence[pa.RecordBatch]) -> None:
+def _send_chunks(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatch]) -> None:
     chunks = encoding.chunks(batches)
     first = next(chunks)
     middle = len(first) // 2
@@ -79,10 +79,9 @@ def _send_chunks(copy: Copy, encoding: Encoding, batches: Sequence[pa.RecordBatc
         copy.write(chunk)
 
 
-def _send_rows(copy: Copy, encoding: Encoding, batches: Sequence[pa.RecordBatch]) -> None:
-    middle = (sum(batch.num_rows for batch in batches) + 1) // 2
-    for number, row in enumerate(encoding.rows(batches), 1):
+def _send_rows(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatch]) -> None:
+    for number, row in enumerate(encoding.rows(batches)):
         copy.write_row(row)
-        if number == middle:
+        if number == 0:
             copy.connection.pgconn.flush()
             failpoints.reach("in_copy")

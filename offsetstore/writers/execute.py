@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offsetstore.writers.kafka_column import drop_kafka
+from offsetstore.writers.streaming import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
     from sqlalchemy import Connection
@@ -38,9 +39,12 @@ class Execute:
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Nothing can be known beforehand."""
 
-    def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
-        """Call the function; return how many rows it was given."""
-        filled = [drop_kafka(batch) for batch in batches if batch.num_rows]
-        if filled:
-            self.function(connection, iter(filled))
-        return sum(batch.num_rows for batch in filled)
+    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
+        """Call the function; return how many rows there were, also where it did not go through them all."""
+        rows = Stream.of(batches)
+        if rows is None:
+            return 0
+        self.function(connection, map(drop_kafka, rows))
+        for _ in rows:
+            pass
+        return rows.rows

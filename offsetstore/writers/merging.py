@@ -19,18 +19,15 @@ if TYPE_CHECKING:
     from offsetstore.writers.names import TableName
     from offsetstore.writers.roles import Roles
 
-# AS SELECT: types, modifiers and collations are the target's, constraints and defaults are not.
-_STAGE = sql.SQL("""
-CREATE TEMPORARY TABLE {staging} ON COMMIT DROP AS
-SELECT {columns}, NULL::text COLLATE "C" AS {topic}, NULL::integer AS {partition}, NULL::bigint AS {offset}
-FROM {table}
-WITH NO DATA
-""")
+_NO_COORDINATES = sql.SQL(
+    """NULL::text COLLATE "C" AS {topic}, NULL::integer AS {partition}, NULL::bigint AS {offset}"""
+)
 
 _MERGE_COMBINED = sql.SQL("""
 INSERT INTO {table} AS stored ({columns})
 SELECT {values}
 FROM {staging} AS staged
+{reported}
 GROUP BY {key}
 ORDER BY {key}
 ON CONFLICT ({conflict}) {action}
@@ -42,11 +39,14 @@ _MERGE_LATEST = sql.SQL("""
 INSERT INTO {table} AS stored ({columns})
 SELECT DISTINCT ON ({key}) {values}
 FROM {staging} AS staged
+{reported}
 WINDOW same_key AS (PARTITION BY {key})
 ORDER BY {key}, {latest_first}staged.{topic} DESC NULLS LAST, staged.{partition} DESC NULLS LAST,
     staged.{offset} DESC NULLS LAST, staged.ctid DESC
 ON CONFLICT ({conflict}) {action}
 """)
+
+_ALL = sql.SQL("")
 
 # How rows of one key are combined; aggregates leave NULLs out, as do GREATEST and LEAST below.
 _COMBINED = {"add": sql.SQL("sum({})"), "greatest": sql.SQL("max({})"), "least": sql.SQL("min({})")}
@@ -64,17 +64,25 @@ _REPLACED_IF_NEWER = sql.SQL(
 )
 
 
-def stage(staging: sql.Identifier, table: TableName, names: Iterable[str]) -> sql.Composed:
-    """Write the statement that makes the staging table."""
-    return _STAGE.format(staging=staging, table=table.identifier, columns=_list(names), **_coordinates())
+def no_coordinates() -> sql.Composed:
+    """Write the staging table's columns for Kafka's coordinates, NULL where none are copied."""
+    return _NO_COORDINATES.format(**_coordinates())
 
 
 def merge(
-    staging: sql.Identifier, table: TableName, roles: Roles, names: Sequence[str], columns: Mapping[str, Column]
+    staging: sql.Identifier,
+    table: TableName,
+    roles: Roles,
+    names: Sequence[str],
+    columns: Mapping[str, Column],
+    *,
+    reported: sql.Composable = _ALL,
 ) -> sql.Composed:
     """Write the statement that moves the staged rows into the target.
 
     :param names: the columns that the DataFrame supplies.
+    :param columns: the target's.
+    :param reported: the condition that rows have to meet, if not all are moved.
     """
     replaced = roles.replaced(names)
     role_of = dict.fromkeys(replaced, "replaced")
@@ -88,6 +96,7 @@ def merge(
         "columns": _list(names),
         "values": sql.SQL(", ").join(values),
         "staging": staging,
+        "reported": reported,
         "key": sql.SQL(", ").join(map(_staged, key)),
         "conflict": _list(key),
         "action": sql.SQL("DO UPDATE SET ") + sql.SQL(", ").join(assignments) if assignments else sql.SQL("DO NOTHING"),

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from uuid import uuid4
-
-from psycopg import sql
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
 from offsetstore.writers import merging
 from offsetstore.writers.catalogue import read_columns, read_unique_keys
 from offsetstore.writers.copying import copy_batches, driver_connection, lock_against_change
 from offsetstore.writers.encoding import Encoding
-from offsetstore.writers.kafka_column import KAFKA, coordinate_matches, drop_kafka, flatten_kafka, without_kafka
+from offsetstore.writers.kafka_column import COORDINATES, KAFKA, coordinate_matches, flatten_kafka, without_kafka
 from offsetstore.writers.matching import Match, match_columns
 from offsetstore.writers.names import TableName
 from offsetstore.writers.refusals import refusals
 from offsetstore.writers.roles import Roles
+from offsetstore.writers.staging import (
+    Staging,
+    attempt_match,
+    check_staged,
+    create,
+    reported,
+    staged_columns,
+    with_attempt,
+)
+from offsetstore.writers.streaming import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from uuid import UUID
 
+    import psycopg
     import pyarrow as pa
     from sqlalchemy import Connection, Table
 
     from offsetstore.writers.catalogue import Column
+    from offsetstore.writers.staging import Staged
 
 
 class Upsert:
@@ -81,33 +91,81 @@ class Upsert:
             self._match(schema, read_columns(driver, self.table))
             self.roles.check_key(read_unique_keys(driver, self.table), self.table)
 
-    def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
         """Merge the rows; return how many the batches had.
 
         :raises ColumnMismatch: as `check`.
         :raises KafkaColumnsMissing: as `check`.
         :raises RowsRefused: a value or a row that the table can't hold; a NULL in the key.
         """
-        filled = [batch for batch in batches if batch.num_rows]
-        if not filled:
+        rows = Stream.of(batches)
+        if rows is None:
             return 0
-        schema = filled[0].schema
-        self._check_order(schema)
+        self._check_order(rows.schema)
         driver = driver_connection(connection)
-        staging = sql.Identifier("pg_temp", f"offsetstore_{uuid4().hex}")
-        with refusals(self.table, schema.names):
+        staging = Staging.temporary()
+        with refusals(self.table, rows.schema.names):
             lock_against_change(driver, self.table)
             columns = read_columns(driver, self.table)
-            matches = self._match(schema, columns)
-            self._refuse_null_keys(filled)
+            matches = self._match(rows.schema, columns)
             names = [match.column.name for match in matches]
-            driver.execute(merging.stage(staging, self.table, names))
-            if KAFKA in schema.names:
-                matches += coordinate_matches()
-                filled = [flatten_kafka(batch) for batch in filled]
-            copy_batches(driver, staging, Encoding(self.table, matches), filled)
-            driver.execute(merging.merge(staging, self.table, self.roles, names, columns))
-        return sum(batch.num_rows for batch in filled)
+            create(driver, staging, self.table, names, [merging.no_coordinates()])
+            self._copy(driver, staging, matches, rows)
+            driver.execute(merging.merge(staging.table.identifier, self.table, self.roles, names, columns))
+        return rows.rows
+
+    def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
+        """Make the table for rows of this schema; see `StagingWriter`, as for what follows."""
+        driver = driver_connection(connection)
+        with refusals(self.table):
+            matches = self._match(schema, read_columns(driver, self.table))
+            names = [match.column.name for match in matches]
+            create(driver, staging, self.table, names, [merging.no_coordinates()])
+
+    def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
+        """Copy the rows into the table; a NULL in the key is refused here."""
+        rows = Stream.of(batches)
+        if rows is None:
+            return 0
+        self._check_order(rows.schema)
+        driver = driver_connection(connection)
+        with refusals(self.table, rows.schema.names):
+            matches = self._match(rows.schema, staged_columns(driver, staging))
+            self._copy(driver, staging, matches, rows, attempt)
+        return rows.rows
+
+    def move(self, connection: Connection, staged: Staged) -> int:
+        """Merge the staged rows."""
+        driver = driver_connection(connection)
+        with refusals(self.table):
+            lock_against_change(driver, self.table)
+            columns = read_columns(driver, self.table)
+            staged_as = {
+                name: column
+                for name, column in staged_columns(driver, staged.staging).items()
+                if name not in COORDINATES
+            }
+            check_staged(driver, staged, staged_as, columns)
+            source = staged.staging.table.identifier
+            names = list(staged_as)
+            driver.execute(merging.merge(source, self.table, self.roles, names, columns, reported=reported(staged)))
+        return staged.rows
+
+    def _copy(
+        self,
+        driver: psycopg.Connection,
+        staging: Staging,
+        matches: list[Match],
+        rows: Stream,
+        attempt: UUID | None = None,
+    ) -> None:
+        with_kafka = KAFKA in rows.schema.names
+        ways = [*matches, *(coordinate_matches() if with_kafka else [])]
+        batches = map(self._checked, rows)
+        if attempt is not None:
+            ways.append(attempt_match())
+            batches = with_attempt(batches, attempt)
+        copy_batches(driver, staging.table.identifier, Encoding(self.table, ways), batches)
 
     def _check_order(self, schema: pa.Schema) -> None:
         if self.needs_offset(schema) and KAFKA not in schema.names:
@@ -122,10 +180,12 @@ class Upsert:
         self.roles.check(written.names, columns, self.table)
         return matches
 
-    def _refuse_null_keys(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A NULL equals nothing, itself included: such rows would pile up in the table."""
+        flat = flatten_kafka(batch) if KAFKA in batch.schema.names else batch
         for name in self.roles.key:
-            if count := sum(drop_kafka(batch).column(name).null_count for batch in batches):
-                what = f"{count} rows have NULL in {name}, which is part of the key of the Upsert into {self.table}"
+            if count := flat.column(name).null_count:
+                what = f"at least {count} rows have NULL in {name}, part of the key of the Upsert into {self.table}"
                 next_step = "Filter such rows, or fill them, in the transform."
                 raise RowsRefused(what, table=str(self.table), column=name, next_step=next_step)
+        return flat

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from offsetstore import Claim, TopicPartition
     from offsetstore.local.kafka import KafkaBroker
     from offsetstore.ports import Writer
-    from offsetstore.spark.sink import Transform
+    from offsetstore.spark.sink import Atomicity, Transform
     from tests.support.postgres import Database
 
 SECONDS = 120
@@ -121,6 +121,7 @@ class World:
         *,
         stream: DataFrame | None = None,
         checkpoint: str | None = None,
+        atomicity: Atomicity = "batch",
         **options: str,
     ) -> StreamingQuery:
         """Run a job over all that Kafka has now, to its end.
@@ -129,7 +130,7 @@ class World:
         :param checkpoint: by default the claim's own.
         :raises StreamingQueryException: the query failed.
         """
-        sink = TransactionalSink(claim, transform, into=into)
+        sink = TransactionalSink(claim, transform, into=into, atomicity=atomicity)
         query = self._start(sink, claim, stream, checkpoint, options)
         assert query.awaitTermination(SECONDS), "the query did not end"
         assert sink.error is None
@@ -143,10 +144,11 @@ class World:
         *,
         stream: DataFrame | None = None,
         checkpoint: str | None = None,
+        atomicity: Atomicity = "batch",
         **options: str,
     ) -> Failure:
         """Run a job as `run` does, and return how it failed."""
-        sink = TransactionalSink(claim, transform, into=into)
+        sink = TransactionalSink(claim, transform, into=into, atomicity=atomicity)
         query = self._start(sink, claim, stream, checkpoint, options)
         return self.failure(query, sink)
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from offsetstore.errors import BrokerRefused, BrokerUnavailable
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from offsetstore.kafka.admin import Record, create_partitions, create_topic, delete_records, delete_topic, produce
 from offsetstore.local.kafka import KafkaBroker
 
@@ -65,6 +65,11 @@ def test_the_second_listener_asks_for_credentials(offsetstore_kafka: KafkaBroker
     assert topics(offsetstore_kafka.user.password)
     with pytest.raises(KafkaException):
         topics("wrong")
+
+
+def test_an_ordinary_broker_does_not_listen_with_tls() -> None:
+    with pytest.raises(ConfigurationError, match="secured=True"):
+        _ = KafkaBroker().secured
 
 
 def test_topics_are_made_filled_cut_grown_and_deleted(

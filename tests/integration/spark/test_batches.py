@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, counts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -104,7 +104,7 @@ def test_several_topics_and_tables_are_seen_together_with_their_offsets_or_not_a
     class Watched(Append):
         """Looks with a second connection when it has written, and the others have or have not."""
 
-        def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+        def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
             written = super().write(connection, batches)
             seen.extend(world.database.rows(state))
             return written
@@ -272,7 +272,7 @@ def test_what_the_writer_wrote_is_gone_with_the_error_that_came_after_it(
     world.produce(topic, ["a"])
 
     class Failing(Append):
-        def write(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> int:
+        def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
             super().write(connection, batches)
             raise psycopg.errors.CheckViolation
 

@@ -1,0 +1,204 @@
+"""``atomicity="partition"``: each Kafka partition's rows and its offset in a transaction of their own, in parallel.
+
+In this order: read the stored offsets and plan the crop; ask transform, and check that each row is of one record; see
+to it that each Spark task has one Kafka partition, and let the tasks write (see `task`); advance the partitions that
+had no rows. What fails leaves the partitions that were done as they are: a new plan, of this batch or of the next job's
+first one, finds them stored and skips them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
+
+from offsetstore import failpoints
+from offsetstore.errors import ConfigurationError, SinkError, StaleClaim
+from offsetstore.offsets import OffsetRange
+from offsetstore.replay import Outcome
+from offsetstore.spark.cropping import crop, with_coordinates
+from offsetstore.spark.executor import ExecutorStore, sending_password
+from offsetstore.spark.micro_batch import MicroBatch, Plan, Planned, PlanOutdated, check_topics
+from offsetstore.spark.preflight import check_executors
+from offsetstore.spark.row_by_row import check_row_by_row
+from offsetstore.spark.scan import place
+from offsetstore.spark.task import SCHEMA, Ending, Result, Work
+from offsetstore.store.identity import TaskClaim
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.spark.outputs import Outputs
+    from offsetstore.spark.scan import Placed
+    from offsetstore.store.claims import Claim
+    from offsetstore.store.transaction import Transaction
+
+_log = logging.getLogger(__name__)
+_pickler: Any = cloudpickle
+
+
+class PartitionAtomicity:
+    """Lets Spark's tasks write, and advances what they had nothing for.
+
+    :raises ConfigurationError: several outputs, a writer that can't be sent to executors, or a store to which they
+        can't connect.
+    """
+
+    def __init__(self, claim: Claim, outputs: Outputs) -> None:
+        if len(outputs.writers) > 1:
+            what = 'atomicity="partition" has one output'
+            raise ConfigurationError(
+                what,
+                found=", ".join(map(repr, outputs.writers)),
+                next_step='Use atomicity="batch", or one Execute that writes into all tables.',
+            )
+        [self._writer] = outputs.writers.values()
+        _check_pickles(self._writer)
+        self._store = ExecutorStore.of(claim.store)
+        self._claim = claim
+        self._outputs = outputs
+        self._was_checked = False
+        self._was_told = False
+
+    def write(self, batch: MicroBatch) -> None:
+        """Write one micro-batch.
+
+        :raises PlanOutdated: some of the stored offsets have changed; nothing was written by the old ones.
+        """
+        retries = self._claim.store.retries
+        attempt = 1
+        while (passing := self._attempt(batch)) is not None:
+            if attempt >= retries.attempts:
+                raise passing
+            wait = retries.wait(attempt)
+            _log.warning("attempt %d failed (%s), again in %.2f s", attempt, type(passing).__name__, wait)
+            time.sleep(wait)
+            attempt += 1
+
+    def _attempt(self, batch: MicroBatch) -> Exception | None:
+        """Write what is not stored yet; return what may not be in the way the next time."""
+        planned = Planned.of(self._claim, batch.ranges)
+        if not planned.is_to_be_computed(self._claim):
+            self._advance(planned.plan, batch.ranges)
+            return None
+        self._create_rows(planned)
+        results = self._run(batch, planned)
+        if (passing := _judge(results)) is not None:
+            return passing
+        if any(result.ending is Ending.OUTDATED for result in results):
+            raise PlanOutdated
+        done = {result.topic_partition for result in results if result.ending is not Ending.EMPTY}
+        left = [tp for tp, decision in planned.plan.items() if decision.outcome is not Outcome.SKIP and tp not in done]
+        if left:
+            self._advance(planned.plan, left, empty=True)
+        return None
+
+    def _advance(self, plan: Plan, partitions: Collection[TopicPartition], *, empty: bool = False) -> None:
+        """Check these partitions under their locks, and advance them where they had no rows.
+
+        :param empty: whether all of their rows were computed, and there was none.
+        """
+
+        def work(tx: Transaction) -> None:
+            locked = tx.lock({tp: plan[tp].range for tp in partitions})
+            remaining = {
+                tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP
+            }
+            if any(locked[tp] != plan[tp] for tp in partitions) or (remaining and not empty):
+                raise PlanOutdated
+            tx.advance(remaining)
+
+        self._claim.store.run(self._claim, work)
+
+    def _create_rows(self, planned: Planned) -> None:
+        """Make the rows of partitions that the claim did not know, so that no task has to share the group's row."""
+        unknown = {tp: decision.range.from_ for tp, decision in planned.plan.items() if tp not in planned.rows}
+        if unknown:
+            # Nothing is left of an empty range, so that there is nothing to advance.
+            empty = {tp: OffsetRange(offset, offset) for tp, offset in unknown.items()}
+            self._claim.store.run(self._claim, lambda tx: tx.lock(empty))
+
+    def _run(self, batch: MicroBatch, planned: Planned) -> Sequence[Result]:
+        given = with_coordinates(crop(batch.frame, planned.plan))
+        [frame] = self._outputs.of(given, keep_kafka=True).values()
+        check_row_by_row(given, frame)
+        session = batch.frame.sparkSession
+        self._check_executors(session)
+        remaining = [tp for tp, decision in planned.plan.items() if decision.outcome is not Outcome.SKIP]
+        placed = place(frame, batch.ranges, remaining)
+        self._tell(placed)
+        work = Work(
+            self._store,
+            replace(TaskClaim.of(self._claim), partitions=set(planned.plan)),
+            self._writer,
+            [planned.plan[tp] for tp in placed.tasks],
+            placed.tasks,
+            os.environ.get(failpoints.VARIABLE),
+        )
+        # The tasks write while they read, so that it can't be asked in between.
+        check_topics(self._claim, planned.rows, batch.ranges)
+        failpoints.reach("before_lock")
+        with sending_password(session, self._claim.store):
+            return _collect(placed, work)
+
+    def _check_executors(self, session: SparkSession) -> None:
+        if not self._was_checked:
+            check_executors(session)
+            self._was_checked = True
+
+    def _tell(self, placed: Placed) -> None:
+        if placed.moved is not None and not self._was_told:
+            self._was_told = True
+            _log.warning("each batch is repartitioned by Kafka's topics and partitions: %s", placed.moved)
+
+
+def _collect(placed: Placed, work: Work) -> Sequence[Result]:
+    """Run the tasks; the results are in the order of their partitions."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return work(batches)
+
+    collected = placed.frame.mapInArrow(write, SCHEMA).collect()
+    results: list[Result] = [pickle.loads(row.result) for row in collected]  # noqa: S301 - from our own tasks
+    if sorted(result.topic_partition for result in results) != sorted(placed.tasks):
+        what = "the tasks did not return one result each"
+        raise SinkError(what, found=f"{len(results)} results", expected=f"{len(placed.tasks)}")
+    return sorted(results, key=lambda result: result.topic_partition)
+
+
+def _judge(results: Sequence[Result]) -> Exception | None:
+    """Raise what a task has failed with, if any has; return what is passing.
+
+    All tasks have ended by then, so that nothing is still being written.
+    """
+    errors = [result.why() for result in results if result.ending is Ending.FAILED]
+    if errors:
+        # A job that is stale has nothing else to worry about.
+        first = next((error for error in errors if isinstance(error, StaleClaim)), errors[0])
+        for error in errors:
+            if error is not first:
+                _log.error("another partition's task failed too: %s: %s", type(error).__name__, error)
+        raise first
+    return next((result.why() for result in results if result.ending is Ending.AGAIN), None)
+
+
+def _check_pickles(writer: object) -> None:
+    try:
+        pickle.loads(_pickler.dumps(writer))  # noqa: S301 - our own: some pickle, and do not come back
+    except Exception as error:
+        what = f"{writer!r} can't be sent to Spark's executors, which write with it"
+        raise ConfigurationError(
+            what,
+            found=f"{type(error).__name__}: {error}",
+            expected='a writer that pickles, with all that its function uses (atomicity="partition")',
+            next_step="Make connections and clients inside the function.",
+        ) from error

@@ -1,0 +1,135 @@
+"""The schema of the staging tables: what is in it, whose it is, and what may put rows there."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self, TypeGuard, cast, runtime_checkable
+from uuid import uuid4
+
+from psycopg import sql
+
+from offsetstore.errors import SchemaError, SchemaMissing
+from offsetstore.ports import Writer
+from offsetstore.store.schema import STAGING_SCHEMA, quoted
+from offsetstore.writers.copying import driver_connection
+from offsetstore.writers.staging import Staging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    import pyarrow as pa
+    from sqlalchemy import Connection
+
+    from offsetstore.writers.staging import Staged
+
+_SCHEMA_STATE = """
+SELECT n.oid IS NOT NULL,
+    pg_catalog.has_schema_privilege(n.oid, 'CREATE') AND pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+    current_user
+FROM (VALUES (1)) AS one LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = %s
+"""
+_TABLES_OF = """
+SELECT relname FROM pg_catalog.pg_class
+WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)
+    AND relkind = 'r' AND starts_with(relname, %s)
+"""
+
+
+_DROP = sql.SQL("DROP TABLE IF EXISTS {staging}")
+
+
+@runtime_checkable
+class StagingWriter(Writer, Protocol):
+    """A writer whose rows may be put into a staging table by others, and then be moved."""
+
+    def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
+        """Make the table for rows of this schema.
+
+        :raises ColumnMismatch: as ``check`` does.
+        :raises RowsRefused: the database refuses.
+        """
+        ...
+
+    def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
+        """Copy the rows, as ``write`` takes them, into the table; return how many. The target is not looked at.
+
+        :raises RowsRefused: a value that the target can't hold.
+        :raises StagedRowsLost: the table is gone.
+        """
+        ...
+
+    def move(self, connection: Connection, staged: Staged) -> int:
+        """Write the staged rows; return how many. Neither commits nor rolls back; the rows stay in the table too.
+
+        :raises RowsRefused: a row that the target can't hold.
+        :raises StagedRowsLost: other rows than reported, or columns of other types than the target has now.
+        """
+        ...
+
+
+def can_stage(writer: Writer) -> TypeGuard[StagingWriter]:
+    """Tell whether moving staged rows does all that the writer's ``write`` does.
+
+    An `Execute` has no SQL of ours to move with, and a subclass that has a ``write`` of its own may do more in it.
+    """
+    if not isinstance(writer, StagingWriter):
+        return False
+    classes = type(writer).__mro__
+    own_write, own_move = (next(i for i, c in enumerate(classes) if name in vars(c)) for name in ("write", "move"))
+    return own_move <= own_write
+
+
+@dataclass(frozen=True, slots=True)
+class StagingOwner:
+    """Whose tables are which, by their names: a mark of store and group, the claim's epoch, and a fresh uuid."""
+
+    mark: str
+    epoch: int
+
+    @classmethod
+    def of(cls, store_id: UUID, group: str, epoch: int) -> Self:
+        """Two stores of one database share the schema, and may have groups of one name."""
+        return cls("b" + hashlib.sha256(f"{store_id}:{group}".encode()).hexdigest()[:15], epoch)
+
+    def fresh(self) -> Staging:
+        """Name a table as no other was or will be named."""
+        return Staging(f"{self.mark}_{self.epoch}_{uuid4().hex}")
+
+    def abandoned(self, connection: Connection) -> list[Staging]:
+        """Find the tables of earlier claims of the group, which can't write their results any more."""
+        driver = driver_connection(connection)
+        names = [name for (name,) in driver.execute(_TABLES_OF, (STAGING_SCHEMA, self.mark))]
+        pattern = re.compile(rf"{self.mark}_(\d+)_[0-9a-f]{{32}}")
+        return [Staging(name) for name in names if (found := pattern.fullmatch(name)) and int(found[1]) < self.epoch]
+
+
+def check_schema(connection: Connection) -> None:
+    """Check that tables can be made in the schema.
+
+    :raises SchemaMissing: it is not there.
+    :raises SchemaError: the role may not.
+    """
+    row = driver_connection(connection).execute(_SCHEMA_STATE, (STAGING_SCHEMA,)).fetchone()
+    there, writable, role = cast("tuple[bool, bool | None, str]", row)
+    otherwise = 'or write from the driver alone: staging="never"'
+    if not there:
+        what = f"the database has no schema {STAGING_SCHEMA}, in which executors stage large batches"
+        next_step = f"CREATE SCHEMA {STAGING_SCHEMA} AUTHORIZATION {quoted(role)}; {otherwise}"
+        raise SchemaMissing(what, next_step=next_step)
+    if not writable:
+        what = (
+            f"the role {role} may not make tables in the schema {STAGING_SCHEMA}, for executors to stage large batches"
+        )
+        next_step = (
+            f"ALTER SCHEMA {STAGING_SCHEMA} OWNER TO {quoted(role)} "
+            f"(where it is missing: CREATE SCHEMA {STAGING_SCHEMA} AUTHORIZATION {quoted(role)}); {otherwise}"
+        )
+        raise SchemaError(what, next_step=next_step)
+
+
+def drop(connection: Connection, staging: Staging) -> None:
+    """Drop the table, if it is there."""
+    driver_connection(connection).execute(_DROP.format(staging=staging.table.identifier))

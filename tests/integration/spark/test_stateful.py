@@ -1,0 +1,385 @@
+"""A query that keeps records for later batches, with the checkpoint that keeps them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from offsetstore import Append, TopicPartition, TransactionalSink, Upsert, failpoints
+from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap, StaleClaim, UnsupportedQuery
+from tests.support.transforms import EVENTS, events
+from tests.support.windows import WINDOWS, rows, timed, windows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from offsetstore import Claim
+    from offsetstore.ports import Writer
+    from offsetstore.spark.sink import Transform
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+COUNTS = "SELECT second, records FROM windows ORDER BY second, records"
+
+
+@dataclass
+class Job:
+    """A job with a kept checkpoint, one micro-batch a record unless told otherwise, run after run."""
+
+    world: World
+    topic: str
+    change: Callable[[DataFrame], DataFrame] = windows
+    transform: Transform = rows
+    into: Writer = field(default_factory=lambda: Append("windows"))
+    mode: str = "append"
+
+    def run(self, *, fails: bool = False, per_batch: int | None = 3) -> Any:
+        """Read all there is; return the query, or how it failed."""
+        claim = self.claim()
+        sink = TransactionalSink(claim, self.transform, into=self.into)
+        options = {"maxOffsetsPerTrigger": str(per_batch)} if per_batch else {}
+        stream = self.change(self.world.read(claim, **options))
+        writer = stream.writeStream.foreachBatch(sink).outputMode(self.mode).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", self.checkpoint(claim)).start()
+        if fails:
+            return self.world.failure(query, sink)
+        assert query.awaitTermination(120)
+        assert sink.error is None
+        return query
+
+    def claim(self) -> Claim:
+        return self.world.claim(self.topic, mirror_every=None)
+
+    def checkpoint(self, claim: Claim) -> str:
+        return claim.checkpoint(self.world.checkpoints, keep=True)
+
+    @property
+    def directory(self) -> Path:
+        [group] = Path(self.world.checkpoints).iterdir()
+        return group / "kept"
+
+
+@pytest.fixture
+def job(world: World, offsetstore_topic: NewTopic) -> Iterator[Job]:
+    setting = "spark.sql.shuffle.partitions"
+    before = world.spark.conf.get(setting)
+    world.spark.conf.set(setting, "1")  # one store of state a batch
+    world.database.execute(WINDOWS)
+    yield Job(world, offsetstore_topic(1))
+    assert before is not None
+    world.spark.conf.set(setting, before)
+
+
+def counted(query: StreamingQuery) -> list[int]:
+    """How many records each of its batches had."""
+    return [progress["numInputRows"] for progress in query.recentProgress]
+
+
+@pytest.mark.behaviour("SINK-6", "START-15")
+def test_a_window_comes_out_once_wherever_the_job_breaks(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches 0 to 2 have data; batch 3 has none, and two windows are over in it."""
+    world = job.world
+    world.produce(job.topic, [str(second) for second in (1, 2, 3, 11, 12, 1, 21, 35)])
+    breaks = [
+        ("before_commit:2", 1),  # in batch 1
+        ("after_commit:1", 1),  # batch 1 again, now written
+        ("after_sink:2", 2),  # batch 1 is skipped, batch 2 written
+        ("before_commit:2", 3),  # batch 2 is skipped; in batch 3, which has no ranges
+        ("after_commit:1", 3),  # batch 3 again, now written
+    ]
+    for point, batch in breaks:
+        monkeypatch.setenv(failpoints.VARIABLE, f"{point}:raise")
+        failpoints._reached.clear()  # it counts within the process
+        failed = job.run(fails=True)
+        assert "FailpointReached" in failed.text
+        assert (job.directory / "offsets" / str(batch)).exists()
+        assert not (job.directory / "commits" / str(batch)).exists()
+    monkeypatch.delenv(failpoints.VARIABLE)
+
+    assert counted(job.run()) == [0]  # batch 3, which is skipped
+    assert world.database.rows(COUNTS) == [(0, 4), (10, 2), (20, 1)]
+    assert world.stored(job.topic) == {0: 8}
+    # The window that was open all the time has kept its record.
+    world.produce(job.topic, ["36", "61"])
+    job.run()
+    assert world.database.rows(COUNTS) == [(0, 4), (10, 2), (20, 1), (30, 2)]
+
+
+@pytest.mark.behaviour("SINK-6")
+def test_a_key_that_came_in_an_earlier_run_is_still_known(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = job.world
+    world.database.execute(EVENTS)
+    job.change = lambda stream: timed(stream).dropDuplicatesWithinWatermark(["value"])
+    seen: list[bool] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        seen.append("_kafka" in batch.columns)  # its rows still are Kafka's records
+        return events(batch)
+
+    job.transform, job.into = transform, Append("events")
+    world.produce(job.topic, ["1", "2", "1"])
+    monkeypatch.setenv(failpoints.VARIABLE, "after_sink:1:raise")
+    failpoints._reached.clear()
+    job.run(fails=True)
+    monkeypatch.delenv(failpoints.VARIABLE)
+    world.produce(job.topic, ["2", "3", "1"])
+    job.run()
+
+    assert world.database.column("SELECT value FROM events ORDER BY value") == ["1", "2", "3"]
+    assert all(seen)
+
+
+@pytest.mark.behaviour("SINK-6")
+def test_records_that_wait_for_their_match_are_joined_once(
+    job: Job, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, other = job.world, offsetstore_topic(1)
+    world.database.execute("CREATE TABLE pairs (value text)")
+
+    def run(*, fails: bool) -> Any:
+        claim = world.claim(job.topic, other, mirror_every=None)
+        left, right = (
+            timed(
+                world.spark.readStream.format("kafka")
+                .options(**world.options(topic))
+                .option("startingOffsets", at)
+                .load()
+            )
+            for topic, at in starts(claim)
+        )
+        pairs = left.alias("l").join(right.alias("r"), F.expr("l.at = r.at AND l.value = r.value")).select("l.value")
+        arguments: dict[str, Any] = {"stream": pairs, "checkpoint": job.checkpoint(claim)}
+        into = Append("pairs")
+        if fails:
+            return world.run_to_failure(claim, text, into, **arguments)
+        return world.run(claim, text, into, **arguments)
+
+    world.produce(job.topic, ["1", "2"])
+    world.produce(other, ["2"])
+    monkeypatch.setenv(failpoints.VARIABLE, "after_commit:1:raise")
+    failpoints._reached.clear()
+    run(fails=True)
+    monkeypatch.delenv(failpoints.VARIABLE)
+    world.produce(other, ["3"])
+    world.produce(job.topic, ["3"])
+    run(fails=False)
+
+    assert world.database.column("SELECT value FROM pairs ORDER BY value") == ["2", "3"]
+    assert (world.stored(job.topic), world.stored(other)) == ({0: 3}, {0: 2})
+
+
+def text(batch: DataFrame) -> DataFrame:
+    return batch.select(F.col("value").cast("string"))
+
+
+def distinct(stream: DataFrame) -> DataFrame:
+    return timed(stream).dropDuplicates(["value", "at"])
+
+
+def starts(claim: Claim) -> list[tuple[str, str]]:
+    """Each topic with its part of the starting offsets."""
+    offsets = json.loads(claim.starting_offsets)
+    return [(topic, json.dumps({topic: offsets[topic]})) for topic in claim.topics]
+
+
+@pytest.mark.behaviour("SINK-6")
+def test_a_transform_that_looks_at_nothing_loses_no_state(job: Job) -> None:
+    world = job.world
+    asked: list[list[str]] = []
+
+    def nothing(batch: DataFrame) -> DataFrame:
+        asked.append(batch.columns)
+        return rows(batch).where("false")
+
+    job.transform = nothing
+    world.produce(job.topic, ["1", "2", "3"])
+    job.run()
+    job.transform = rows
+    world.produce(job.topic, ["4", "11"])
+    job.run()
+
+    assert world.database.rows(COUNTS) == [(0, 4)]
+    assert asked[0] == ["window", "records"]  # Kafka's columns are gone, and that is fine
+
+
+@pytest.mark.behaviour("SINK-6")
+def test_the_whole_result_of_each_batch_is_taken_by_an_upsert_and_not_by_an_append(job: Job) -> None:
+    world = job.world
+    world.database.execute("CREATE TABLE totals (second int PRIMARY KEY, records bigint)")
+    job.mode = "complete"
+    world.produce(job.topic, ["1", "2", "11"])
+    failed = job.run(fails=True)
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert "output mode is complete" in failed.text
+    assert world.stored(job.topic) == {0: 0}
+
+    job.into = Upsert("totals", key=["second"], version="records")
+    job.run()
+    world.produce(job.topic, ["3", "12"])
+    job.run()
+    assert world.database.rows("SELECT * FROM totals ORDER BY second") == [(0, 3), (10, 2)]
+
+
+@pytest.mark.behaviour("START-15")
+def test_a_database_that_is_older_than_the_checkpoint_stops_the_job(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["1", "2", "11", "12"])
+    job.run()
+    assert world.database.rows(COUNTS) == [(0, 2)]
+    world.produce(job.topic, ["13", "21"])
+    job.run()  # batches 3, with the data, and 4, in which the window is over
+    assert world.database.rows(COUNTS) == [(0, 2), (10, 3)]
+    world.produce(job.topic, ["14"])
+
+    # Restored to a moment at which batch 4 was not there; the offsets are the same.
+    world.database.execute("UPDATE batch_marks SET batch_id = batch_id - 1")
+    failed = job.run(fails=True)
+    assert isinstance(failed.error, CheckpointAhead)
+    assert "batch 3 in the database" in failed.text
+
+    # Restored to a moment before there were marks of this query.
+    world.database.execute("DELETE FROM batch_marks")
+    world.database.execute("UPDATE kafka_partitions SET next_offset = 4")
+    failed = job.run(fails=True)
+    assert isinstance(failed.error, CheckpointAhead)
+    assert failed.error.topic_partition == TopicPartition(job.topic, 0)
+    assert "4 stored" in failed.text
+
+    # Moved away: it goes on at the stored offset, with an empty state, and says so.
+    shutil.rmtree(job.directory)
+    world.database.execute("DELETE FROM windows WHERE second >= 10")
+    world.produce(job.topic, ["31"])
+    job.run()
+    assert world.database.rows(COUNTS) == [(0, 2), (10, 2), (20, 1)]
+
+
+@pytest.mark.behaviour("START-15")
+def test_a_checkpoint_that_is_older_than_the_database_stops_the_job(job: Job, tmp_path: Path) -> None:
+    world = job.world
+    world.produce(job.topic, ["1", "2", "11"])
+    job.run()
+    shutil.copytree(job.directory, tmp_path / "copy")
+    world.produce(job.topic, ["12", "21"])
+    job.run()
+    done = world.database.rows(COUNTS)
+    shutil.rmtree(job.directory)
+    shutil.copytree(tmp_path / "copy", job.directory)
+    world.produce(job.topic, ["22"])
+
+    failed = job.run(fails=True)
+
+    assert isinstance(failed.error, CheckpointBehind)
+    assert "later ones of this query are in the results" in failed.text
+    assert world.database.rows(COUNTS) == done
+    assert world.stored(job.topic) == {0: 5}
+
+
+@pytest.mark.behaviour("START-15", "START-21")
+def test_a_reset_is_not_read_over_by_the_checkpoint(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["1", "2", "11"])
+    job.run()
+    for offset, error in ((1, CheckpointAhead), (4, CheckpointBehind)):
+        world.produce(job.topic, ["12"])
+        world.store.reset(world.group, {TopicPartition(job.topic, 0): offset}, reason="a test")
+        failed = job.run(fails=True)
+        assert isinstance(failed.error, error)
+        assert world.stored(job.topic) == {0: offset}
+
+
+@pytest.mark.behaviour("SINK-6", "START-14")
+def test_a_stale_job_neither_computes_nor_writes(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["1", "2", "11"])
+    claim = job.claim()
+    asked: list[DataFrame] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        asked.append(batch)
+        return rows(batch)
+
+    world.claim(job.topic)
+    failed = world.run_to_failure(
+        claim, transform, job.into, stream=windows(world.read(claim)), checkpoint=job.checkpoint(claim)
+    )
+    assert isinstance(failed.error, StaleClaim)
+    assert (asked, world.stored(job.topic)) == ([], {0: 0})
+
+
+@pytest.mark.behaviour("SINK-6", "SINK-8", "SINK-16")
+def test_several_outputs_of_a_window_by_way_of_executors_and_without_a_broker(
+    job: Job, offsetstore_topic: NewTopic
+) -> None:
+    """Nobody has told the store of partition 1 before it has a record."""
+    world, topic = job.world, offsetstore_topic(2)
+    world.database.execute("CREATE TABLE seconds (second int)")
+    reader = world.spark.readStream.format("kafka").options(**world.options(topic, startingOffsets="earliest"))
+
+    def transform(batch: DataFrame) -> dict[str, DataFrame]:
+        return {"windows": rows(batch), "seconds": rows(batch).select("second")}
+
+    for partition, values in ((0, ["1", "2", "11"]), (1, ["12", "21"])):
+        world.produce(topic, values, partition=partition)
+        claim = world.store.claim(world.group, topics=[topic])
+        into = {"windows": Append("windows"), "seconds": Append("seconds")}
+        sink = TransactionalSink(claim, transform, into=into, staging="always")
+        query = world.start(sink, windows(reader.load()), checkpoint=job.checkpoint(claim))
+        assert query.awaitTermination(120)
+
+    assert world.database.rows(COUNTS) == [(0, 2), (10, 2)]
+    assert world.database.column("SELECT second FROM seconds ORDER BY second") == [0, 10]
+    assert world.stored(topic) == {0: 3, 1: 2}
+
+
+@pytest.mark.behaviour("START-15")
+def test_a_new_checkpoint_that_begins_above_the_stored_offset_is_a_gap(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["1", "2"])
+    claim = job.claim()
+    reader = world.spark.readStream.format("kafka").options(**world.options(job.topic))
+    stream = reader.option("startingOffsets", f'{{"{job.topic}": {{"0": 1}}}}').load()
+    failed = world.run_to_failure(claim, rows, job.into, stream=windows(stream), checkpoint=job.checkpoint(claim))
+    assert isinstance(failed.error, OffsetGap)
+    assert "claim.starting_offsets" in failed.text
+
+
+@pytest.mark.behaviour("SINK-6")
+@pytest.mark.parametrize("change", [windows, distinct], ids=["windows", "distinct"])
+def test_without_a_kept_checkpoint_a_query_with_state_is_told_how(job: Job, change: Any) -> None:
+    world = job.world
+    world.produce(job.topic, ["1"])
+    claim = job.claim()
+    failed = world.run_to_failure(claim, rows, job.into, stream=change(world.read(claim)))
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert "claim.checkpoint(base, keep=True)" in failed.text
+    assert world.stored(job.topic) == {0: 0}
+
+
+@pytest.mark.behaviour("SINK-6")
+def test_state_and_a_transaction_for_each_partition_do_not_go_together(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["1"])
+    claim = job.claim()
+    sink = TransactionalSink(claim, rows, into=job.into, atomicity="partition")
+    query = world.start(sink, windows(world.read(claim)), checkpoint=job.checkpoint(claim))
+    assert isinstance(world.failure(query, sink).error, UnsupportedQuery)
+
+
+@pytest.mark.behaviour("SINK-6", "SINK-15")
+def test_a_kept_checkpoint_does_not_allow_to_skip_lost_records(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["1"])
+    claim = job.claim()
+    stream = windows(world.read(claim, failOnDataLoss="false"))
+    failed = world.run_to_failure(claim, rows, job.into, stream=stream, checkpoint=job.checkpoint(claim))
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert "failOnDataLoss" in failed.text
