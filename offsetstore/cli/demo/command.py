@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 import click
 
@@ -15,6 +15,7 @@ from offsetstore.cli.demo.report import summary, write_report
 from offsetstore.cli.demo.results import is_proven
 from offsetstore.cli.demo.run import Plan, run_demo
 from offsetstore.cli.demo.screen import open_screen
+from offsetstore.cli.demo.settings import Atomicity, Staging
 from offsetstore.cli.exits import ExitCode
 from offsetstore.cli.output import print_table
 
@@ -40,6 +41,20 @@ if TYPE_CHECKING:
     help="Run one of the two jobs.",
 )
 @click.option(
+    "--atomicity",
+    type=click.Choice(get_args(Atomicity)),
+    default="batch",
+    show_default=True,
+    help="One transaction for a micro-batch, or one for each of its Kafka partitions, in parallel.",
+)
+@click.option(
+    "--staging",
+    type=click.Choice(get_args(Staging)),
+    default="auto",
+    show_default=True,
+    help="Whether executors copy a batch into staging tables, in parallel, from which the driver moves it.",
+)
+@click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build/demo"),
@@ -47,7 +62,16 @@ if TYPE_CHECKING:
     help="Where the report and the jobs' logs go.",
 )
 @click.pass_context
-def demo(context: click.Context, *, seed: int, flights: int, only: str | None, output: Path) -> None:
+def demo(
+    context: click.Context,
+    *,
+    seed: int,
+    flights: int,
+    only: str | None,
+    atomicity: Atomicity,
+    staging: Staging,
+    output: Path,
+) -> None:
     """Land 336,776 flights exactly once, while the job is being killed.
 
     Starts a PostgreSQL and a Kafka of its own, produces the flights that left New York City in 2013, and runs the job
@@ -63,7 +87,7 @@ def demo(context: click.Context, *, seed: int, flights: int, only: str | None, o
     logs.mkdir(parents=True)
     jobs: list[JobName] = [job for job in POINTS if only in {None, job}]
     with open_screen() as screen:
-        produced, results = run_demo(Plan(flights, seed, jobs), screen, logs)
+        produced, results = run_demo(Plan(flights, seed, jobs, atomicity, staging), screen, logs)
     click.echo()
     print_table(*summary(produced, results))
     page = write_report(output, produced, results, seed)

@@ -20,6 +20,12 @@ def parse(batch: DataFrame) -> DataFrame:
     return batch.select(F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight")).select("flight.*")
 
 
+def parse_with_coordinates(batch: DataFrame) -> DataFrame:
+    """Make flights, and keep where in Kafka each comes from."""
+    flight = F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight")
+    return batch.select(flight, "_kafka").select("flight.*", "_kafka")
+
+
 def carrier_delays(flights: DataFrame) -> DataFrame:
     """Add up the batch's flights by carrier and month."""
     return flights.groupBy(*KEY).agg(

@@ -1,16 +1,17 @@
 """The demo's job, exactly-once: ``python -m offsetstore.cli.demo.job``.
 
 It appends each flight to ``flights`` and adds it to its carrier's month in ``carrier_delays``; both, and the offsets,
-in one transaction. It ends when all that is in the topic is stored.
+in one transaction: the micro-batch's, or each Kafka partition's. It ends when all that is in the topic is stored.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offsetstore import Append, Broker, OffsetStore, TransactionalSink, Upsert
+from offsetstore import Append, Broker, Claim, Execute, OffsetStore, TransactionalSink, Upsert
 from offsetstore.cli.demo.events import told
-from offsetstore.cli.demo.frames import carrier_delays, parse
+from offsetstore.cli.demo.frames import carrier_delays, parse, parse_with_coordinates
+from offsetstore.cli.demo.landing import land
 from offsetstore.cli.demo.session import start_session
 from offsetstore.cli.demo.settings import GROUP, JobSettings
 from offsetstore.cli.demo.tables import ADDED, KEY, OURS, WORST, create_tables
@@ -26,6 +27,17 @@ def transform(batch: DataFrame) -> dict[str, DataFrame]:
     return {"flights": flights, "carrier_delays": carrier_delays(flights)}
 
 
+def make_sink(claim: Claim, settings: JobSettings) -> TransactionalSink:
+    """Make the sink that the settings ask for."""
+    if settings.atomicity == "partition":
+        return TransactionalSink(claim, parse_with_coordinates, into=Execute(land), atomicity="partition")
+    into = {
+        "flights": Append(OURS.flights),
+        "carrier_delays": Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]),
+    }
+    return TransactionalSink(claim, transform, into=into, staging=settings.staging)
+
+
 def main() -> None:
     """Run the query until it has read all there is."""
     settings = JobSettings.from_environment()
@@ -34,14 +46,7 @@ def main() -> None:
     spark = start_session("flights, exactly-once")
     with OffsetStore.connect(settings.url) as store:
         claim = store.claim(GROUP, Broker.from_spark(kafka))
-        sink = TransactionalSink(
-            claim,
-            transform,
-            into={
-                "flights": Append(OURS.flights),
-                "carrier_delays": Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]),
-            },
-        )
+        sink = make_sink(claim, settings)
         query = (
             spark.readStream.format("kafka")
             .options(**kafka)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from offsetstore.cli.demo.flights import Flight
     from offsetstore.cli.demo.kills import JobName
     from offsetstore.cli.demo.screen import Bar, Screen
+    from offsetstore.cli.demo.settings import Atomicity, Staging
 
 _EVERY: Final = 1000
 
@@ -38,6 +39,8 @@ class Plan:
     flights: int
     seed: int
     jobs: Collection[JobName]
+    atomicity: Atomicity = "batch"
+    staging: Staging = "auto"
 
 
 def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName, Result]]:
@@ -68,7 +71,12 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
         bar.show(produced)
         bar.end(f"{produced:,} records")
         settings = JobSettings(
-            postgres.url, kafka.bootstrap_servers, Path(checkpoints), math.ceil(plan.flights / BATCHES)
+            postgres.url,
+            kafka.bootstrap_servers,
+            Path(checkpoints),
+            math.ceil(plan.flights / BATCHES),
+            plan.atomicity,
+            plan.staging,
         )
         results: dict[JobName, Result] = {}
         for job in JOBS:

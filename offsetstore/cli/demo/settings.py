@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self, TypeAlias, cast, get_args
 
 from offsetstore.errors import ConfigurationError
+
+Atomicity: TypeAlias = Literal["batch", "partition"]
+Staging: TypeAlias = Literal["auto", "always", "never"]
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
@@ -21,6 +24,8 @@ URL: Final = "OFFSETSTORE_URL"
 BOOTSTRAP: Final = "OFFSETSTORE_DEMO_BOOTSTRAP"
 CHECKPOINTS: Final = "OFFSETSTORE_DEMO_CHECKPOINTS"
 BATCH: Final = "OFFSETSTORE_DEMO_BATCH"
+ATOMICITY: Final = "OFFSETSTORE_DEMO_ATOMICITY"
+STAGING: Final = "OFFSETSTORE_DEMO_STAGING"
 REQUIRED: Final = frozenset({URL, BOOTSTRAP})
 """The others have defaults."""
 
@@ -30,12 +35,14 @@ _DEFAULT_BATCH: Final = "14033"
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """Where a job reads, where it writes, and how many records a micro-batch may have."""
+    """Where a job reads and writes, how many records a micro-batch may have, and which way of the sink it takes."""
 
     url: str
     bootstrap_servers: str
     checkpoints: Path
     batch: int
+    atomicity: Atomicity = "batch"
+    staging: Staging = "auto"
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -51,8 +58,21 @@ class JobSettings:
         if not batch.isdigit() or batch == "0":
             what = f"{BATCH} is not a number of records"
             raise ConfigurationError(what, found=batch, expected="a number, from 1 upwards")
+        atomicity = os.environ.get(ATOMICITY, "batch")
+        staging = os.environ.get(STAGING, "auto")
+        if atomicity not in get_args(Atomicity) or staging not in get_args(Staging):
+            what = f"{ATOMICITY} or {STAGING} is no way of the sink"
+            expected = f"{' or '.join(get_args(Atomicity))}, and {' or '.join(get_args(Staging))}"
+            raise ConfigurationError(what, found=f"{atomicity}, {staging}", expected=expected)
         checkpoints = Path(os.environ.get(CHECKPOINTS, _DEFAULT_CHECKPOINTS))
-        return cls(os.environ[URL], os.environ[BOOTSTRAP], checkpoints, int(batch))
+        return cls(
+            os.environ[URL],
+            os.environ[BOOTSTRAP],
+            checkpoints,
+            int(batch),
+            cast("Atomicity", atomicity),
+            cast("Staging", staging),
+        )
 
     def environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads these settings from."""
@@ -61,6 +81,8 @@ class JobSettings:
             BOOTSTRAP: self.bootstrap_servers,
             CHECKPOINTS: str(self.checkpoints),
             BATCH: str(self.batch),
+            ATOMICITY: self.atomicity,
+            STAGING: self.staging,
         }
 
     def kafka_options(self) -> dict[str, str]:

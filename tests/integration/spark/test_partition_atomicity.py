@@ -1,0 +1,433 @@
+"""``atomicity="partition"``: one transaction for each Kafka partition, by Spark's tasks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from sqlalchemy import text
+
+from offsetstore import Append, Execute, TopicPartition, TransactionalSink, Upsert
+from offsetstore.errors import (
+    ConfigurationError,
+    ExecutorEnvironment,
+    OffsetGap,
+    RowsRefused,
+    StaleClaim,
+    UnsupportedQuery,
+)
+from tests.support.transactions import TransactionalProducer
+from tests.support.transforms import EVENTS, traced
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from sqlalchemy import Connection
+
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+VALUES = "SELECT value FROM events ORDER BY value"
+ATTEMPTS = "CREATE TABLE attempts (partition int)"
+
+
+def attempt(url: str, batches: Iterable[pa.RecordBatch]) -> tuple[list[dict[str, Any]], int]:
+    """In a task: note down that it was tried, whatever becomes of its transaction; return the rows, and how often."""
+    import psycopg  # noqa: PLC0415
+
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    with psycopg.connect(url, autocommit=True) as aside:
+        aside.execute("INSERT INTO attempts VALUES (%s)", [rows[0]["partition"]])
+        query = "SELECT count(*) FROM attempts WHERE partition = %s"
+        [times] = aside.execute(query, [rows[0]["partition"]]).fetchone() or (0,)
+    return rows, times
+
+
+def insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    """In a task: write the rows into the table `EVENTS`."""
+    connection.execute(text("INSERT INTO events VALUES (:topic, :partition, :offset, :value)"), rows)
+
+
+@pytest.mark.behaviour("SINK-1")
+def test_each_partitions_rows_and_offset_come_in_a_transaction_of_their_own(
+    world: World, offsetstore_topic: NewTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(3)
+    for partition in range(3):
+        world.produce(topic, [f"{partition}{letter}" for letter in "abc"[: partition + 1]], partition=partition)
+
+    with caplog.at_level(logging.WARNING, "offsetstore"):
+        world.run(world.claim(topic), traced, Append("events"), atomicity="partition")
+
+    assert world.database.column(VALUES) == ["0a", "1a", "1b", "2a", "2b", "2c"]
+    # Which transaction has written a row, PostgreSQL itself knows.
+    written = world.database.rows("SELECT DISTINCT partition, xmin::text FROM events ORDER BY partition")
+    assert written == world.database.rows("SELECT partition, xmin::text FROM kafka_partitions ORDER BY partition")
+    assert len({transaction for _, transaction in written}) == 3
+    assert world.stored(topic) == {0: 1, 1: 2, 2: 3}
+    assert caplog.messages == []  # nothing had to be repartitioned
+
+
+@pytest.mark.behaviour("SINK-3", "TX-7")
+def test_partitions_without_rows_are_advanced(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(3)
+    world.produce(topic, ["a", "b"])
+    world.produce(topic, ["dropped", "dropped"], partition=1)
+    TransactionalProducer(world.kafka.bootstrap_servers, topic, partition=2).abort(["x", "y"])
+    options: dict[str, Any] = {"kafka.isolation.level": "read_committed"}
+    claim = world.store.claim(world.group, world.broker(topic, **options))
+
+    def transform(batch: DataFrame) -> DataFrame:
+        return traced(batch).where("value <> 'dropped'")
+
+    world.run(claim, transform, Append("events"), atomicity="partition", **options)
+
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.stored(topic) == {0: 2, 1: 2, 2: 3}
+
+
+@pytest.mark.behaviour("SINK-3", "SINK-7")
+def test_a_shuffle_that_nothing_comes_out_of_advances(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["dropped", "dropped"])
+    world.produce(topic, ["dropped"], partition=1)
+
+    def transform(batch: DataFrame) -> DataFrame:
+        return traced(batch.repartition(3)).where("value <> 'dropped'")
+
+    world.run(world.claim(topic), transform, Append("events"), atomicity="partition")
+
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 2, 1: 1}
+
+
+@pytest.mark.behaviour("SINK-2")
+def test_values_are_the_same_as_by_way_of_the_driver(world: World, offsetstore_topic: NewTopic) -> None:
+    columns = (
+        "at timestamptz, local timestamp, day date, price numeric(10, 2), tags text[], raw bytea, id uuid, doc jsonb"
+    )
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        typed = [
+            "timestamp '2024-02-29 12:34:56.789012' AS at",
+            "timestamp_ntz '2024-02-29 12:34:56.789012' AS local",
+            "date '2024-02-29' AS day",
+            "CAST(if(offset = 0, '1234.50', NULL) AS decimal(10, 2)) AS price",
+            "array(CAST(value AS string), NULL) AS tags",
+            "value AS raw",
+            "'6f1c2f0e-6c9f-4a53-9d0b-3f5f0a1b2c3d' AS id",
+            "'{\"a\": 1}' AS doc",
+        ]
+        return batch.selectExpr(*typed, "_kafka")
+
+    world.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        for atomicity in ("batch", "partition"):
+            world.database.execute(f"CREATE TABLE {atomicity}_typed ({columns})")
+            claim = world.claim(topic, group=f"{world.group}-{atomicity}")
+            world.run(claim, transform, Append(f"{atomicity}_typed"), atomicity=atomicity)
+    finally:
+        world.spark.conf.unset("spark.sql.session.timeZone")
+
+    rows = world.database.rows("SELECT t::text FROM partition_typed t ORDER BY 1")
+    assert rows == world.database.rows("SELECT t::text FROM batch_typed t ORDER BY 1")
+    assert len(rows) == 2
+
+
+@pytest.mark.behaviour("TX-4", "TX-5", "TX-15")
+def test_what_was_stored_before_is_skipped_or_cropped_also_when_it_moves_meanwhile(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    """As after a crash between the commits of two partitions, and as an older job's last commit would do it."""
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(3)
+    for partition in range(3):
+        world.produce(topic, [f"{partition}{letter}" for letter in "abc"], partition=partition)
+    claim = world.claim(topic)
+    world.advance(claim, {TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 1})
+    seen: list[int] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        seen.append(batch.count())
+        if len(seen) == 1:  # the first plan is outdated by the time the tasks lock
+            world.advance(claim, {TopicPartition(topic, 1): 2})
+        return traced(batch)
+
+    world.run(claim, transform, Append("events"), atomicity="partition")
+
+    assert seen == [5, 1]  # by the second plan, partition 2 was done
+    assert world.database.column(VALUES) == ["1c", "2a", "2b", "2c"]
+    assert world.stored(topic) == {0: 3, 1: 3, 2: 3}
+
+
+@pytest.mark.behaviour("SINK-1", "TX-2")
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_a_worker_that_is_killed_loses_and_doubles_nothing(
+    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(3)
+    for partition in range(3):
+        world.produce(topic, [f"{partition}{letter}" for letter in "abc"], partition=partition)
+    claim = world.claim(topic)
+    with monkeypatch.context() as broken:
+        broken.setenv("OFFSETSTORE_FAILPOINT", f"{point}:kill")
+        failed = world.run_to_failure(claim, traced, Append("events"), atomicity="partition")
+
+    assert "Python worker exited unexpectedly" in failed.text
+    counted = "SELECT partition, count(*) FROM events GROUP BY partition"
+    stored = {partition: offset for partition, offset in world.stored(topic).items() if offset}
+    assert dict(world.database.rows(counted)) == stored
+    assert bool(stored) is (point == "after_commit")
+
+    world.run(world.claim(topic), traced, Append("events"), atomicity="partition")
+    assert world.database.column(VALUES) == [f"{p}{letter}" for p in range(3) for letter in "abc"]
+    assert world.stored(topic) == {0: 3, 1: 3, 2: 3}
+
+
+@pytest.mark.behaviour("TX-12")
+def test_what_may_pass_is_repeated_from_kafka_and_only_where_it_has_to_be(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute(ATTEMPTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["0a", "0b"])
+    world.produce(topic, ["1a"], partition=1)
+    url = world.database.url
+
+    def write(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        rows, times = attempt(url, batches)
+        insert(connection, rows)
+        if rows[0]["partition"] == 0 and times < 3:
+            connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"))
+
+    world.run(world.claim(topic), traced, Execute(write), atomicity="partition")
+
+    assert world.database.column(VALUES) == ["0a", "0b", "1a"]
+    assert world.database.column("SELECT partition FROM attempts ORDER BY partition") == [0, 0, 0, 1]
+    assert world.stored(topic) == {0: 2, 1: 1}
+
+
+@pytest.mark.behaviour("SINK-1", "TX-2")
+def test_the_users_own_error_is_the_sinks_and_the_other_partitions_are_stored(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b"])
+    world.produce(topic, ["c"], partition=1)
+
+    class Unpicklable(Exception):
+        def __init__(self, one: str, other: str) -> None:
+            super().__init__(f"{one} {other}")
+
+    kind: type[Exception] = LookupError
+    words = ("no such", "country")
+
+    def write(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        insert(connection, rows)
+        if rows[0]["partition"] == 1:
+            raise kind(*words)
+
+    failed = world.run_to_failure(world.claim(topic), traced, Execute(write), atomicity="partition")
+    assert isinstance(failed.error, LookupError)
+    assert failed.error.args == words
+    assert "raise kind" in str(failed.error.__notes__)
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.stored(topic) == {0: 2, 1: 0}
+
+    kind = Unpicklable  # it pickles, and does not come back
+    failed = world.run_to_failure(world.claim(topic), traced, Execute(write), atomicity="partition")
+    assert "Unpicklable: no such country" in str(failed.error)
+    assert world.database.column(VALUES) == ["a", "b"]
+
+
+@pytest.mark.behaviour("SINK-1")
+def test_a_poison_row_ends_the_query_with_its_table_and_partition(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b"])
+    world.produce(topic, ["c", "toxic\0"], partition=1)
+
+    failed = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity="partition")
+
+    assert isinstance(failed.error, RowsRefused)
+    assert (failed.error.table, failed.error.column) == ("events", "value")
+    assert failed.error.topic_partition == TopicPartition(topic, 1)
+    assert "toxic" not in failed.text
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.stored(topic) == {0: 2, 1: 0}
+
+
+@pytest.mark.behaviour("SINK-1", "START-14")
+@pytest.mark.parametrize("rows", [True, False], ids=["with rows", "without rows"])
+def test_a_job_that_was_taken_over_in_mid_batch_writes_nothing(
+    world: World, offsetstore_topic: NewTopic, *, rows: bool
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b"])
+    world.produce(topic, ["c"], partition=1)
+
+    def transform(batch: DataFrame) -> DataFrame:
+        world.claim(topic)
+        return traced(batch).where(F.lit(rows))
+
+    failed = world.run_to_failure(world.claim(topic), transform, Append("events"), atomicity="partition")
+
+    assert isinstance(failed.error, StaleClaim)
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0, 1: 0}
+
+
+@pytest.mark.behaviour("TX-6")
+def test_a_gap_is_seen_before_anything_is_computed(world: World, offsetstore_topic: NewTopic) -> None:
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b", "c"])
+    claim = world.claim(topic)
+    reader = world.spark.readStream.format("kafka").options(**world.options(topic))
+    stream = reader.option("startingOffsets", f'{{"{topic}": {{"0": 2}}}}').load()
+    asked: list[DataFrame] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        asked.append(batch)
+        return batch
+
+    failed = world.run_to_failure(claim, transform, Append("events"), stream=stream, atomicity="partition")
+    assert isinstance(failed.error, OffsetGap)
+    assert asked == []
+
+
+@pytest.mark.behaviour("TX-10")
+def test_a_partition_that_the_claim_did_not_know_gets_its_row_from_the_driver(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b"])
+    claim = world.store.claim(world.group, topics=[topic])  # without a broker, it knows none
+    reader = world.spark.readStream.format("kafka").options(**world.options(topic))
+    stream = reader.option("startingOffsets", "earliest").load()
+
+    world.run(claim, traced, Append("events"), stream=stream, atomicity="partition")
+
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.stored(topic) == {0: 2}
+    assert [event.event for event in world.store.history(world.group)].count("adopt") == 1
+
+
+@pytest.mark.behaviour("SINK-17")
+def test_sums_of_keys_that_are_in_two_parallel_tasks_are_exact(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute("CREATE TABLE sums (key text PRIMARY KEY, n bigint, total bigint)")
+    topic = offsetstore_topic(2)
+    keys = [f"k{number:02}" for number in range(40)]
+    world.produce(topic, keys * 3)
+    world.produce(topic, keys[::-1] * 3, partition=1)
+
+    def transform(batch: DataFrame) -> DataFrame:
+        key = F.col("value").cast("string").alias("key")
+        return batch.select(key, F.lit(1).alias("n"), F.col("offset").alias("total"), "_kafka")
+
+    into = Upsert("sums", key=["key"], add=["n", "total"])
+    world.run(world.claim(topic), transform, into, atomicity="partition", maxOffsetsPerTrigger="120")
+
+    assert world.database.rows("SELECT count(*), min(n), max(n), sum(total) FROM sums") == [(40, 6, 6, 119 * 120)]
+    assert world.stored(topic) == {0: 120, 1: 120}
+
+
+@pytest.mark.behaviour("SINK-1", "TX-2")
+def test_a_task_that_is_stopped_among_its_rows_does_not_take_the_end_of_its_connection_for_the_last_row(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    """Arrow does: the rows that came until then would be committed as if they were all."""
+    world.database.execute(EVENTS)
+    world.database.execute(ATTEMPTS)
+    topic = offsetstore_topic(1)
+    # The first is more than Spark's buffer, and so sent at once; Spark then looks for the next but one.
+    world.produce(topic, ["a" * 200_000, "b", "slow", "c"])
+    url = world.database.url
+    claim = world.claim(topic)
+
+    def transform(batch: DataFrame) -> DataFrame:
+        slow = F.expr("value <> 'slow' OR reflect('java.lang.Thread', 'sleep', 4000L) IS NULL")
+        return traced(batch).where(slow)
+
+    def write(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        for batch in batches:
+            rows, _ = attempt(url, [batch])
+            insert(connection, rows)
+
+    sink = TransactionalSink(claim, transform, into=Execute(write), atomicity="partition")
+    world.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    try:
+        query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
+        wait_until(lambda: world.database.one("SELECT count(*) FROM attempts") == 1, timeout=120)
+        query.stop()
+        open_ = f"SELECT count(*) FROM pg_stat_activity WHERE starts_with(application_name, '{claim.name}:')"
+        wait_until(lambda: world.database.one(f"{open_} AND xact_start IS NOT NULL") == 0)
+    finally:
+        world.spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+    assert world.database.one("SELECT count(*) FROM attempts") == 1
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0}
+
+
+@pytest.mark.behaviour("SINK-14")
+def test_the_executors_are_checked_before_the_first_batch_is_computed(
+    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        return "0.0.1" if name == "pgpq" else real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+    failed = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity="partition")
+
+    assert isinstance(failed.error, ExecutorEnvironment)
+    assert world.stored(topic) == {0: 0}
+
+
+def test_what_cannot_work_is_refused_when_the_sink_is_made(world: World, offsetstore_topic: NewTopic) -> None:
+    claim = world.claim(offsetstore_topic(1))
+    connection = world.database
+
+    def write(_connection: Connection, _batches: Iterable[pa.RecordBatch]) -> None:
+        connection.execute("SELECT 1")
+
+    word: Any = "task"
+    with pytest.raises(ConfigurationError, match="batch, partition"):
+        TransactionalSink(claim, traced, into=Append("events"), atomicity=word)
+    with pytest.raises(ConfigurationError, match="one output"):
+        TransactionalSink(claim, traced, into={"a": Append("a"), "b": Append("b")}, atomicity="partition")
+    with pytest.raises(ConfigurationError, match="can't be sent to Spark's executors"):
+        TransactionalSink(claim, traced, into=Execute(write), atomicity="partition")
+
+
+def test_a_kept_checkpoint_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    claim = world.claim(topic)
+    kept = claim.checkpoint(world.checkpoints, keep=True)
+    failed = world.run_to_failure(claim, traced, Append("events"), checkpoint=kept, atomicity="partition")
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert "keeps its checkpoint" in failed.text
+    assert world.stored(topic) == {0: 0}
