@@ -13,7 +13,7 @@
      +-- BrokerError
      |    +-- BrokerUnavailable      no answer from Kafka within the time allowed
      |    +-- BrokerRefused          Kafka answers, and says no: credentials, permissions
-     |    |    +-- MetadataRefused   it does not take the text that is to be committed with an offset
+     |    |    +-- MetadataRefused   not the text that is to be committed with an offset
      |    +-- TopicMissing           Kafka has no such topic
      +-- StartError                  where to start can't be decided safely
      |    +-- OffsetsDisagree        prefer="agree", and they don't
@@ -95,12 +95,7 @@ class OffsetStoreError(Exception):
 
     def __reduce__(self) -> tuple[Callable[..., OffsetStoreError], tuple[Any, ...]]:
         """Pickle by the fields, since ``Exception`` would hand the finished text to ``__init__``."""
-        fields = {
-            "topic_partition": self.topic_partition,
-            "found": self.found,
-            "expected": self.expected,
-            "next_step": self.next_step,
-        }
+        fields = {name: getattr(self, name) for name in ("topic_partition", "found", "expected", "next_step")}
         return _rebuild, (type(self), self.what, fields)
 
 
@@ -214,9 +209,8 @@ class StoreRewound(StartError):
     """
 
     default_next_step = (
-        "Restore the newer database if there is one. Otherwise the results were lost with the offsets: read them again "
-        'with StartPolicy(on_rewound="stored"); or, if the results are there after all, go on where Kafka says with '
-        'on_rewound="kafka". The history records it. If the group was renamed, claim it by its new name.'
+        'Restore the newer database; or read again what was lost: StartPolicy(on_rewound="stored"); or, if the results '
+        'are there, go on where Kafka says: on_rewound="kafka". A group that was renamed is claimed by its new name.'
     )
 
 
@@ -224,27 +218,21 @@ class ForeignStore(StartError):
     """Kafka holds a copy of an offset that another offsetstore made for this group."""
 
     default_next_step = (
-        "Two databases must not mirror to one group in Kafka: connect to the other database, or give this job a "
-        "kafka_group of its own. If the other database is gone, delete the group's offsets in Kafka."
+        "Connect to the other database, or give this job a kafka_group of its own: two must not mirror to one group. "
+        "If the other database is gone, delete the group's offsets in Kafka."
     )
 
 
 class CheckpointAhead(StartError):
     """The kept checkpoint has committed batches beyond the stored offset; nothing was written."""
 
-    default_next_step = (
-        "The results in between are not in the database, and the query's state holds them: restore the database, or "
-        "move the kept checkpoint away, so that the query starts at the stored offset with an empty state."
-    )
+    default_next_step = "Restore the newer database, or move the checkpoint away: the query then has an empty state."
 
 
 class CheckpointBehind(StartError):
     """The kept checkpoint replays records that are in the results, and its batches can't be cropped."""
 
-    default_next_step = (
-        "The checkpoint is older than the database: restore the newer one, or move it away, so that the query starts "
-        "at the stored offset with an empty state."
-    )
+    default_next_step = "Restore the newer checkpoint, or move it away: the query then starts with an empty state."
 
 
 class UncertainBatch(StartError):
@@ -393,14 +381,8 @@ class RowsRefused(SinkError):
         super().__init__(what, **fields)
 
     def __reduce__(self) -> tuple[Callable[..., OffsetStoreError], tuple[Any, ...]]:
-        """Pickle the further fields too."""
         rebuild, (cls, what, fields) = super().__reduce__()
-        more = {
-            "table": self.table,
-            "column": self.column,
-            "constraint": self.constraint,
-            "sqlstate": self.sqlstate,
-        }
+        more = {name: getattr(self, name) for name in ("table", "column", "constraint", "sqlstate")}
         return rebuild, (cls, what, {**fields, **more})
 
 
@@ -412,7 +394,6 @@ class ExecutorEnvironment(SinkError):
     """Spark's executors lack the packages that write to the database, or have other versions than the driver."""
 
     default_next_step = (
-        "Give the executors the driver's packages: ship an environment with --archives environment.tar.gz#environment "
-        "and PYSPARK_PYTHON=./environment/bin/python, or install offsetstore[executor] in the same versions on every "
-        "worker, for the Python that PYSPARK_PYTHON names. How to: docs/executors.md of offsetstore."
+        "Ship an environment: --archives environment.tar.gz#environment, PYSPARK_PYTHON=./environment/bin/python; or "
+        "install offsetstore[executor] on the workers, in the driver's versions (docs/executors.md)."
     )

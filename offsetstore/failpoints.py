@@ -69,6 +69,19 @@ def armed(name: str) -> bool:
     return point == name and _reached[name] == nth - 1
 
 
+def setting() -> str | None:
+    """What the environment asks for, to be sent to where the work is done."""
+    return os.environ.get(VARIABLE)
+
+
+def follow(sent: str | None) -> None:
+    """Ask for what somebody else's `setting` was, and for nothing otherwise."""
+    if sent is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = sent
+
+
 def _parse(wanted: str) -> tuple[str, int, str]:
     point, *rest = wanted.split(":")
     action = rest.pop() if rest and rest[-1] in _ACTIONS else "kill"

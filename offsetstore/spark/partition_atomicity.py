@@ -9,7 +9,6 @@ first one, finds them stored and skips them.
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import time
 from dataclasses import replace
@@ -142,7 +141,7 @@ class PartitionAtomicity:
             self._writer,
             [planned.plan[tp] for tp in placed.tasks],
             placed.tasks,
-            os.environ.get(failpoints.VARIABLE),
+            failpoints.setting(),
         )
         # The tasks write while they read, so that it can't be asked in between.
         check_topics(self._claim, planned.rows, batch.ranges)

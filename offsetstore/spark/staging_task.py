@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 
+from offsetstore import failpoints
 from offsetstore.errors import LockTimeout, OffsetStoreError, StoreUnavailable, TransactionLost
 from offsetstore.store.failures import is_connection_lost, is_lock_timeout, is_repeatable
 from offsetstore.writers.staging import StagedRowsLost
@@ -55,8 +56,10 @@ class StagingTask:
 
     def run(self, frame: DataFrame) -> list[StagingOutcome]:
         """Run it on the driver over all parts; return the outcomes of those that have rows."""
+        failpoint = failpoints.setting()
 
         def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            failpoints.follow(failpoint)
             outcome = self.stage(batches)
             if outcome is not None:
                 error = None if outcome.error is None else pickle.dumps(outcome.error)

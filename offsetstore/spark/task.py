@@ -7,7 +7,6 @@ Spark's to repeat, and finds out by the stored offset whether it was too late.
 
 from __future__ import annotations
 
-import os
 import pickle
 import traceback
 from dataclasses import dataclass
@@ -91,7 +90,7 @@ class Work:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do the present task's part; for ``mapInArrow``."""
-        _set_failpoint(self.failpoint)
+        failpoints.follow(self.failpoint)
         task = cast("Any", TaskContext.get())
         result = self.perform(task.partitionId(), batches)
         yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
@@ -196,13 +195,6 @@ class _Rolled(Exception):
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending)
         self.ending = ending
-
-
-def _set_failpoint(wanted: str | None) -> None:
-    if wanted is None:
-        os.environ.pop(failpoints.VARIABLE, None)
-    else:
-        os.environ[failpoints.VARIABLE] = wanted
 
 
 def _pickled(error: Exception, tp: TopicPartition) -> bytes:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class Execute:
     """Calls a function with the transaction's connection and the rows.
 
-    :param function: called once a micro-batch, and not at all without rows. The iterable of record batches can be gone
-        through once. The function must neither commit nor roll back, and its SQL has no effect without the offsets'. It
-        may be run again on the same rows, after a rollback; errors that it raises are passed on as they are.
+    :param function: called once a transaction: a micro-batch's, or with ``atomicity="partition"`` a Kafka partition's,
+        on an executor; and not at all without rows. The iterable of record batches can be gone through once. The
+        function must neither commit nor roll back, and its SQL has no effect without the offsets'. It may be run again
+        on the same rows, after a rollback; errors that it raises are passed on as they are.
     """
 
     def __init__(self, function: Callable[[Connection, Iterable[pa.RecordBatch]], object]) -> None:
