@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from cryptography.fernet import Fernet
 from pyspark import TaskContext
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.spark.sealing import new_key, seal, unseal
 from offsetstore.store.address import Secrets, StoreAddress, secrets_of
 from offsetstore.store.url import VARIABLE, connection_parameters
 
@@ -96,9 +96,9 @@ def sending_password(session: SparkSession, store: OffsetStore) -> Generator[Non
         yield
         return
     context = session.sparkContext
-    key = context.environment.setdefault(_KEY, new_key())
+    key = context.environment.setdefault(_KEY, Fernet.generate_key().decode())
     before = context.getLocalProperty(_PROPERTY)
-    context.setLocalProperty(_PROPERTY, seal(key, json.dumps(secrets)))
+    context.setLocalProperty(_PROPERTY, Fernet(key).encrypt(json.dumps(secrets).encode()).decode())
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ def _secrets() -> Secrets:
     task = TaskContext.get()
     sent = task.getLocalProperty(_PROPERTY) if task is not None else None
     if sent is not None:
-        return json.loads(unseal(_key(), sent))
+        return json.loads(Fernet(_key()).decrypt(sent))
     password = os.environ.get(PASSWORD_VARIABLE)
     if not password and os.environ.get(VARIABLE):
         password = connection_parameters(None).get("password")

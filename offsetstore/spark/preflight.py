@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-PACKAGES: Final = ("offsetstore", "psycopg", "pgpq", "pyarrow", "sqlalchemy")
+PACKAGES: Final = ("offsetstore", "cryptography", "psycopg", "pgpq", "pyarrow", "sqlalchemy")
 """What executors must import, in the driver's versions."""
 
 _TASKS_PER_CORE: Final = 2

@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 # What `pip install offsetstore[executor]` installs beside offsetstore, as the tests have it.
 REQUIRED = (
     "alembic",
+    "cffi",
+    "cryptography",
     "mako",
     "markupsafe",
     "pgpq",
     "psycopg",
     "psycopg-binary",
     "pyarrow",
+    "pycparser",
     "sqlalchemy",
     "typing-extensions",
 )
