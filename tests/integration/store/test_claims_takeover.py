@@ -10,7 +10,7 @@ import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import GroupBusy, LockTimeout, StaleClaim
-from offsetstore.store import claims, heartbeat
+from offsetstore.store import claims, heartbeat, taking
 from tests.support.background import in_background
 from tests.support.brokers import ScriptedBroker
 from tests.support.jobs import FrozenJob
@@ -90,7 +90,7 @@ def test_a_job_frozen_in_its_heartbeat_is_terminated_too(store: OffsetStore) -> 
 def test_a_transaction_that_is_no_job_of_the_group_is_not_terminated(
     store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "_GRACE", 0.5)
+    monkeypatch.setattr(taking, "_GRACE", 0.5)
     store.claim("billing", broker())
     store.claim("other", broker())
     stranger = store.database.begin(name="an operator's psql")
