@@ -24,7 +24,7 @@ from pyspark.sql.functions import sum as sum_
 from offsetstore import Broker, OffsetStore, TransactionalSink, Upsert
 
 KAFKA = {
-    "kafka.bootstrap.servers": os.environ.get("KAFKA_SERVERS", "localhost:9092"),
+    "kafka.bootstrap.servers": os.environ.get("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092"),
     "subscribe": "payments",
     "maxOffsetsPerTrigger": "100000",  # after a long outage: many batches, each a transaction, rather than a huge one
 }

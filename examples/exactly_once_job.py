@@ -21,7 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 
-KAFKA = {"kafka.bootstrap.servers": os.environ.get("KAFKA_SERVERS", "localhost:9092"), "subscribe": "payments"}
+KAFKA = {
+    "kafka.bootstrap.servers": os.environ.get("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092"),
+    "subscribe": "payments",
+}
 DATABASE = os.environ.get("DATABASE", "jdbc:postgresql://localhost:5432/shop?user=shop")
 CHECKPOINTS = os.environ.get("CHECKPOINTS", "/tmp/checkpoints")
 

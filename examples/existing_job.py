@@ -17,7 +17,10 @@ import os
 
 from pyspark.sql import DataFrame, SparkSession
 
-KAFKA = {"kafka.bootstrap.servers": os.environ.get("KAFKA_SERVERS", "localhost:9092"), "subscribe": "payments"}
+KAFKA = {
+    "kafka.bootstrap.servers": os.environ.get("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092"),
+    "subscribe": "payments",
+}
 DATABASE = os.environ.get("DATABASE", "jdbc:postgresql://localhost:5432/shop?user=shop")
 CHECKPOINTS = os.environ.get("CHECKPOINTS", "/tmp/checkpoints")
 

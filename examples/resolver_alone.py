@@ -23,7 +23,7 @@ parser.add_argument("group")
 parser.add_argument("topics", nargs="+")
 arguments = parser.parse_args()
 
-broker = Broker({"bootstrap.servers": os.environ.get("KAFKA_SERVERS", "localhost:9092")})
+broker = Broker({"bootstrap.servers": os.environ.get("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092")})
 policy = StartPolicy(prefer="larger", auto_offset_reset="earliest")  # the defaults, spelt out
 with OffsetStore.connect() if "OFFSETSTORE_URL" in os.environ else nullcontext() as store:
     start = resolve_starting_offsets(broker, group=arguments.group, topics=arguments.topics, store=store, policy=policy)

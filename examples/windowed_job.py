@@ -22,7 +22,7 @@ from pyspark.sql.functions import window
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 
 KAFKA = {
-    "kafka.bootstrap.servers": os.environ.get("KAFKA_SERVERS", "localhost:9092"),
+    "kafka.bootstrap.servers": os.environ.get("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092"),
     "subscribe": "payments,refunds",
 }
 CHECKPOINTS = os.environ.get("CHECKPOINTS", "/tmp/checkpoints")

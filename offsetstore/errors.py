@@ -30,6 +30,7 @@
      |    +-- StaleClaim             another claim took the group over; nothing was written
      |    +-- GroupBusy              the group has a live owner, and takeover= does not allow to fence it
      |    +-- ClaimInUse             a second query on one claim
+     |    +-- GroupRenamed           the group has another name now
      +-- TransactionError
      |    +-- OffsetGap              the range begins above the stored offset; nothing was written
      |    +-- LockTimeout            a partition's row is locked by somebody else
@@ -266,6 +267,12 @@ class ClaimInUse(ClaimError):
     default_next_step = "Give each query a consumer group and a claim of its own."
 
 
+class GroupRenamed(ClaimError):
+    """The group has another name now, under which its offsets are."""
+
+    default_next_step = "Give the job the new name; a job that is to begin anew takes a name that no group had."
+
+
 class TransactionError(OffsetStoreError):
     """The transaction did not happen, but for `CommitUnknown`, where that is the question."""
 
@@ -273,7 +280,10 @@ class TransactionError(OffsetStoreError):
 class OffsetGap(TransactionError):
     """The range begins above the stored offset: records in between would be lost. Nothing was written."""
 
-    default_next_step = "Start the job from the stored offset: a new claim's starting_offsets gives it to Spark."
+    default_next_step = (
+        "Start the job from the stored offset: a new claim's starting_offsets gives it to Spark, in a new checkpoint: "
+        "claim.checkpoint(base). Another query's checkpoint would override it; adopt_checkpoint= takes it over."
+    )
 
 
 class LockTimeout(TransactionError):
@@ -295,10 +305,7 @@ class CommitUnknown(TransactionError):
 
 
 class ProtocolMisuse(TransactionError):
-    """The transaction was used in an order that would break the guarantee; it was rolled back.
-
-    But for `CommittedBehindOurBack`, where that can be too late.
-    """
+    """The transaction was used in an order that would break the guarantee. Rolled back, unless its text says else."""
 
 
 class NestedTransaction(ProtocolMisuse):

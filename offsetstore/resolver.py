@@ -64,6 +64,7 @@ def resolve(
         rows = by_topic.get(topic, {})
         try:
             _judge_log(rows, log)
+            _judge_adopted(topic, rows, log, asked.adopted)
             starts |= _starts(topic, log, rows, asked)
         except TopicRecreated:
             if asked.policy.on_recreated != "restart":
@@ -93,6 +94,15 @@ def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> No
             raise TopicRecreated(what, topic_partition=tp, found=f"{len(log.partitions)} partitions")
 
 
+def _judge_adopted(
+    topic: str, rows: Mapping[TopicPartition, StoredOffset], log: TopicLog, adopted: Mapping[TopicPartition, int]
+) -> None:
+    for tp, offset in sorted(adopted.items()):
+        if tp.topic == topic and tp not in rows and offset > 0 and not log.has(tp.partition):
+            what = f"Kafka no longer has this partition, and offset {offset} is to be adopted for it"
+            raise TopicRecreated(what, topic_partition=tp, found=f"{len(log.partitions)} partitions")
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What is the same for all partitions."""
@@ -117,6 +127,8 @@ class _Facts:
     at_timestamp: int | None
     topic_is_known: bool
     policy: StartPolicy
+    is_same_log: bool
+    """Whether the topic's id is known, and the stored one."""
 
 
 def _starts(
@@ -136,6 +148,7 @@ def _starts(
             (asked.view.timestamps or {}).get(tp),
             topic_is_known=bool(rows) or any(other.topic == topic for other in asked.adopted),
             policy=asked.policy,
+            is_same_log=tp in rows and log.topic_id is not None and rows[tp].topic_id == log.topic_id,
         )
         starts[tp] = _judge_range(facts, _choose(facts))
     return starts
@@ -253,6 +266,15 @@ def _judge_range(facts: _Facts, start: Start) -> Start:
             expected=f"at least {start.offset}",
             next_step="Correct the group's offset in Kafka (kafka-consumer-groups --reset-offsets), or start with "
             'StartPolicy(prefer="stored").',
+        )
+    if start.offset > end and start.reason is Reason.PINNED and facts.is_same_log:
+        what = f"offset {start.offset}, which an operator has set, lies beyond the end of the log"
+        raise OffsetOutOfRange(
+            what,
+            topic_partition=facts.tp,
+            found=f"end {end}",
+            expected=f"at most {end}",
+            next_step="Reset the group again (offsetstore reset), to an offset that the log holds.",
         )
     if start.offset > end:
         what = f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log"

@@ -16,10 +16,12 @@ depends_on = None
 # kept from then on, through a pg_upgrade or a restore into another cluster, which have another system identifier.
 _IDENTITY = """
 INSERT INTO store_identity (store_id)
-SELECT CAST(md5(concat_ws(':', 'offsetstore',
-                          (SELECT system_identifier FROM pg_catalog.pg_control_system()),
-                          (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()),
-                          current_schema())) AS uuid)
+SELECT CAST(substr(encode(sha256(convert_to(
+    concat_ws(':', 'offsetstore',
+              (SELECT system_identifier FROM pg_catalog.pg_control_system()),
+              (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()),
+              current_schema()),
+    'UTF8')), 'hex'), 1, 32) AS uuid)
 """
 
 # A role that may not make schemas gets everything but large batches; the sink then says what is missing.

@@ -24,8 +24,8 @@ _COLUMNS = (
     Column("start", number=True),
     Column("committed batch ends", number=True),
     Column("uncertain", number=True),
-    Column("stored", number=True),
 )
+_STORED = Column("stored", number=True)
 
 
 def _name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | tuple[str, ...] | None:
@@ -107,7 +107,7 @@ def adopt(
             'store.claim(..., adopt_checkpoint="DIR").'
         )
         raise click.UsageError(what)
-    found = read_or_fail(LocalFiles(checkpoint))
+    found = read_or_fail(LocalFiles(checkpoint), next_step="Correct --checkpoint.")
     stored = _stored(group, url, schema)
     topics = {tp.topic for tp in found.offsets}
     refusal: UncertainBatch | None = None
@@ -120,7 +120,7 @@ def adopt(
     if format_ == "json":
         print_json(_document(group, found, starts, stored))
     else:
-        _print(found, starts, stored)
+        _print(found, starts, stored if group is not None else None)
     if refusal is not None:
         refusal.next_step += " (To see where it would start then: --on-uncertain skip, or replay.)"
         raise refusal
@@ -140,21 +140,18 @@ def _start(
 
 
 def _print(
-    found: QueryCheckpoint, starts: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, StoredOffset]
+    found: QueryCheckpoint, starts: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, StoredOffset] | None
 ) -> None:
-    print_table(
-        _COLUMNS,
-        [
-            (
-                tp,
-                _start(tp, starts, stored),
-                end,
-                found.uncertain.get(tp),
-                stored[tp].next_offset if tp in stored else None,
-            )
-            for tp, end in sorted(found.offsets.items())
-        ],
-    )
+    """Print it; ``stored`` is ``None`` where the store was not asked."""
+    rows = [
+        (tp, _start(tp, starts, stored or {}), end, found.uncertain.get(tp))
+        for tp, end in sorted(found.offsets.items())
+    ]
+    if stored is None:
+        print_table(_COLUMNS, rows)
+    else:
+        held = [stored[row[0]].next_offset if row[0] in stored else None for row in rows]
+        print_table((*_COLUMNS, _STORED), [(*row, offset) for row, offset in zip(rows, held, strict=True)])
     print_lines("")
     if found.batch_id is None:
         print_lines("No batch of this checkpoint is committed: these are the offsets at which the query began.")
@@ -166,6 +163,8 @@ def _print(
             "that they are in can tell."
         )
     print_lines(f"A job would adopt {len(starts)} of {len(found.offsets)} partitions.")
+    if stored is None:
+        print_lines("The store was not asked: --group")
 
 
 def _document(

@@ -11,6 +11,12 @@ from offsetstore import errors
 from offsetstore.cli.output import print_error
 from offsetstore.store import failures
 
+_OPTIONS = {
+    # The library's words, and how the command line says it.
+    errors.StoreUnavailable.default_next_step: (
+        "Check --url or OFFSETSTORE_URL, that the server runs, and that the role may connect."
+    ),
+}
 _REFUSED = "See PostgreSQL's log, and what this role may do."
 _LOCKED = "Somebody holds the tables: see pg_stat_activity, and try again."
 _SUMMARIES = {
@@ -65,7 +71,8 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     :raises click.exceptions.Exit: click ends the process with its code.
     """
     what = error.what if error.topic_partition is None else f"{error.topic_partition}: {error.what}"
-    details = {"found": error.found, "expected": error.expected, "next step": error.next_step or None}
+    step = _OPTIONS.get(error.next_step, error.next_step) or None
+    details = {"found": error.found, "expected": error.expected, "next step": step}
     print_error(what, {label: str(value) for label, value in details.items() if value is not None})
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
 

@@ -32,20 +32,18 @@ def _name_or_none(context: click.Context, parameter: click.Parameter, value: str
     help="Schema of the tables.",
 )
 def grants(*, role: str, dashboard_role: str | None, schema: str) -> None:
-    r"""Print the GRANTs of the job's role.
+    """Print the GRANTs of the job's role.
 
     Nothing is run, and no database is needed. Give it to psql as the tables' owner, after `offsetstore migrate`; and
     after each migration, because new tables need grants of their own.
 
     The job's role reads and writes our tables, and makes and drops tables of its own in the schema
-    offsetstore_staging, whose owner it becomes; it has no DDL elsewhere. Who makes it the owner must be a superuser, or
-    own the schema, be a member of the job's role and have CREATE on the database. Where several jobs have roles of
-    their own, make those members of ROLE.
+    offsetstore_staging; it has no DDL elsewhere. Where several jobs have roles of their own, run it for each.
 
     \b
     Example:
       offsetstore grants --role billing_job | psql -1 -v ON_ERROR_STOP=1 sales
-    """
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
     lines = [*grant_runtime(role, schema=schema)]
     if dashboard_role is not None:
         lines += grant_dashboard(dashboard_role, schema=schema)

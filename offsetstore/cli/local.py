@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from offsetstore.cli.exits import ExitCode
 from offsetstore.local import stack
@@ -24,6 +23,7 @@ def local() -> None:
 
     They listen on 127.0.0.1 alone. Kafka needs Java 17 or newer; its jars (45 MB) are downloaded once, to
     OFFSETSTORE_CACHE or the user's cache directory. Data stay over `down` and `up`.
+    `up` prints the exports for a job again; `down --delete-data` discards the data.
     """
 
 
@@ -63,14 +63,13 @@ def down(*, delete_data: bool) -> None:
 
 
 def _show(services: Sequence[ServiceStatus]) -> None:
-    table = Table("server", "state", "pid", box=None)
-    table.add_column("address", overflow="fold")
-    table.add_column("directory", overflow="fold")
+    """Print a line for each fact: a URL or a path that is folded can't be copied."""
+    console = Console(soft_wrap=True, highlight=False)
     for service in services:
-        state = "[green]running[/]" if service.running else "[red]stopped[/]"
-        address, pid = _without_password(service.address), str(service.pid or "")
-        table.add_row(service.name, state, pid, escape(address), escape(str(service.directory)))
-    Console().print(table)
+        state = f"[green]running[/], pid {service.pid}" if service.running else "[red]stopped[/]"
+        console.print(f"{service.name}: {state}")
+        console.print(f"  {escape(_without_password(service.address))}")
+        console.print(f"  {escape(str(service.directory))}")
 
 
 def _without_password(address: str) -> str:

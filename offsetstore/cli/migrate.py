@@ -31,7 +31,7 @@ _IDLE_SECONDS = 120.0
     "--since", metavar="REVISION", help="With --sql: the revision that the tables have; by default there are none."
 )
 def migrate(*, url: str | None, schema: str | None, check: bool, sql: bool, since: str | None) -> None:
-    r"""Bring the database's tables to this version's revision.
+    """Bring the database's tables to this version's revision.
 
     All in one transaction. Several at once do no harm: they wait for each other, and the first one does the work. The
     role needs the right to create tables, and schemas; the job's own role does not (see `offsetstore grants`).
@@ -46,7 +46,7 @@ def migrate(*, url: str | None, schema: str | None, check: bool, sql: bool, sinc
     \b
     Example:
       offsetstore migrate --sql --schema jobs | psql -v ON_ERROR_STOP=1 sales
-    """
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
     _refuse_together(check=check, sql=sql, since=since)
     if sql:
         # Neither wrapped nor escaped, at a terminal either.

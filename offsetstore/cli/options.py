@@ -44,8 +44,11 @@ def group_option(function: _F) -> _F:
     )(function)
 
 
-def broker_options(*, required: bool) -> Callable[[_F], _F]:
-    """``--bootstrap-servers`` and how to reach them; `make_broker` takes the values."""
+def broker_options(*, required: bool, use: str = "") -> Callable[[_F], _F]:
+    """``--bootstrap-servers`` and how to reach them; `make_broker` takes the values.
+
+    :param use: what they are for, the end of the option's own help.
+    """
 
     def add(function: _F) -> _F:
         function = click.option(
@@ -80,9 +83,7 @@ def broker_options(*, required: bool) -> Callable[[_F], _F]:
             metavar="HOST:PORT",
             envvar="OFFSETSTORE_BOOTSTRAP_SERVERS",
             show_envvar=True,
-            help="The Kafka brokers, separated by commas."
-            if required
-            else "The Kafka brokers; without them only the store is shown.",
+            help=f"The Kafka brokers, separated by commas{use}.",
         )(function)
 
     return add

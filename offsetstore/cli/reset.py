@@ -30,6 +30,8 @@ _COLUMNS = (
     Column("beginning", number=True),
     Column("end", number=True),
 )
+_CHOOSE = "Name an offset that the log holds, or use --to-earliest or --to-latest."
+_SHIFT = "Shift by less, or use --to-earliest."
 _TARGETS: Final = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--shift-by")
 
 
@@ -117,12 +119,14 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
 @click.option("--reason", required=True, metavar="TEXT", help="Why; the history keeps it.")
 @click.option("--execute", is_flag=True, help="Do it. Without this nothing is written.")
 @click.option("--force", is_flag=True, help="Do it although a job is live: its next write fails with StaleClaim.")
-@options.broker_options(required=False)
+@options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime")
 @options.database_options
 @click.option(
     "--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True, help="For whom."
 )
+@click.pass_context
 def reset(
+    context: click.Context,
     *,
     group: str,
     topics: dict[str, set[int] | None],
@@ -152,8 +156,9 @@ def reset(
 
     \b
     Exit codes:
-      0  done; without --execute: this is what would be done
-      1  refused: no such group, a live job, or the log does not hold an offset
+      0  done; without --execute: it would be done
+      1  refused, without --execute too: no such group, a live job and no
+         --force, or the log does not hold an offset
       2  wrong usage, or the store has no such partition
       3  the database can't be reached or refuses
       4  Kafka can't be reached, refuses, or has no such topic
@@ -193,7 +198,9 @@ def reset(
     if format_ == "json":
         print_json(_document(group, reason, moves, executed=execute, live=_is_live(owner)))
     else:
-        _print(group, moves, executed=execute, live=_is_live(owner))
+        _print(group, moves, owner, executed=execute, forced=force)
+    if _is_live(owner) and not force:
+        context.exit(ExitCode.NO)
 
 
 def _target(earliest: bool, latest: bool, offset: int | None, time: datetime | None, shift: int | None) -> Target:  # noqa: FBT001 - click's values
@@ -232,11 +239,11 @@ def _plan(rows: Mapping[TopicPartition, StoredOffset], view: BrokerView | None, 
         new = target.of(tp, row.next_offset, view)
         if not 0 <= new <= MAX_OFFSET:
             what = "the shift leads to what is no offset"
-            raise OffsetOutOfRange(what, topic_partition=tp, found=new, expected="at least 0", next_step="")
+            raise OffsetOutOfRange(what, topic_partition=tp, found=new, expected="at least 0", next_step=_SHIFT)
         if log is not None and not log.beginning <= new <= log.end:
             what = f"the log does not hold offset {new}"
             held = f"from {log.beginning} to {log.end}"
-            raise OffsetOutOfRange(what, topic_partition=tp, expected=held, next_step="")
+            raise OffsetOutOfRange(what, topic_partition=tp, expected=held, next_step=_CHOOSE)
         moves.append(Move(tp, row.next_offset, new, log))
     return moves
 
@@ -263,7 +270,7 @@ def _busy(group: str, owner: GroupRow | None) -> GroupBusy:
     return GroupBusy(what, found=f"{owner.owner}, {owner.token}", next_step=step)
 
 
-def _print(group: str, moves: list[Move], *, executed: bool, live: bool) -> None:
+def _print(group: str, moves: list[Move], owner: GroupRow | None, *, executed: bool, forced: bool) -> None:
     print_table(
         _COLUMNS,
         [
@@ -279,13 +286,32 @@ def _print(group: str, moves: list[Move], *, executed: bool, live: bool) -> None
         ],
     )
     print_lines("")
+    print_lines(*_consequences(group, moves, executed=executed))
+    live = _is_live(owner)
+    if live and executed:
+        print_lines("The job that was live is fenced.")
+    elif live:
+        print_lines("A job is live: --force fences it." if forced else "A job is live: stop it first, or use --force.")
+    if executed:
+        print_lines("Done.")
+    elif all(move.new == move.stored for move in moves):
+        print_lines("Nothing was written. --execute would only pin them there.")
+    else:
+        print_lines("Nothing was written." if live and not forced else "Nothing was written. Add --execute to do it.")
+
+
+def _consequences(group: str, moves: list[Move], *, executed: bool) -> list[str]:
     again = sum(max(0, move.stored - move.new) for move in moves)
     over = sum(max(0, move.new - move.stored) for move in moves)
-    would = "" if executed else "would "
-    print_lines(f"{group} {would}read {again} offsets again and pass over {over}, in {len(moves)} partitions.")
-    if live:
-        print_lines("The job that is live is fenced." if executed else "A job is live: stop it first, or use --force.")
-    print_lines("Done." if executed else "Nothing was written. Add --execute to do it.")
+    parts = [f"read {again} offsets again"] if again else []
+    parts += [f"pass over {over}" if again else f"pass over {over} offsets"] if over else []
+    if not parts:
+        return [f"{group} is there already, in {len(moves)} partitions."]
+    will = "will" if executed else "would"
+    lines = [f"{group} {will} {' and '.join(parts)}, in {len(moves)} partitions."]
+    if again:
+        lines.append("Remove their results before you start the job, or they are there twice.")
+    return lines
 
 
 def _document(group: str, reason: str, moves: list[Move], *, executed: bool, live: bool) -> dict[str, object]:

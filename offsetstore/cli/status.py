@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offsetstore.offsets import BrokerView, StoredOffset, Watermarks
-    from offsetstore.store.session import GroupRow
+    from offsetstore.store.session import GroupRow, Session
     from offsetstore.store.store import OffsetStore
 
+_DECISIONS = frozenset({"reset", "rename"})
 _COLUMNS = (
     Column("partition"),
     Column("stored", number=True),
@@ -36,12 +37,16 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """What the store holds of a group, and the database's clock at that moment."""
+    """What the store holds of a group, and the database's clock at that moment.
+
+    ``decision`` is ``reset`` or ``rename`` where the owner is no job: an operator did that, and no job came since.
+    """
 
     name: str
     owner: GroupRow | None
     rows: Mapping[TopicPartition, StoredOffset]
     now: datetime
+    decision: str | None
 
     @property
     def is_live(self) -> bool:
@@ -69,7 +74,7 @@ class PartitionState:
 
 @click.command()
 @options.group_option
-@options.broker_options(required=False)
+@options.broker_options(required=False, use="; without them only the store is shown")
 @options.database_options
 @click.option(
     "--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True, help="For whom."
@@ -91,7 +96,8 @@ def status(
     """Show how far a consumer group is, and who owns it.
 
     The lag is counted in offsets, from the stored one to the log's end. The age is the time since the stored offset
-    last changed, by the database's clock. Where Kafka does not answer, what the store holds is shown all the same, and
+    last changed, by the database's clock. What is pinned was set by a decision, and wins over Kafka's offset until a
+    job has copied it there. Where Kafka does not answer, what the store holds is shown all the same, and
     the exit code is 4. It is 1 where the store does not know the group.
 
     \b
@@ -138,9 +144,17 @@ def _read(store: OffsetStore, group: str) -> GroupState:
         owner, rows = session.group(group), session.read_partitions(group)
         # Asked last, so that no age is negative.
         now = session.connection.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
-        return GroupState(group, owner, rows, cast("datetime", now))
+        return GroupState(group, owner, rows, cast("datetime", now), _decision(session, group, owner))
     finally:
         session.rollback()
+
+
+def _decision(session: Session, group: str, owner: GroupRow | None) -> str | None:
+    """Ask the history, and only where nobody's heart beats: it can be long."""
+    if owner is None or owner.alive_for is not None:
+        return None
+    last = next((line for line in reversed(session.history(group)) if line.token == owner.token), None)
+    return last.event if last is not None and last.event in _DECISIONS else None
 
 
 def _partitions(state: GroupState, view: BrokerView | None) -> list[PartitionState]:
@@ -166,6 +180,12 @@ def _total_lag(partitions: list[PartitionState]) -> int | None:
     return sum(known) if known else None
 
 
+def _stored_in_words(row: StoredOffset | None) -> str | None:
+    if row is None:
+        return None
+    return f"{row.next_offset} (pinned)" if row.pinned else str(row.next_offset)
+
+
 def _print(state: GroupState, partitions: list[PartitionState]) -> None:
     lag = _total_lag(partitions)
     print_lines(f"Group {state.name}: {_owner_in_words(state)}")
@@ -174,7 +194,7 @@ def _print(state: GroupState, partitions: list[PartitionState]) -> None:
         [
             (
                 one.tp,
-                one.row.next_offset if one.row else None,
+                _stored_in_words(one.row),
                 one.committed,
                 one.log.end if one.log else None,
                 one.lag,
@@ -192,11 +212,14 @@ def _owner_in_words(state: GroupState) -> str:
     owner = state.owner
     if owner is None:
         return "claimed by nobody yet"
+    since = f"{_short(state.now - owner.claimed_at)} ago"
+    if state.decision is not None:
+        return f"epoch {owner.token.epoch} by a {state.decision} of {owner.owner}, {since}; no job has claimed it since"
     if owner.alive_for is None:
         life = "has left"
     else:
         life = f"{'live' if state.is_live else 'silent'}, last heartbeat {_short(owner.alive_for)} ago"
-    return f"epoch {owner.token.epoch} of {owner.owner}, claimed {_short(state.now - owner.claimed_at)} ago, {life}"
+    return f"epoch {owner.token.epoch} of {owner.owner}, claimed {since}, {life}"
 
 
 def _short(time: timedelta | None) -> str | None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from offsetstore.errors import StoreUnavailable, TopicRecreated
+from offsetstore.errors import LockTimeout, StoreUnavailable, TopicRecreated
 from offsetstore.replay import Decision, Outcome, decide
 from offsetstore.store.failures import is_connection_lost
 
@@ -77,7 +77,7 @@ def patiently(claim: Claim, ask: Callable[[], _T]) -> _T:
         try:
             return ask()
         except Exception as error:
-            lost = isinstance(error, StoreUnavailable) or is_connection_lost(error)
+            lost = isinstance(error, (LockTimeout, StoreUnavailable)) or is_connection_lost(error)
             if attempt >= retries.attempts or not lost:
                 raise
         time.sleep(retries.wait(attempt))

@@ -75,7 +75,7 @@ class PartitionAtomicity:
         """
         retries = self._claim.store.retries
         attempt = 1
-        while (passing := self._attempt(batch)) is not None:
+        while (passing := self._attempt(batch, attempt)) is not None:
             if attempt >= retries.attempts:
                 raise passing
             wait = retries.wait(attempt)
@@ -83,14 +83,14 @@ class PartitionAtomicity:
             time.sleep(wait)
             attempt += 1
 
-    def _attempt(self, batch: MicroBatch) -> Exception | None:
+    def _attempt(self, batch: MicroBatch, number: int) -> Exception | None:
         """Write what is not stored yet; return what may not be in the way the next time."""
         planned = Planned.of(self._claim, batch.ranges)
         if not planned.is_to_be_computed(self._claim):
             self._advance(planned.plan, batch.ranges)
             return None
         self._create_rows(planned)
-        results = self._run(batch, planned)
+        results = self._run(batch, planned, number)
         if (passing := _judge(results)) is not None:
             return passing
         if any(result.ending is Ending.OUTDATED for result in results):
@@ -126,7 +126,7 @@ class PartitionAtomicity:
             empty = {tp: OffsetRange(offset, offset) for tp, offset in unknown.items()}
             self._claim.store.run(self._claim, lambda tx: tx.lock(empty))
 
-    def _run(self, batch: MicroBatch, planned: Planned) -> Sequence[Result]:
+    def _run(self, batch: MicroBatch, planned: Planned, attempt: int) -> Sequence[Result]:
         given = with_coordinates(crop(batch.frame, planned.plan))
         [frame] = self._outputs.of(given, keep_kafka=True).values()
         check_row_by_row(given, frame)
@@ -142,12 +142,22 @@ class PartitionAtomicity:
             [planned.plan[tp] for tp in placed.tasks],
             placed.tasks,
             failpoints.setting(),
+            self._lock_timeout(session, attempt),
         )
         # The tasks write while they read, so that it can't be asked in between.
         check_topics(self._claim, planned.rows, batch.ranges)
         failpoints.reach("before_lock")
         with sending_password(session, self._claim.store):
             return _collect(placed, work)
+
+    def _lock_timeout(self, session: SparkSession, attempt: int) -> float:
+        """Return for how many seconds a task waits for its partition's row.
+
+        A speculative twin that gives up ends its original, which is what a frozen one needs, and one that is only slow
+        does not: so each attempt has twice the patience of the last.
+        """
+        is_speculative = session.sparkContext.getConf().get("spark.speculation", "false") == "true"
+        return self._claim.store.timeouts.lock * (2 ** (attempt - 1) if is_speculative else 1)
 
     def _check_executors(self, session: SparkSession) -> None:
         if not self._was_checked:

@@ -136,8 +136,9 @@ def _id(column: Any) -> int:
 
 def _missing(found: str) -> KafkaColumnsMissing:
     what = 'transform has lost the coordinates, by which atomicity="partition" knows each row\'s transaction'
+    next_step = f'Keep it: select("{KAFKA}", ...); it is not written. For groupBy and the like use atomicity="batch".'
     return KafkaColumnsMissing(
-        what, found=found, expected=f"the column {KAFKA} as transform got it", next_step=_NEXT_STEP
+        what, found=found, expected=f"the column {KAFKA} as transform got it", next_step=next_step
     )
 
 

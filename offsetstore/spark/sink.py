@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, get_args
 from pyspark.sql.utils import is_remote
 
 from offsetstore import failpoints
-from offsetstore.errors import ConfigurationError, SinkError, UnsupportedQuery
+from offsetstore.errors import ConfigurationError, OffsetStoreError, ProtocolMisuse, SinkError, UnsupportedQuery
 from offsetstore.spark.admission import admit
 from offsetstore.spark.batch_atomicity import BatchAtomicity
 from offsetstore.spark.checkpoints import prune
@@ -58,8 +58,7 @@ class TransactionalSink:
         with other data).
     :param staging: with ``atomicity="batch"``, whether executors copy a batch, in parallel, into tables of their own,
         from which the driver moves it in the transaction: ``"always"``, ``"never"``, or where the batch is large. What
-        an `Execute` gets is collected on the driver all the same. Executors need the driver's packages then, and for an
-        `Append` too the role needs SELECT on the table.
+        an `Execute` gets is collected on the driver all the same. Executors need the driver's packages then.
     :param staging_threshold: above how many offsets, of those still to be written, a batch is large.
     :raises ConfigurationError: no writer, no function, or a setting that can't be right; with
         ``atomicity="partition"`` also several outputs, a writer that does not pickle, or a store to which executors
@@ -103,7 +102,8 @@ class TransactionalSink:
         except BaseException as error:
             self.error = error
             # Spark's own account of it is a hundred lines long.
-            _log.error("batch %d failed: %s: %s", batch_id, type(error).__name__, error)
+            ours = isinstance(error, OffsetStoreError)  # others' texts may hold values of rows
+            _log.error("batch %d failed: %s%s", batch_id, type(error).__name__, f": {error}" if ours else "")
             raise
         failpoints.reach("after_sink")
 
@@ -117,6 +117,7 @@ class TransactionalSink:
     def _process(self, batch: DataFrame, batch_id: int) -> None:
         if is_remote():
             raise _connect_refused()
+        self._refuse_closed()
         query = RunningQuery.of(batch)
         if query.run_id != self._admitted:
             self._kept = None
@@ -150,6 +151,9 @@ class TransactionalSink:
 
     def _way_of(self, atomicity: Atomicity, staging: StagingPolicy) -> BatchAtomicity | PartitionAtomicity:
         if atomicity == "partition":
+            if staging.mode == "always":
+                what = 'staging="always" is for atomicity="batch": with "partition" there is nothing to stage'
+                raise ConfigurationError(what, found='atomicity="partition", staging="always"', expected="one of them")
             return PartitionAtomicity(self._claim, self._outputs)
         if atomicity != "batch":
             what = "atomicity= is none of the words that it can be"
@@ -165,6 +169,15 @@ class TransactionalSink:
                 expected='atomicity="batch"',
                 next_step="Or take claim.checkpoint(base) without keep=True, if the query has no state.",
             )
+
+    def _refuse_closed(self) -> None:
+        """A claim that was closed beats no heart: whoever asks is told that nobody writes."""
+        if self._claim.is_closed:
+            what = (
+                f"the claim of group {self._claim.group!r} was closed before the query had ended; nothing was written"
+            )
+            step = "Keep the query inside of the store's with block, to the end of awaitTermination()."
+            raise ProtocolMisuse(what, next_step=step)
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
         unclaimed = sorted({tp.topic for tp in ranges} - set(self._claim.topics))

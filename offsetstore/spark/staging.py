@@ -10,13 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, get_args
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import ConfigurationError, LockTimeout
 from offsetstore.spark.executor import ExecutorStore, sending_password
 from offsetstore.spark.micro_batch import patiently
 from offsetstore.spark.outputs import arrow_schema
 from offsetstore.spark.preflight import check_executors
 from offsetstore.spark.staging_task import PASSING, StagingOutcome, StagingTask
 from offsetstore.store.database import PostgresDatabase
+from offsetstore.store.failures import is_lock_timeout
 from offsetstore.writers.staging import Staged, Staging
 from offsetstore.writers.staging_area import StagingOwner, check_schema, drop
 
@@ -167,6 +168,11 @@ class StagingArea:
         try:
             result = work(session.connection)
             session.commit()
+        except Exception as error:
+            if is_lock_timeout(error):
+                what = f"a lock on a table that is to be staged for was not had within {timeout:g} s"
+                raise LockTimeout(what, next_step="See who has it locked (pg_locks).") from error
+            raise
         finally:
             session.rollback()
         return result

@@ -79,6 +79,7 @@ class Work:
 
     :param tasks: by Spark's number of the task.
     :param failpoint: the driver's setting of `failpoints`, which holds for the tasks too.
+    :param lock_timeout: in seconds.
     """
 
     store: ExecutorStore
@@ -87,6 +88,7 @@ class Work:
     tasks: Sequence[Decision]
     partitions: Sequence[TopicPartition]
     failpoint: str | None
+    lock_timeout: float
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do the present task's part; for ``mapInArrow``."""
@@ -116,7 +118,7 @@ class Work:
         # No transaction is open until there is something to write: a filter may drop all, after a long time.
         if not rows.begin():
             return Ending.EMPTY
-        with self.store.connect().transaction(self.claim) as tx:
+        with self.store.connect().transaction(self.claim, lock_timeout=self.lock_timeout) as tx:
             locked = tx.lock({tp: decision.range})[tp]
             if locked.outcome is Outcome.SKIP:
                 raise _Rolled(Ending.SKIPPED)

@@ -125,7 +125,8 @@ def _parameters(engine: Engine) -> dict[str, Any]:
 def _look(_dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]) -> None:
     if _looking.get():
         conninfo = conninfo_to_dict(arguments[0]) if arguments and arguments[0] else {}
-        raise _Found({**conninfo, **parameters})
+        named = conninfo_to_dict(parameters.pop("conninfo", None) or "")
+        raise _Found({**conninfo, **named, **parameters})
 
 
 def _sendable(name: str, value: object) -> str | int | None:

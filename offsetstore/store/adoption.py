@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from offsetstore.store.session import HistoryEvent
 
 _log = logging.getLogger(__name__)
+_CORRECT = "Correct adopt_checkpoint. To start without the job's offsets, leave it out."
 
 _NO_OFFSET = "-"  # of a source that has not read anything yet
 
@@ -127,14 +128,15 @@ def read_for(
     return checkpoint
 
 
-def read_or_fail(files: CheckpointFiles) -> QueryCheckpoint:
+def read_or_fail(files: CheckpointFiles, *, next_step: str) -> QueryCheckpoint:
     """Read a checkpoint.
 
+    :param next_step: what to do where there is none.
     :raises ConfigurationError: there is none, or it can't be read.
     """
     checkpoint = read(files)
     if checkpoint is None:
-        raise _missing(files.location)
+        raise _missing(files.location, next_step)
     return checkpoint
 
 
@@ -161,13 +163,13 @@ def read(files: CheckpointFiles) -> QueryCheckpoint | None:
     )
 
 
-def _missing(location: str) -> ConfigurationError:
+def _missing(location: str, next_step: str = _CORRECT) -> ConfigurationError:
     what = "there is no checkpoint of a streaming query to adopt"
     return ConfigurationError(
         what,
         found=f"neither offsets nor sources in {location}",
         expected='the directory that the job has as its "checkpointLocation"',
-        next_step="Correct adopt_checkpoint. To start without the job's offsets, leave it out.",
+        next_step=next_step,
     )
 
 

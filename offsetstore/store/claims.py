@@ -56,7 +56,12 @@ class ClaimRequest:
             raise ConfigurationError(what, found=repr(self.group), expected="a name")
         if not self.topics:
             what = "the claim names no topics"
-            raise ConfigurationError(what, expected='topics=["..."], or a broker made from Spark\'s options')
+            found = None if self.broker is None else "options without subscribe or assign"
+            raise ConfigurationError(
+                what,
+                found=found,
+                expected='topics=["..."], or a broker made from the options that Spark\'s reader gets',
+            )
         if self.takeover not in get_args(Takeover):
             what = "there is no such takeover"
             raise ConfigurationError(what, found=repr(self.takeover), expected=" or ".join(get_args(Takeover)))
@@ -79,7 +84,7 @@ class Claim:
 
     ``token`` is what every write is checked against, ``partitions`` the partitions whose rows it knows to exist,
     ``starting`` how the start was resolved (``None`` without a broker), ``mirror`` what copies its offsets to Kafka
-    (``None`` if nothing does), ``owner`` who it is, for people.
+    (``None`` if nothing does), ``owner`` who it is, for people. Once it ``is_closed``, the sink writes no more with it.
     """
 
     def __init__(
@@ -103,6 +108,7 @@ class Claim:
         self.name = f"{name_prefix(request.group)}{token.epoch}:{token.claim_id.hex[:8]}"
         self.checkpoint_base: str | None = None
         self.keeps_checkpoint = False
+        self.is_closed = False
         self._query_id: str | None = None
         self._binding = threading.Lock()
         self._heartbeat = Heartbeat(store.database, token.claim_id, self.name)
@@ -163,6 +169,7 @@ class Claim:
 
     def close(self) -> None:
         """Leave: copy the last offsets to Kafka, and tell the next claim that it need not wait. The offsets stay."""
+        self.is_closed = True
         if self.mirror is not None:
             self.mirror.close()
         self._heartbeat.stop()

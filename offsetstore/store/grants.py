@@ -28,15 +28,15 @@ def privileges() -> dict[str, tuple[str, ...]]:
 def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
     """Statements that let ``role`` run jobs; each may be run again. They need the owner of the tables.
 
-    The last ones need a superuser, or a member of ``role`` who owns the schema of the staging tables and may create
-    schemas in the database.
+    The last ones need the owner of the schema of the staging tables, who may create schemas in the database.
     """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     for table, allowed in privileges().items():
         yield f"GRANT {', '.join(allowed)} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
     # A migration that may not create schemas leaves it out.
     yield f"CREATE SCHEMA IF NOT EXISTS {quoted(STAGING_SCHEMA)}"
-    yield f"ALTER SCHEMA {quoted(STAGING_SCHEMA)} OWNER TO {quoted(role)}"
+    # Not OWNER: several jobs of one database, each with a role of its own, share the schema.
+    yield f"GRANT USAGE, CREATE ON SCHEMA {quoted(STAGING_SCHEMA)} TO {quoted(role)}"
 
 
 def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:

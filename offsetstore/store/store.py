@@ -224,8 +224,9 @@ class OffsetStore:
     ) -> None:
         """Give a group's offsets and batch marks another name; it has a history under both.
 
-        A job that still runs under the old name is fenced, and nothing of it comes back. Offsets that were copied to
-        Kafka stay there under the old name.
+        A job that still runs under the old name is fenced, and nothing of it comes back: a claim by that name ends in
+        `GroupRenamed`. Offsets that were copied to Kafka stay there under the old name, and so does a kept checkpoint
+        in its directory: move ``<base>/<group>/kept`` along, or the query starts with an empty state.
 
         :param new: a name that has no offsets.
         :param reason: for those who read the history.

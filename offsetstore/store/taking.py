@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from offsetstore import failpoints
 from offsetstore.errors import (
     GroupBusy,
+    GroupRenamed,
     LockTimeout,
     OffsetOutOfRange,
     StoreUnavailable,
@@ -30,8 +31,11 @@ from offsetstore.store.claims import Claim, ClaimRequest, name_prefix, this_proc
 from offsetstore.store.decisions import decisions, new_offsets
 from offsetstore.store.heartbeat import LIVE
 from offsetstore.store.session import HistoryEvent
+from offsetstore.store.starting import resolve_unlocked
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offsetstore.policy import StartPolicy
     from offsetstore.starting import StartingOffsets
     from offsetstore.store.adoption import QueryCheckpoint
@@ -85,11 +89,13 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
             _check_owner(store.owner(request.group), request, claim_id)
         # Before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
         stored = store.offsets(request.group)
+        if not stored:
+            _refuse_renamed(request.group, store.history(request.group))
         view = request.view()
         adopted = adoption.read_for(request.checkpoint, stored, view)
         if view is not None:
             starts = adopted and adopted.starts(request.policy, stored, view.topics)
-            resolve(stored, view, request.policy, store_id=store.database.store_id(), adopted=starts)
+            resolve_unlocked(store, request.group, stored, view, request.policy, adopted=starts)
         return _fence(store, request, claim_id, adopted)
     except Exception as error:
         if failures.is_connection_lost(error):
@@ -129,6 +135,8 @@ def _claim(
     if request.takeover != "fence":
         _check_owner(session.group(group), request, claim_id)
     rows = session.lock_partitions(group, None)
+    if not rows:
+        _refuse_renamed(group, session.history(group))
     view = request.view()
     starts = adopted.starts(request.policy, rows, view.topics) if adopted and view else None
     starting = None if view is None else resolve(rows, view, request.policy, store_id=store_id, adopted=starts)
@@ -145,6 +153,14 @@ def _claim(
         partitions |= starting.starts.keys()
     session.append_history(group, history)
     return token, partitions, starting, owner
+
+
+def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
+    """A supervisor starts a job again under the name that it knows: it would read all of the topic once more."""
+    last = next((event for event in reversed(history) if event.topic_partition is None), None)
+    if last is not None and last.event == "rename":
+        what = f"the group {group!r} was renamed"
+        raise GroupRenamed(what, found=last.reason, expected="a claim by its new name")
 
 
 def _check_owner(owner: GroupRow | None, request: ClaimRequest, claim_id: uuid.UUID) -> None:

@@ -70,6 +70,7 @@ class Transaction:
         self._rows: dict[TopicPartition, StoredOffset] = {}
         self._advanced: set[TopicPartition] = set()
         self._mark: tuple[uuid.UUID, int] | None = None
+        self._had_connection = False
 
     @property
     def is_open(self) -> bool:
@@ -83,6 +84,7 @@ class Transaction:
         :raises LockFirst: before `lock`: what is written then could be a stale job's.
         """
         session, _ = self._locked("tx.connection was used before tx.lock")
+        self._had_connection = True
         return session.connection
 
     def lock(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
@@ -290,7 +292,7 @@ class Transaction:
                 self._name,
                 self._id,
                 before,
-                wrote=self._plan is not None,
+                wrote=self._had_connection,
                 mark=self._mark,
             )
             settle(self._database, advanced, timeout=self._commit_timeout, cause=error)

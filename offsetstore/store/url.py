@@ -24,6 +24,8 @@ VARIABLE = "OFFSETSTORE_URL"
 _EXPECTED = (
     "postgresql://user@host:5432/database, postgresql+psycopg://..., jdbc:postgresql://... or host=... dbname=..."
 )
+_NAME = f"Set {VARIABLE}, or pass a URL."
+_ONLY = "Name a PostgreSQL database: offsetstore keeps its tables in no other."
 _ENCODE = "Percent-encode what is special in the password: %40 for @, %2F for /, %3A for :, %23 for #, %25 for %."
 _CONNECT_TIMEOUT = 10
 _SCHEME = re.compile(r"(jdbc:)?([A-Za-z][A-Za-z0-9.-]*)(\+[A-Za-z0-9_]+)?:")
@@ -38,7 +40,7 @@ def connection_parameters(url: str | None) -> dict[str, Any]:
     url = (url or os.environ.get(VARIABLE) or "").strip()
     if not url:
         what = "no database was named"
-        raise ConfigurationError(what, found=f"{VARIABLE} is not set", expected=_EXPECTED)
+        raise ConfigurationError(what, found=f"{VARIABLE} is not set", expected=_EXPECTED, next_step=_NAME)
     try:
         parameters: dict[str, Any] = dict(conninfo_to_dict(_libpq_form(url)))
     except (psycopg.Error, ValueError):
@@ -57,7 +59,7 @@ def _libpq_form(url: str) -> str:
     jdbc, scheme, driver = match.groups()
     if scheme not in {"postgresql", "postgres"} or (jdbc and driver):
         what = "not a PostgreSQL URL"
-        raise ConfigurationError(what, found=match[0], expected=_EXPECTED)
+        raise ConfigurationError(what, found=match[0], expected=_EXPECTED, next_step=_ONLY)
     if jdbc:
         return make_conninfo("", **libpq_parameters(url))
     rest = url[match.end() :]

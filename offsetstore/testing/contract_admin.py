@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from offsetstore.errors import ConfigurationError, StaleClaim
+from offsetstore.errors import ConfigurationError, GroupRenamed, StaleClaim
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.policy import StartPolicy
 from offsetstore.starting import Reason
@@ -176,6 +176,20 @@ class AdminContract(ContractParts):
             with pytest.raises(StaleClaim):
                 give(advanced, range_)
         assert read() == before
+        assert stored(store) == {}
+
+    def test_a_job_that_is_started_again_under_the_old_name_is_told_the_new_one(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        store.rename_group(GROUP, OTHER, reason=REASON)
+        before = store.owner(GROUP)
+
+        with pytest.raises(GroupRenamed, match=OTHER):
+            store.claim(GROUP, broker, mirror_every=None)
+        with pytest.raises(GroupRenamed, match=OTHER):
+            store.claim(GROUP, topics=["payments"])
+        assert before is not None
+        assert store.owner(GROUP) == replace(before, alive_for=None)
         assert stored(store) == {}
 
     def test_a_job_under_the_new_name_goes_on_whatever_kafka_has_for_that_group(

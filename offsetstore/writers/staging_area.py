@@ -124,8 +124,7 @@ def check_schema(connection: Connection) -> None:
             f"the role {role} may not make tables in the schema {STAGING_SCHEMA}, for executors to stage large batches"
         )
         next_step = (
-            f"ALTER SCHEMA {STAGING_SCHEMA} OWNER TO {quoted(role)} "
-            f"(where it is missing: CREATE SCHEMA {STAGING_SCHEMA} AUTHORIZATION {quoted(role)}); {otherwise}"
+            f"GRANT USAGE, CREATE ON SCHEMA {STAGING_SCHEMA} TO {quoted(role)} (`offsetstore grants`); {otherwise}"
         )
         raise SchemaError(what, next_step=next_step)
 

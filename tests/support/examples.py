@@ -170,7 +170,7 @@ class Examples:
             "PYTHONDONTWRITEBYTECODE": "1",  # beside the examples, which are in the checkout
             "EXAMPLES_BLOCKED": ",".join(self.blocked),
             "EXAMPLES_ORIGINS": str(self._origins),
-            "KAFKA_SERVERS": self.kafka_servers,
+            "OFFSETSTORE_BOOTSTRAP_SERVERS": self.kafka_servers,
             "OFFSETSTORE_URL": self.url,
             "DATABASE": f"jdbc:postgresql://{url.host}:{url.port}/{url.database}?user={url.username}",
             "DATABASE_URL": url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False),

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore import OffsetRange, StartPolicy, TopicPartition
+from offsetstore import OffsetRange, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import OffsetOutOfRange, TopicRecreated
-from offsetstore.offsets import TopicLog, Watermarks
+from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks
+from offsetstore.stamp import Stamp
 from offsetstore.starting import Reason
 from offsetstore.store import taking
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 P0 = TopicPartition("payments", 0)
 RESTART = StartPolicy(on_recreated="restart")
@@ -50,6 +51,35 @@ def test_a_log_end_that_stays_below_the_stored_offset_restarts_as_asked(store: I
     claim = store.claim("billing", broker, policy=RESTART)
     assert claim.starting is not None
     assert claim.starting.starts[P0].reason is Reason.RECREATED_RESTART
+
+
+@pytest.mark.behaviour("START-6")
+@pytest.mark.parametrize("alone", [False, True], ids=["claim", "resolver"])
+def test_a_live_job_that_advances_and_mirrors_meanwhile_is_no_rewound_database(
+    store: InMemoryOffsetStore, *, alone: bool
+) -> None:
+    live = store.claim("billing", ScriptedBroker({"payments": {0: (0, 50)}}), mirror_every=None)
+    broker = StaticBroker.with_topics({"payments": 1}, end=50)
+    kafka = replace(broker.current, topics={"payments": TopicLog("id of payments", {0: Watermarks(0, 50)})})
+    stamp = Stamp(store.database.store_id(), live.token.epoch)
+
+    class Slow(StaticBroker):
+        """Between our reading of the rows and its answer, the live job advances and copies."""
+
+        def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
+            if not self.asked:
+                with store.transaction(live) as tx:
+                    tx.advance({P0: tx.lock({P0: OffsetRange(40, 45)})[P0].remaining})
+            return super().view(group, topics, timestamp_ms=timestamp_ms)
+
+    copied = {P0: CommittedOffset(45, stamp.text())}
+    slow = Slow(replace(kafka, cluster_id="cluster-1", committed=copied))
+    if alone:
+        start = resolve_starting_offsets(slow, group="billing", store=store)
+    else:
+        start = store.claim("billing", slow, mirror_every=None).starting
+    assert start is not None
+    assert start.offsets == {P0: 45}
 
 
 @pytest.mark.behaviour("START-18")

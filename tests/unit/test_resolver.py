@@ -260,6 +260,26 @@ def test_a_pinned_row_wins_over_every_copy(store_id: UUID) -> None:
     assert only(start) == (40, Reason.PINNED)
 
 
+@pytest.mark.behaviour("START-7", "START-21")
+@pytest.mark.parametrize("policy", [StartPolicy(), StartPolicy(on_recreated="restart")], ids=["fail", "restart"])
+def test_a_reset_beyond_the_end_reads_nothing_again(policy: StartPolicy) -> None:
+    pinned = replace(row(9000), pinned=True)
+
+    with pytest.raises(OffsetOutOfRange, match=r"an operator has set.*end 1000.*Reset the group again"):
+        resolve({P0: pinned, P1: row(800)}, kafka({0: (0, 1000), 1: (0, 1000)}), policy, store_id=US)
+    with pytest.raises(TopicRecreated):
+        resolve({P0: pinned}, kafka({0: (0, 1000)}, topic_id="other"), store_id=US)
+
+
+@pytest.mark.behaviour("START-8", "START-20")
+def test_an_adopted_offset_of_a_partition_that_vanished_stops_the_start() -> None:
+    view = kafka({0: (0, 100)})
+
+    with pytest.raises(TopicRecreated, match="70 is to be adopted"):
+        resolve({}, view, adopted={P0: 40, P1: 70})
+    assert only(resolve({}, view, adopted={P0: 40, P1: 0})) == (40, Reason.CHECKPOINT)
+
+
 def test_without_a_store_a_copy_is_a_committed_offset_like_any_other() -> None:
     assert only(resolve({}, copy(kafka({0: (0, 100)}), 60))) == (60, Reason.ONLY_COMMITTED)
 

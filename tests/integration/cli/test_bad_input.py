@@ -35,7 +35,7 @@ def test_no_server_at_the_url(run: Run, command: list[str]) -> None:
     result = _timed(run, *command, url=f"postgresql://job:canary@127.0.0.1:{free_port()}/payments")
     assert result.exit_code == 3
     assert "Error: the database can't be reached" in result.stderr
-    assert "  next step: Check OFFSETSTORE_URL" in result.stderr
+    assert "  next step: Check --url or OFFSETSTORE_URL" in result.stderr
     assert "canary" not in result.output
 
 

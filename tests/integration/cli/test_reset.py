@@ -55,7 +55,8 @@ def test_without_execute_it_prints_the_plan_and_writes_nothing(
         [f"{payments}-2", "0", "0", "+0", "0", "10"],
     ]
     assert rest.splitlines() == [
-        f"{stopped} would read 9 offsets again and pass over 0, in 3 partitions.",
+        f"{stopped} would read 9 offsets again, in 3 partitions.",
+        "Remove their results before you start the job, or they are there twice.",
         "Nothing was written. Add --execute to do it.",
     ]
     assert stored(offsetstore_database, stopped) == [4, 5, 0]
@@ -92,6 +93,31 @@ def test_it_moves_the_partitions_named_to_where_it_was_told(
     assert stored(offsetstore_database, stopped) == expected
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("1", "will read 7 offsets again and pass over 1, in 3 partitions.\nRemove their results"),
+        ("6", "will pass over 9 offsets, in 3 partitions.\nDone."),
+    ],
+    ids=["both ways", "forwards"],
+)
+def test_afterwards_it_says_what_the_next_start_will_do(
+    run: Run, stopped: str, payments: str, offsetstore_database: str, *, option: str, told: str
+) -> None:
+    arguments = ["reset", "-g", stopped, "-t", payments, "--to-offset", option, *REASON, "--execute"]
+    assert f"{stopped} {told}" in run(*arguments, url=offsetstore_database).stdout
+
+
+def test_where_nothing_moves_it_does_not_ask_to_be_executed(
+    run: Run, stopped: str, payments: str, offsetstore_database: str
+) -> None:
+    arguments = ["reset", "-g", stopped, "-t", payments, "--shift-by", "0", *REASON]
+    assert run(*arguments, url=offsetstore_database).stdout.splitlines()[-2:] == [
+        f"{stopped} is there already, in 3 partitions.",
+        "Nothing was written. --execute would only pin them there.",
+    ]
+
+
 @pytest.mark.behaviour("OPS-1")
 def test_what_was_decided_is_in_the_history_and_pinned(
     run: Run, stopped: str, payments: str, offsetstore_database: str
@@ -113,8 +139,11 @@ def test_a_live_job_is_not_fenced_unless_it_is_forced(
 ) -> None:
     arguments = ["reset", "-g", billing, "-t", payments, "--to-offset", "0", *REASON]
     plan = run(*arguments, url=offsetstore_database, brokers=servers)
-    assert plan.exit_code == 0
-    assert "A job is live: stop it first, or use --force." in plan.stdout
+    assert plan.exit_code == 1
+    assert plan.stdout.endswith("A job is live: stop it first, or use --force.\nNothing was written.\n")
+    forced_plan = run(*arguments, "--force", url=offsetstore_database, brokers=servers)
+    assert forced_plan.exit_code == 0
+    assert "A job is live: --force fences it.\nNothing was written. Add --execute" in forced_plan.stdout
     refused = run(*arguments, "--execute", url=offsetstore_database, brokers=servers)
     assert refused.exit_code == 1
     assert "is live; nothing was written" in refused.stderr
@@ -142,9 +171,9 @@ def test_a_job_that_was_fenced_by_force_writes_nothing_more(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--to-offset", "11"], ["the log does not hold offset 11", "from 0 to 10"]),
+        (["--to-offset", "11"], ["the log does not hold offset 11", "from 0 to 10", "--to-latest"]),
         (["--shift-by", "7"], ["the log does not hold offset 11", "from 0 to 10"]),
-        (["--shift-by", "-6"], ["the shift leads to what is no offset", "-2"]),
+        (["--shift-by", "-6"], ["the shift leads to what is no offset", "-2", "Shift by less"]),
     ],
     ids=["beyond", "shifted beyond", "shifted below 0"],
 )

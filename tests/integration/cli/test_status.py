@@ -5,7 +5,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from offsetstore import OffsetStore
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka.admin import delete_topic
 from offsetstore.local.free_ports import free_port
 
@@ -100,6 +100,24 @@ def test_an_owner_that_has_stopped_in_order_has_left(
     assert "has left" in result.stdout.splitlines()[0]
     found = json.loads(run("status", "-g", offsetstore_group, "--format", "json", url=offsetstore_database).stdout)
     assert found["owner"]["live"] is False
+
+
+def test_after_an_operators_decision_the_owner_is_no_job_and_what_was_set_is_marked(
+    run: Run, offsetstore_database: str, offsetstore_group: str
+) -> None:
+    p0 = TopicPartition("payments", 0)
+    with OffsetStore.connect(offsetstore_database) as store:
+        claim = store.claim(offsetstore_group, topics=["payments"])
+        with store.transaction(claim) as tx:
+            tx.advance({p0: tx.lock({p0: OffsetRange(0, 50)})[p0].remaining})
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.reset(offsetstore_group, {p0: 40}, reason="ticket 17", actor="alice")
+        head, _, row = run("status", "-g", offsetstore_group, url=offsetstore_database).stdout.splitlines()
+        assert re.search(r"epoch 2 by a reset of alice, \d+s ago; no job has claimed it since$", head)
+        assert "40 (pinned)" in row
+        store.rename_group(offsetstore_group, f"{offsetstore_group}-eu", reason="ticket 18", actor="alice")
+    renamed = run("status", "-g", f"{offsetstore_group}-eu", url=offsetstore_database)
+    assert "epoch 3 by a rename of alice" in renamed.stdout
 
 
 def test_a_group_that_nobody_has_is_an_answer_of_no(run: Run, offsetstore_database: str) -> None:

@@ -416,6 +416,8 @@ def test_what_cannot_work_is_refused_when_the_sink_is_made(world: World, offsets
     word: Any = "task"
     with pytest.raises(ConfigurationError, match="batch, partition"):
         TransactionalSink(claim, traced, into=Append("events"), atomicity=word)
+    with pytest.raises(ConfigurationError, match="nothing to stage"):
+        TransactionalSink(claim, traced, into=Append("events"), atomicity="partition", staging="always")
     with pytest.raises(ConfigurationError, match="one output"):
         TransactionalSink(claim, traced, into={"a": Append("a"), "b": Append("b")}, atomicity="partition")
     with pytest.raises(ConfigurationError, match="can't be sent to Spark's executors"):

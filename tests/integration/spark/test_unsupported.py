@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, Broker, TransactionalSink
-from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
+from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, ProtocolMisuse, UnsupportedQuery
 from tests.support.transforms import EVENTS, events
 from tests.support.world import SECONDS
 
@@ -43,6 +43,20 @@ def test_spark_connect_is_refused_when_it_would_send_the_sink_elsewhere(
     pickler: Any = cloudpickle
     with pytest.raises(UnsupportedQuery, match="Spark Connect"):
         pickler.dumps(sink)
+
+
+def test_a_claim_that_was_closed_writes_nothing(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    claim = world.claim(topic)
+    claim.close()
+
+    failed = world.run_to_failure(claim, events, Append("events"))
+
+    assert isinstance(failed.error, ProtocolMisuse)
+    assert "inside of the store's with block" in str(failed.error)
+    assert world.database.column(VALUES) == []
 
 
 @pytest.mark.behaviour("SINK-15")

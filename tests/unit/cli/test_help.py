@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -76,6 +77,34 @@ def test_a_commands_help_tells_what_it_takes_and_what_its_output_is(name: str, t
     text = _help(name)
     assert [word for word in told if word not in text] == []
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def _all_commands() -> list[tuple[str, ...]]:
+    groups = {name: command for name in COMMANDS if isinstance(command := COMMANDS[name].load(), click.Group)}
+    return [
+        (),
+        *((name,) for name in COMMANDS),
+        *((name, sub) for name, group in groups.items() for sub in group.commands),
+    ]
+
+
+def test_no_help_shows_the_mark_of_a_paragraph_that_is_not_wrapped() -> None:
+    commands = _all_commands()
+    assert ("local", "up") in commands
+    assert [command for command in commands if "\\b" in (text := _help(*command)) or "\b" in text] == []
+
+
+def test_exit_codes_have_a_line_each() -> None:
+    for name in ("migrate", "reset"):
+        block = _help(name).partition("  Exit codes:\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in block.splitlines() if line[4] != " "][:3] == ["0", "1", "2"]
+
+
+def test_what_the_brokers_are_for_depends_on_the_command() -> None:
+    words = {name: " ".join(_help(name).split()) for name in ("reset", "status")}
+    assert "for --to-earliest, --to-latest, --to-datetime." in words["reset"]
+    assert "without them only the store is shown." in words["status"]
+    assert "without them only the store" not in words["reset"]
 
 
 def test_the_version_is_the_packages() -> None:

@@ -294,10 +294,11 @@ def test_the_command_shows_what_would_be_adopted(checkpoint: Checkpoint) -> None
     result = call("--checkpoint", str(checkpoint.path), "--dry-run")
     assert result.exit_code == 0, result.output
     assert [line.split() for line in result.stdout.splitlines()[:3]] == [
-        ["partition", "start", "committed", "batch", "ends", "uncertain", "stored"],
-        ["payments-0", "22", "22", "-", "-"],
-        ["payments-1", "33", "33", "-", "-"],
+        ["partition", "start", "committed", "batch", "ends", "uncertain"],
+        ["payments-0", "22", "22", "-"],
+        ["payments-1", "33", "33", "-"],
     ]
+    assert result.stdout.endswith("The store was not asked: --group\n")
     assert "Batch 11 is the last one that is committed." in result.stdout
 
 
@@ -329,3 +330,4 @@ def test_the_command_refuses_a_directory_that_is_no_checkpoint(tmp_path: Path) -
     result = call("--checkpoint", str(tmp_path), "--dry-run")
     assert result.exit_code == 2
     assert "no checkpoint of a streaming query" in result.stderr
+    assert "Correct --checkpoint." in result.stderr

@@ -159,8 +159,13 @@ def test_no_url_at_all(monkeypatch: pytest.MonkeyPatch, value: str | None) -> No
     if value is not None:
         monkeypatch.setenv("OFFSETSTORE_URL", value)
 
-    with pytest.raises(ConfigurationError, match="OFFSETSTORE_URL is not set"):
+    with pytest.raises(ConfigurationError, match=r"OFFSETSTORE_URL is not set.*Set OFFSETSTORE_URL, or pass a URL"):
         connection_parameters(None)
+
+
+def test_another_databases_url_is_told_that_only_postgresql_will_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"not a PostgreSQL URL.*Name a PostgreSQL database"):
+        connection_parameters("mysql://me@db/sales")
 
 
 def test_nothing_that_prints_the_engine_shows_the_password() -> None:
