@@ -89,8 +89,6 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
             _check_owner(store.owner(request.group), request, claim_id)
         # Before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
         stored = store.offsets(request.group)
-        if not stored:
-            _refuse_renamed(request.group, store.history(request.group))
         view = request.view()
         adopted = adoption.read_for(request.checkpoint, stored, view)
         if view is not None:
