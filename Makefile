@@ -24,7 +24,7 @@ setup: $(STAMP) ## make .venv with everything pinned, and offsetstore in it; qui
 demo: setup ## flights from Kafka to PostgreSQL, exactly once, while the job is being killed (needs Java 17)
 	@$(BIN)/offsetstore demo
 
-test: setup ## every test, on real PostgreSQL (the store's on 16 and 18), Kafka and Spark; some 20 minutes
+test: setup ## every test, on real PostgreSQL (the store's on 16 and 18), Kafka and Spark; half an hour
 	@if $(BIN)/python -c 'import pgserver' 2>/dev/null; \
 	then $(BIN)/python -m pytest --offsetstore-postgres=pgserver tests/contract tests/integration/store tests/migration; \
 	else echo "The wheel with PostgreSQL 16 is not published for this Python: the store is tested on 18 alone."; fi

@@ -163,8 +163,8 @@ def offsetstore_group() -> str:
 @pytest.fixture(scope="session")
 def offsetstore_spark() -> Iterator[SparkSession]:
     """A SparkSession for the whole run: two threads, the Kafka connector, no UI."""
-    from offsetstore.local.spark import local_session, stop_session  # noqa: PLC0415
+    from offsetstore.local.spark import local_session, quick_conf, spark_conf, stop_session  # noqa: PLC0415
 
-    session = local_session("offsetstore-tests")
+    session = local_session("offsetstore-tests", extra_conf=quick_conf(spark_conf()))
     yield session
     stop_session(session)

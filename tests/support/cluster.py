@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import psutil
 
-from offsetstore.local.spark import local_session, spark_conf, spark_environment, stop_session
+from offsetstore.local.spark import QUICK, local_session, spark_conf, spark_environment, stop_session
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ _DRIVER = "import sys; from tests.support.cluster import serve; serve(int(sys.ar
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _DAEMON = "pyspark.daemon"
 # The second compiler costs more than it gives in runs of some seconds.
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class JobFailed(Exception):
@@ -164,8 +163,8 @@ class Cluster:
             "spark.jars": "",
             "spark.driver.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
             "spark.executor.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
-            "spark.driver.extraJavaOptions": f"{conf['spark.driver.extraJavaOptions']} {_QUICK}",
-            "spark.executor.extraJavaOptions": _QUICK,
+            "spark.driver.extraJavaOptions": f"{conf['spark.driver.extraJavaOptions']} {QUICK}",
+            "spark.executor.extraJavaOptions": QUICK,
             "spark.executor.memory": "900m",
             "spark.executorEnv.PYTHONPATH": self.pythonpath,
             # Both executors have their part in the first job already.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import make_url
 
 from offsetstore.kafka import admin
-from offsetstore.local.spark import spark_conf, spark_environment
+from offsetstore.local.spark import QUICK, spark_conf, spark_environment
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ SECONDS = 180
 """No example takes as long as this."""
 
 # The second compiler costs more than it gives in runs of some seconds.
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # Python runs it before the example: from where does this process have offsetstore, and may it have a Kafka client?
 _SITECUSTOMIZE = """\
@@ -56,7 +55,7 @@ def install(wheel: Path, directory: Path) -> Path:
 def configure_spark(directory: Path) -> Path:
     """Write a ``spark-defaults.conf`` with what ``spark-submit --packages`` would bring."""
     conf = spark_conf()
-    conf["spark.driver.extraJavaOptions"] += f" {_QUICK}"
+    conf["spark.driver.extraJavaOptions"] += f" {QUICK}"
     lines = [f"{name} {value}" for name, value in {"spark.master": "local[2]", **conf}.items()]
     (directory / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
     return directory
@@ -161,7 +160,7 @@ class Examples:
             spark = {
                 **spark_environment(),
                 "SPARK_CONF_DIR": str(self.spark_conf_dir),
-                "SPARK_LAUNCHER_OPTS": _QUICK,
+                "SPARK_LAUNCHER_OPTS": QUICK,
             }
         return {
             **os.environ,
