@@ -61,14 +61,7 @@ def _name(context: click.Context, parameter: click.Parameter, value: str | None)
     help="Look into the database too: what the store has of this group is not adopted.",
 )
 @options.database_options
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="For people, or for programs.",
-)
+@options.format_option
 def adopt(
     *,
     checkpoint: str,

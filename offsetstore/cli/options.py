@@ -44,6 +44,18 @@ def group_option(function: _F) -> _F:
     )(function)
 
 
+def format_option(function: _F) -> _F:
+    """``--format``."""
+    return click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="For people, or for programs.",
+    )(function)
+
+
 def broker_options(*, required: bool, use: str = "") -> Callable[[_F], _F]:
     """``--bootstrap-servers`` and how to reach them; `make_broker` takes the values.
 

@@ -121,9 +121,7 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
 @click.option("--force", is_flag=True, help="Do it although a job is live: its next write fails with StaleClaim.")
 @options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime")
 @options.database_options
-@click.option(
-    "--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True, help="For whom."
-)
+@options.format_option
 @click.pass_context
 def reset(
     context: click.Context,

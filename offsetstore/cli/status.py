@@ -76,9 +76,7 @@ class PartitionState:
 @options.group_option
 @options.broker_options(required=False, use="; without them only the store is shown")
 @options.database_options
-@click.option(
-    "--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True, help="For whom."
-)
+@options.format_option
 @click.pass_context
 def status(
     context: click.Context,

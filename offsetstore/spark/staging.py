@@ -15,9 +15,9 @@ from offsetstore.spark.executor import ExecutorStore, sending_password
 from offsetstore.spark.micro_batch import patiently
 from offsetstore.spark.outputs import arrow_schema
 from offsetstore.spark.preflight import check_executors
-from offsetstore.spark.staging_task import PASSING, StagingOutcome, StagingTask
+from offsetstore.spark.staging_task import StagingOutcome, StagingTask
 from offsetstore.store.database import PostgresDatabase
-from offsetstore.store.failures import is_lock_timeout
+from offsetstore.store.failures import is_lock_timeout, may_pass
 from offsetstore.writers.staging import Staged, Staging
 from offsetstore.writers.staging_area import StagingOwner, check_schema, drop
 
@@ -144,7 +144,7 @@ class StagingArea:
             errors = [outcome.error for outcome in outcomes if outcome.error is not None]
             if not errors:
                 return outcomes
-            lasting = [error for error in errors if not isinstance(error, PASSING)]
+            lasting = [error for error in errors if not may_pass(error)]
             if lasting or attempt >= retries.attempts:
                 raise (lasting or errors)[0]
             wait = retries.wait(attempt)

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 
 from offsetstore import failpoints
-from offsetstore.errors import LockTimeout, OffsetStoreError, StoreUnavailable, TransactionLost
+from offsetstore.errors import LockTimeout, OffsetStoreError, TransactionLost
 from offsetstore.store.failures import is_connection_lost, is_lock_timeout, is_repeatable
 from offsetstore.writers.staging import StagedRowsLost
 from offsetstore.writers.streaming import Stream
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from offsetstore.spark.executor import ExecutorStore
     from offsetstore.writers.staging import Staging
     from offsetstore.writers.staging_area import StagingWriter
-
-PASSING: Final = (StoreUnavailable, TransactionLost, LockTimeout)
-"""Errors that may be gone when the rows are staged again."""
 
 _SCHEMA: Final = "attempt binary, rows bigint, error binary"
 

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from pyspark import TaskContext, cloudpickle
 
 from offsetstore import failpoints
-from offsetstore.errors import LockTimeout, OffsetStoreError, SinkError, StoreUnavailable, TransactionLost
+from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.replay import Outcome
 from offsetstore.spark.worker_input import InputCutOff, check_whole
-from offsetstore.store.failures import is_repeatable
+from offsetstore.store.failures import may_pass
 from offsetstore.writers.kafka_column import KAFKA
 
 if TYPE_CHECKING:
@@ -107,10 +107,8 @@ class Work:
             raise  # nobody reads what we return
         except _Rolled as back:
             return Result(tp, back.ending)
-        except (LockTimeout, TransactionLost, StoreUnavailable) as error:
-            return Result(tp, Ending.AGAIN, error=_pickled(error, tp))
         except Exception as error:  # noqa: BLE001 - the driver raises it
-            ending = Ending.AGAIN if is_repeatable(error) else Ending.FAILED
+            ending = Ending.AGAIN if may_pass(error) else Ending.FAILED
             return Result(tp, ending, error=_pickled(error, tp))
         return Result(tp, ending, rows.count if ending is Ending.WRITTEN else 0)
 

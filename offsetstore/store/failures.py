@@ -5,6 +5,8 @@ from __future__ import annotations
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
+from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
+
 LOCK_NOT_AVAILABLE = "55P03"
 _REPEATABLE = frozenset({"40001", "40P01"})
 # The server ended the connection: shutdowns (57P01 to 57P03), and the idle-in-transaction limit.
@@ -38,6 +40,11 @@ def is_repeatable(error: BaseException) -> bool:
     """A serialization failure or a deadlock: the whole transaction may be tried again."""
     inner = driver_error(error)
     return inner is not None and inner.sqlstate in _REPEATABLE
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether all of the work, done again in a new transaction, may succeed."""
+    return isinstance(error, (LockTimeout, StoreUnavailable, TransactionLost)) or is_repeatable(error)
 
 
 def is_connection_lost(error: BaseException) -> bool:

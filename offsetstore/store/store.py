@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from sqlalchemy import Engine
 
 from offsetstore import metadata
-from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
+from offsetstore.errors import StoreUnavailable
 from offsetstore.policy import StartPolicy
 from offsetstore.store import admin, failures
 from offsetstore.store.checkpoint_files import checkpoint_files
@@ -185,8 +185,7 @@ class OffsetStore:
                 with self.transaction(claim, lock_timeout=lock_timeout) as tx:
                     result = work(tx)
             except Exception as error:
-                helps = isinstance(error, (LockTimeout, TransactionLost, StoreUnavailable))
-                if attempt >= self.retries.attempts or not (helps or failures.is_repeatable(error)):
+                if attempt >= self.retries.attempts or not failures.may_pass(error):
                     raise
                 wait = self.retries.wait(attempt)
                 _log.warning("attempt %d failed (%s), again in %.2f s", attempt, type(error).__name__, wait)
