@@ -52,19 +52,21 @@ partition that it is about where there is one. Each pickles, so that it can cros
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from offsetstore.offsets import TopicPartition
+    from offsetstore.offsets import OffsetRange, TopicPartition
 
 
 class OffsetStoreError(Exception):
     """The root of the tree above.
 
     ``what`` says what happened, ``found`` and ``expected`` are values a program can look at, ``next_step`` tells a
-    person what to do. ``topic_partition`` is ``None`` where the error is not about one partition.
+    person what to do. ``topic_partition`` is ``None`` where the error is not about one partition; ``doing`` then says
+    in which batch, of which ranges, or in whose claim it happened.
     """
 
     next_step: str = ""
@@ -78,11 +80,13 @@ class OffsetStoreError(Exception):
         found: object = None,
         expected: object = None,
         next_step: str | None = None,
+        doing: str | None = None,
     ) -> None:
         self.what = what
         self.topic_partition = topic_partition
         self.found = found
         self.expected = expected
+        self.doing = doing
         self.next_step = self.default_next_step if next_step is None else next_step
         super().__init__(self._text())
 
@@ -92,11 +96,25 @@ class OffsetStoreError(Exception):
             text += f"; found {self.found}"
         if self.expected is not None:
             text += f"; expected {self.expected}"
+        if self.doing is not None:
+            text += f"; {self.doing}"
         return f"{text}. {self.next_step}" if self.next_step else f"{text}."
+
+    def while_(self, doing: str) -> None:
+        """Say what was being done, unless the error names a partition, or was told before."""
+        if self.topic_partition is None and self.doing is None:
+            self.doing = f"while {doing}"
+            self.args = (self._text(),)
+
+    def locate(self, topic_partition: TopicPartition) -> None:
+        """Say which partition it is about, unless the error does."""
+        if self.topic_partition is None:
+            self.topic_partition = topic_partition
+            self.args = (self._text(),)
 
     def __reduce__(self) -> tuple[Callable[..., OffsetStoreError], tuple[Any, ...]]:
         """Pickle by the fields, since ``Exception`` would hand the finished text to ``__init__``."""
-        fields = {name: getattr(self, name) for name in ("topic_partition", "found", "expected", "next_step")}
+        fields = {name: getattr(self, name) for name in ("topic_partition", "found", "expected", "next_step", "doing")}
         return _rebuild, (type(self), self.what, fields)
 
 
@@ -369,7 +387,10 @@ class RowsRefused(SinkError):
     """The table can't hold a value or a row, as we or the database found out. Nothing was written.
 
     ``table``, ``column``, ``constraint`` and ``sqlstate`` say which, as far as it is known. Values are never named.
+    ``offsets`` is the range of ``topic_partition`` that the row was made of: one offset, where that was found out.
     """
+
+    default_next_step = "Correct or filter such rows in the transform."
 
     def __init__(
         self,
@@ -379,17 +400,30 @@ class RowsRefused(SinkError):
         column: str | None = None,
         constraint: str | None = None,
         sqlstate: str | None = None,
+        offsets: OffsetRange | None = None,
         **fields: Any,
     ) -> None:
         self.table = table
         self.column = column
         self.constraint = constraint
         self.sqlstate = sqlstate
+        self.offsets = offsets
         super().__init__(what, **fields)
+
+    def among(self, ranges: Mapping[TopicPartition, OffsetRange], place: str) -> RowsRefused:
+        """Return the same error, of these records, which are all that the refused row can be made of.
+
+        :param place: the same in words.
+        """
+        rebuilt = copy(self)
+        rebuilt.topic_partition, rebuilt.offsets = next(iter(ranges.items())) if len(ranges) == 1 else (None, None)
+        rebuilt.found = place if self.found is None else f"{self.found}, in {place}"
+        rebuilt.args = (rebuilt._text(),)  # noqa: SLF001 - it is the class's own
+        return rebuilt
 
     def __reduce__(self) -> tuple[Callable[..., OffsetStoreError], tuple[Any, ...]]:
         rebuild, (cls, what, fields) = super().__reduce__()
-        more = {name: getattr(self, name) for name in ("table", "column", "constraint", "sqlstate")}
+        more = {name: getattr(self, name) for name in ("table", "column", "constraint", "sqlstate", "offsets")}
         return rebuild, (cls, what, {**fields, **more})
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from offsetstore.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
 
@@ -62,6 +63,13 @@ class OffsetRange:
     def __bool__(self) -> bool:
         """Whether the range can hold a record."""
         return self.from_ < self.until
+
+
+def describe(ranges: Mapping[TopicPartition, OffsetRange], most: int = 8) -> str:
+    """Name the partitions and their ranges, for a message: of more than ``most`` the first ones."""
+    named = [f"{tp} {range_}" for tp, range_ in sorted(ranges.items())]
+    more = f" and {len(named) - most} more" if len(named) > most else ""
+    return ", ".join(named[:most]) + more
 
 
 @dataclass(frozen=True, slots=True)

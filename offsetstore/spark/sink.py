@@ -13,6 +13,7 @@ from pyspark.sql.utils import is_remote
 
 from offsetstore import failpoints
 from offsetstore.errors import ConfigurationError, OffsetStoreError, ProtocolMisuse, SinkError, UnsupportedQuery
+from offsetstore.offsets import describe
 from offsetstore.spark.admission import admit
 from offsetstore.spark.batch_atomicity import BatchAtomicity
 from offsetstore.spark.checkpoints import prune
@@ -129,10 +130,14 @@ class TransactionalSink:
             self._admitted = query.run_id
         ranges = query.ranges()
         self._check_claimed(ranges)
-        self._claim.bind(query.query_id)
-        if not ranges and self._kept is None:
-            return
-        self._write(MicroBatch(batch, batch_id, query, ranges))
+        try:
+            self._claim.bind(query.query_id)
+            if not ranges and self._kept is None:
+                return
+            self._write(MicroBatch(batch, batch_id, query, ranges))
+        except OffsetStoreError as error:
+            error.while_(f"writing batch {batch_id}: {describe(ranges)}")
+            raise
         if not self._has_written:
             self._has_written = True
             self._prune(batch)

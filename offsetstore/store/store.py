@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from sqlalchemy import Engine
 
 from offsetstore import metadata
-from offsetstore.errors import StoreUnavailable
+from offsetstore.errors import OffsetStoreError, StoreUnavailable
 from offsetstore.policy import StartPolicy
 from offsetstore.store import admin, failures
 from offsetstore.store.checkpoint_files import checkpoint_files
@@ -147,7 +147,11 @@ class OffsetStore:
             mirror_every=mirror_every,
             checkpoint=checkpoint_files(adopt_checkpoint),
         )
-        claim = take(self, request)
+        try:
+            claim = take(self, request)
+        except OffsetStoreError as error:
+            error.while_(f"claiming group {group!r} for {', '.join(request.topics)}")
+            raise
         self._claims.append(claim)
         return claim
 

@@ -31,6 +31,15 @@ class Database:
         [(value,)] = self.rows(query)
         return value
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server still answers on this connection."""
+        try:
+            self._connection.execute("SELECT 1")
+        except psycopg.Error:
+            return False
+        return True
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()

@@ -13,7 +13,7 @@ from offsetstore.offsets import TopicPartition
 
 P0 = TopicPartition("payments", 0)
 CLASSES = [value for value in vars(errors).values() if isclass(value) and issubclass(value, OffsetStoreError)]
-FIELDS = ("what", "topic_partition", "found", "expected", "next_step")
+FIELDS = ("what", "topic_partition", "found", "expected", "next_step", "doing")
 
 
 def passed_on(error: OffsetStoreError) -> Any:
@@ -38,6 +38,25 @@ def test_it_needs_no_more_than_what_happened(cls: type[OffsetStoreError]) -> Non
     assert (error.topic_partition, error.found, error.expected) == (None, None, None)
     assert error.next_step == cls.default_next_step
     assert str(passed_on(error)) == str(error) == f"it broke. {error.next_step}".strip()
+
+
+def test_one_that_names_no_partition_is_told_what_was_being_done_once() -> None:
+    error = RowsRefused("it broke", table="flights", found=1, next_step="Mend it.")
+
+    error.while_("writing batch 7: payments-0 [40, 80)")
+    error.while_("claiming group 'billing'")
+
+    assert str(error) == "it broke; found 1; while writing batch 7: payments-0 [40, 80). Mend it."
+    assert str(passed_on(error)) == str(error)
+    assert passed_on(error).table == "flights"
+
+
+def test_one_that_names_its_partition_is_left_as_it_is() -> None:
+    error = errors.StaleClaim("it broke", topic_partition=P0, next_step="")
+
+    error.while_("writing batch 7: payments-0 [40, 80), payments-1 [0, 4)")
+
+    assert str(error) == "payments-0: it broke."
 
 
 def test_refused_rows_say_where_also_after_pickling() -> None:

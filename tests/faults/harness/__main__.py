@@ -1,0 +1,119 @@
+"""``make chaos``: the whole matrix, again and again with other seeds. ``python -m tests.faults.harness --help``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tests.faults.harness.registry import load
+from tests.faults.harness.run import Result, Stage, commit_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.faults.harness.job import Way
+    from tests.faults.harness.registry import Fault
+
+_ROOT = Path(__file__).parents[3]
+
+
+@click.command()
+@click.option("--seeds", type=click.IntRange(1), help="How many seeds of each fault; by default what each asks for.")
+@click.option("--first", default=0, show_default=True, help="The first seed.")
+@click.option("--only", multiple=True, metavar="NAME", help="Faults whose name or row contains this; may be repeated.")
+@click.option("--way", type=click.Choice(["batch", "partition", "staged"]), help="One way of writing alone.")
+@click.option("--hours", type=float, help="Begin no run after so many hours.")
+@click.option("--shard", default="1/1", show_default=True, help="The first of two halves of the runs is 1/2.")
+@click.option("--again", is_flag=True, help="Run also what build/chaos/runs.jsonl has of this commit.")
+@click.option("--list", "list_", is_flag=True, help="List the faults, and run none.")
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), default=_ROOT / "build" / "chaos", show_default=False
+)
+@click.pass_context
+def chaos(
+    context: click.Context,
+    *,
+    seeds: int | None,
+    first: int,
+    only: tuple[str, ...],
+    way: Way | None,
+    hours: float | None,
+    shard: str,
+    again: bool,
+    list_: bool,
+    output: Path,
+) -> None:
+    """Break the job in every way of the matrix, and hold it against what was produced.
+
+    One JSON line a run goes to OUTPUT/runs.jsonl. A run that is there for this commit, and held, is not run again:
+    stop and start as you like. Exit code 1 if an invariant was violated.
+    """
+    faults = [one for one in load().values() if not only or any(word in one.name or word in one.row for word in only)]
+    if list_:
+        for one in faults:
+            click.echo(f"{one.name:44} {','.join(one.ways):24} {one.row}")
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    commit = commit_of(_ROOT)
+    lines = output / "runs.jsonl"
+    done: set[tuple[str, str, int]] = set() if again else _done(lines, commit)
+    wanted: list[tuple[Fault, Way, int]] = [
+        (fault, chosen, seed)
+        for fault, chosen, seed in _plan(faults, seeds, first, way)
+        if (fault.name, chosen, seed) not in done
+    ]
+    part, parts = (int(number) for number in shard.split("/"))
+    wanted = wanted[part - 1 :: parts]
+    click.echo(f"{len(wanted)} runs of {len(faults)} faults, commit {commit}; {len(done)} are done")
+    deadline = time.monotonic() + hours * 3600 if hours else None
+    bad = 0
+    if not wanted:
+        return
+    with Stage(output / f"shard-{part}", commit=commit) as stage:
+        for number, (fault, chosen, seed) in enumerate(wanted, 1):
+            if deadline is not None and time.monotonic() > deadline:
+                click.echo("The time is over; start again to go on.")
+                break
+            result = stage.run(fault, chosen, seed)
+            with lines.open("a") as file:
+                file.write(json.dumps(result.as_json()) + "\n")
+            bad += bool(result.violations)
+            click.echo(f"{number}/{len(wanted)} {_told(result)}")
+    context.exit(1 if bad else 0)
+
+
+def _plan(faults: list[Fault], seeds: int | None, first: int, way: Way | None) -> Iterator[tuple[Fault, Way, int]]:
+    """Each fault with each seed; the ways take turns, so that all have been there after three seeds."""
+    most = max((seeds or fault.seeds for fault in faults), default=0)
+    for seed in range(first, first + most):
+        for fault in faults:
+            if seed >= first + (seeds or fault.seeds):
+                continue
+            if way is None:
+                yield fault, fault.ways[seed % len(fault.ways)], seed
+            elif way in fault.ways:
+                yield fault, way, seed
+
+
+def _done(lines: Path, commit: str) -> set[tuple[str, str, int]]:
+    if not lines.exists():
+        return set()
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    return {
+        (one["fault"], one["way"], one["seed"]) for one in found if one["commit"] == commit and not one["violations"]
+    }
+
+
+def _told(result: Result) -> str:
+    outcome = "held" if not result.violations else "VIOLATED"
+    recovered = "" if result.seconds_to_recover is None else f", caught up in {result.seconds_to_recover:.1f} s"
+    text = f"{outcome:9}{result.fault} [{result.way}] seed {result.seed}: {result.seconds:.0f} s{recovered}"
+    return "\n".join([text, *(f"    {one}" for one in result.violations)])
+
+
+if __name__ == "__main__":
+    chaos()

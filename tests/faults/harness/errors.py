@@ -1,0 +1,48 @@
+"""What an error that a user sees has to say: where, what was found, and the way out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a job failed: ``during`` connect, claim or batch. ``ours`` is whether the class is of offsetstore's tree."""
+
+    class_name: str
+    text: str
+    ours: bool
+    what: str
+    found: str | None
+    expected: str | None
+    next_step: str
+    topic_partition: str | None
+    during: str
+    spark: str = ""
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Report:
+        """From a job's event."""
+        return cls(**told)
+
+    def lacks(self, topics: list[str]) -> list[str]:
+        """What a reader of this error is not told.
+
+        Without the database or the broker nobody knows yet which partitions there are: a claim that fails names its
+        topics, and a connection that fails is nobody's.
+        """
+        if not self.ours:
+            return []
+        number = "" if self.during == "claim" else r"-\d+"
+        names_one = self.during == "connect" or any(re.search(re.escape(topic) + number, self.text) for topic in topics)
+        return [
+            word
+            for word, is_there in (
+                ("a partition", names_one),
+                ("what was found", self.found is not None),
+                ("the way out", bool(self.next_step)),
+            )
+            if not is_there
+        ]

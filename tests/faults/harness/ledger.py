@@ -1,0 +1,140 @@
+"""The producer's own account: which record Kafka has acknowledged, and where.
+
+A record is a number that no other record has, a key, and an amount that may be NULL. Offsets are what Kafka said when
+it acknowledged, not what anybody reckoned. A topic that is recreated begins a new *generation*: its offsets begin at 0
+again and mean other records.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from bisect import insort
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Producer
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+KEYS = 12
+_SECONDS = 60.0
+_NULLS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record that Kafka has."""
+
+    offset: int
+    seq: int
+    key: str
+    amount: int | None
+
+    @property
+    def value(self) -> bytes:
+        """What is sent."""
+        return json.dumps({"seq": self.seq, "key": self.key, "amount": self.amount}).encode()
+
+
+class Ledger:
+    """Of one run. Threads may share it.
+
+    ``records`` maps (topic, generation, partition) to its entries in the order of their offsets.
+    """
+
+    def __init__(self, servers: str, dice: random.Random) -> None:
+        self.servers = servers
+        self.records: dict[tuple[str, int, int], list[Entry]] = defaultdict(list)
+        self.generations: dict[str, int] = defaultdict(int)
+        self._dice = dice
+        self._guard = threading.Lock()
+        self._last_seq = 0
+        self._producer: Any = None
+
+    def produce(self, topic: str, count: int, *, partitions: int, partition: int | None = None) -> None:
+        """Append records, each to a partition by chance or all to one; return when Kafka has them all."""
+        if self._producer is None:
+            self._producer = producer(self.servers)
+        for _ in range(count):
+            self.send(self._producer, topic, self._dice.randrange(partitions) if partition is None else partition)
+        flush(self._producer)
+
+    def send(self, client: Any, topic: str, partition: int, *, kept: bool = True) -> Entry:
+        """Hand one record to a producer of one's own, and enter it when it is acknowledged.
+
+        :param kept: whether readers will see it; a record of a transaction that is going to be aborted is not entered.
+        """
+        with self._guard:
+            self._last_seq += 1
+            draft = Entry(
+                -1,
+                self._last_seq,
+                f"k{self._dice.randrange(KEYS):02}",
+                None if self._dice.random() < _NULLS else self._dice.randrange(1, 1000),
+            )
+            place = (topic, self.generations[topic], partition)
+
+        def delivered(error: object, message: Any) -> None:
+            assert error is None, f"Kafka did not take a record: {error}"
+            if kept:
+                with self._guard:
+                    entry = Entry(message.offset(), draft.seq, draft.key, draft.amount)
+                    insort(self.records[place], entry, key=_offset)  # two producers are acknowledged in any order
+
+        client.produce(topic, draft.value, key=draft.key.encode(), partition=partition, on_delivery=delivered)
+        client.poll(0)
+        return draft
+
+    def remove(self, topic: str, partition: int, offset: int) -> None:
+        """Take one out that readers can't see any more: it was compacted away, or retention took it unread."""
+        place = (topic, self.generations[topic], partition)
+        with self._guard:
+            self.records[place] = [entry for entry in self.records[place] if entry.offset != offset]
+
+    def new_generation(self, topic: str) -> None:
+        """From now on the topic is another one."""
+        with self._guard:
+            self.generations[topic] += 1
+        self._producer = None  # it would go on with the sequence numbers of the old one
+
+    def between(self, topic: str, generation: int, partition: int, begin: int, end: int) -> Iterator[Entry]:
+        """Yield the records of [begin, end)."""
+        for entry in self.records.get((topic, generation, partition), ()):
+            if begin <= entry.offset < end:
+                yield entry
+
+    @property
+    def count(self) -> int:
+        """How many records there are in all."""
+        return sum(len(entries) for entries in self.records.values())
+
+    def close(self) -> None:
+        """Let go of the producer."""
+        self._producer = None
+
+
+def _offset(entry: Entry) -> int:
+    return entry.offset
+
+
+def producer(servers: str, **settings: Any) -> Any:
+    """Return an idempotent producer; ``settings`` with dots as underscores."""
+    more = {name.replace("_", "."): value for name, value in settings.items()}
+    return Producer({
+        "bootstrap.servers": servers,
+        "enable.idempotence": True,
+        "linger.ms": 2,
+        "log_level": 0,
+        "message.timeout.ms": int(_SECONDS * 1000),
+        **more,
+    })  # fmt: skip
+
+
+def flush(client: Any) -> None:
+    """Wait until all that was sent is acknowledged."""
+    left = client.flush(_SECONDS)
+    assert not left, f"Kafka did not acknowledge {left} records within {_SECONDS:.0f} s"

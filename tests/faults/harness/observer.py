@@ -1,0 +1,118 @@
+"""A second connection that looks all the while, each time at one snapshot (REPEATABLE READ)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Self
+
+import psycopg
+from psycopg import IsolationLevel
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_PAUSE = 0.02
+
+_STORED = "SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions"
+_LANDED = "SELECT topic, partition, count(*), coalesce(sum(seq), 0) FROM landed GROUP BY topic, partition"
+_SUMS = "SELECT coalesce(sum(records), 0), coalesce(sum(total), 0) FROM sums"
+_HISTORY = "SELECT id, consumer_group, topic, partition, event, from_offset, to_offset FROM offset_history ORDER BY id"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A line of the history that sets an offset."""
+
+    id: int
+    group: str
+    topic: str
+    partition: int
+    event: str
+    before: int | None
+    after: int
+
+
+@dataclass(slots=True)
+class Look:
+    """What snapshots have shown, the first of them taken at ``at`` and the last at ``last``.
+
+    ``landed`` is the number of records and the sum of their numbers; ``sums`` records and amounts.
+    """
+
+    at: float
+    last: float
+    stored: dict[tuple[str, str, int], int]
+    landed: dict[tuple[str, int], tuple[int, int]]
+    sums: tuple[int, int]
+    history: tuple[Decision, ...]
+
+
+def look(connection: psycopg.Connection[Any]) -> Look:
+    """Take one snapshot."""
+    with connection.transaction():
+        at = time.monotonic()
+        stored = {(g, t, p): offset for g, t, p, offset in connection.execute(_STORED)}
+        # The snapshot is taken by the first statement: what was committed before ``at`` is in it.
+        landed = {(t, p): (count, int(seqs)) for t, p, count, seqs in connection.execute(_LANDED)}
+        [(records, total)] = connection.execute(_SUMS).fetchall()
+        lines = connection.execute(_HISTORY).fetchall()
+    history = tuple(Decision(*line) for line in lines if line[3] is not None and line[6] is not None)
+    return Look(at, at, stored, landed, (int(records), int(total)), history)
+
+
+def open_connection(url: str) -> psycopg.Connection[Any]:
+    """Connect for `look`."""
+    connection = psycopg.connect(url, autocommit=True, application_name="observer", connect_timeout=5)
+    connection.isolation_level = IsolationLevel.REPEATABLE_READ
+    connection.read_only = True
+    return connection
+
+
+class Observer:
+    """Looks until its block is left, also over the database's restarts. It keeps what differs from the look before."""
+
+    def __init__(self, url: str) -> None:
+        self.looks: list[Look] = []
+        self.count = 0
+        self.is_paused = False
+        self._url = url
+        self._leaving = Event()
+        self._thread = Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leaving.set()
+        self._thread.join(30)
+
+    def _watch(self) -> None:
+        connection: psycopg.Connection[Any] | None = None
+        while not self._leaving.wait(_PAUSE):
+            if self.is_paused:
+                continue
+            try:
+                if connection is None or connection.broken or connection.closed:
+                    connection = open_connection(self._url)
+                self._keep(look(connection))
+            except psycopg.Error:  # the database is away, or our tables are being made anew
+                if connection is not None:
+                    with suppress(psycopg.Error):
+                        connection.close()
+                connection = None
+                self._leaving.wait(0.2)
+        if connection is not None:
+            connection.close()
+
+    def _keep(self, found: Look) -> None:
+        self.count += 1
+        if self.looks and replace(self.looks[-1], at=found.at, last=found.at) == found:
+            self.looks[-1].last = found.at
+        else:
+            self.looks.append(found)
