@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, get_args
 
-from offsetstore.errors import ConfigurationError, LockTimeout
+from offsetstore.errors import ConfigurationError, LockTimeout, StoreUnavailable
 from offsetstore.spark.executor import ExecutorStore, sending_password
 from offsetstore.spark.micro_batch import patiently
 from offsetstore.spark.outputs import arrow_schema
 from offsetstore.spark.preflight import check_executors
 from offsetstore.spark.staging_task import StagingOutcome, StagingTask
 from offsetstore.store.database import PostgresDatabase
-from offsetstore.store.failures import is_lock_timeout, may_pass
+from offsetstore.store.failures import is_connection_lost, is_lock_timeout, may_pass, shortage, words
 from offsetstore.writers.staging import Staged, Staging
 from offsetstore.writers.staging_area import StagingOwner, check_schema, drop
 
@@ -171,7 +171,13 @@ class StagingArea:
         except Exception as error:
             if is_lock_timeout(error):
                 what = f"a lock on a table that is to be staged for was not had within {timeout:g} s"
-                raise LockTimeout(what, next_step="See who has it locked (pg_locks).") from error
+                step = "See who has it locked (pg_locks)."
+                raise LockTimeout(what, found=words(error), next_step=step) from error
+            if is_connection_lost(error):
+                what = "the connection to the database was lost while a staging table was made or looked for"
+                raise StoreUnavailable(what, found=words(error)) from error
+            if (lacking := shortage(error)) is not None:
+                raise lacking from error
             raise
         finally:
             session.rollback()

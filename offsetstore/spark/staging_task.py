@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from offsetstore import failpoints
 from offsetstore.errors import LockTimeout, OffsetStoreError, TransactionLost
-from offsetstore.store.failures import is_connection_lost, is_lock_timeout, is_repeatable
+from offsetstore.store.failures import is_connection_lost, is_lock_timeout, is_repeatable, shortage, words
 from offsetstore.writers.staging import StagedRowsLost
 from offsetstore.writers.streaming import Stream
 
@@ -103,8 +103,8 @@ class StagingTask:
 def _passing(error: Exception) -> OffsetStoreError | None:
     if is_connection_lost(error):
         what = "an executor lost its connection to the database"
-        return TransactionLost(what)
+        return TransactionLost(what, found=words(error))
     if is_lock_timeout(error) or is_repeatable(error):
         what = "a lock on a staging table was not had"
-        return LockTimeout(what)
-    return None
+        return LockTimeout(what, found=words(error))
+    return shortage(error)

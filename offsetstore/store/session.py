@@ -39,6 +39,12 @@ class HistoryEvent:
     at: datetime | None = None
 
 
+def renamed(history: Sequence[HistoryEvent]) -> HistoryEvent | None:
+    """Return the renaming that was the last thing that happened to the group as a whole, if it was one."""
+    last = next((event for event in reversed(history) if event.topic_partition is None), None)
+    return last if last is not None and last.event == "rename" else None
+
+
 @dataclass(frozen=True, slots=True)
 class GroupRow:
     """One row of ``consumer_groups``. ``alive_for`` is the time since the owner's last heartbeat, if there is one."""

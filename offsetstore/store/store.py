@@ -270,7 +270,7 @@ class OffsetStore:
         except Exception as error:
             if failures.is_connection_lost(error):
                 what = "the connection to the database was lost while reading"
-                raise StoreUnavailable(what) from error
+                raise StoreUnavailable(what, found=failures.words(error)) from error
             raise
         finally:
             session.rollback()

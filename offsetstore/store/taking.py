@@ -30,7 +30,7 @@ from offsetstore.store import adoption, failures
 from offsetstore.store.claims import Claim, ClaimRequest, name_prefix, this_process
 from offsetstore.store.decisions import decisions, new_offsets
 from offsetstore.store.heartbeat import LIVE
-from offsetstore.store.session import HistoryEvent
+from offsetstore.store.session import HistoryEvent, renamed
 from offsetstore.store.starting import resolve_unlocked
 
 if TYPE_CHECKING:
@@ -98,13 +98,15 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
     except Exception as error:
         if failures.is_connection_lost(error):
             what = "the connection to the database was lost during the claim"
-            raise TransactionLost(what, next_step="Claim again.") from error
+            raise TransactionLost(what, found=failures.words(error), next_step="Claim again.") from error
         if failures.is_repeatable(error):
             what = "the database gave up the claim's transaction (a deadlock, or a serialization failure)"
-            raise TransactionLost(what, next_step="Claim again.") from error
+            raise TransactionLost(what, found=failures.words(error), next_step="Claim again.") from error
         if failures.is_lock_timeout(error):
             what = f"group {request.group!r} is locked by somebody who is no job of this group"
-            raise LockTimeout(what) from error
+            raise LockTimeout(what, found=failures.words(error)) from error
+        if (shortage := failures.shortage(error)) is not None:
+            raise shortage from error
         raise
 
 
@@ -155,8 +157,7 @@ def _claim(
 
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
     """A supervisor starts a job again under the name that it knows: it would read all of the topic once more."""
-    last = next((event for event in reversed(history) if event.topic_partition is None), None)
-    if last is not None and last.event == "rename":
+    if (last := renamed(history)) is not None:
         what = f"the group {group!r} was renamed"
         raise GroupRenamed(what, found=last.reason, expected="a claim by its new name")
 

@@ -301,16 +301,19 @@ class Transaction:
     def _translate(self, error: BaseException) -> None:
         """Raise our error for the database's where we know more than it says; otherwise return."""
         if failures.is_lock_timeout(error):
-            raise self._lock_timeout_error() from error
+            raise self._lock_timeout_error(failures.words(error)) from error
         if failures.is_connection_lost(error):
             what = "the connection to the database was lost; the transaction did not happen"
-            raise TransactionLost(what) from error
+            raise TransactionLost(what, found=failures.words(error)) from error
+        if (shortage := failures.shortage(error)) is not None:
+            raise shortage from error
 
-    def _lock_timeout_error(self) -> LockTimeout:
+    def _lock_timeout_error(self, words: str) -> LockTimeout:
         if self._plan is not None:
             what = f"a lock on the results' side was not had within {self._lock_timeout:g} s"
-            return LockTimeout(what, next_step="See what holds the results' tables (pg_stat_activity).")
+            step = "See what holds the results' tables (pg_stat_activity)."
+            return LockTimeout(what, found=words, next_step=step)
         holder = self._database.lock_holder(self._claim.group, self._asked) if self._asked else None
         what = f"the lock was not had within {self._lock_timeout:g} s"
         tp = holder[0] if holder else next(iter(self._asked), None)
-        return LockTimeout(what, topic_partition=tp, found=holder[1] if holder else None)
+        return LockTimeout(what, topic_partition=tp, found=holder[1] if holder else words)

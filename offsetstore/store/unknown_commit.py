@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from offsetstore.errors import CommitUnknown, StoreUnavailable, TransactionLost
 from offsetstore.store import failures
+from offsetstore.store.session import renamed
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -58,9 +59,9 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
             return
         if advanced.wrote:
             what = "the answer to COMMIT was lost, and the transaction advanced no partition that could tell"
-            raise CommitUnknown(what) from cause
+            raise CommitUnknown(what, found=failures.words(cause)) from cause
         what = "the connection was lost in a transaction that wrote nothing"
-        raise TransactionLost(what) from cause
+        raise TransactionLost(what, found=failures.words(cause)) from cause
     found = _rows(database, advanced, None, timeout=timeout, cause=cause)
     tp = next(iter(advanced.before))
     ids = {tp: row.transaction_id for tp, row in found.rows.items()}
@@ -68,15 +69,15 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
         _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)
         return
     # A row that was never advanced may be the transaction's own, so that it has gone with it. Only if the whole group
-    # has been removed since, nothing can be told from that.
+    # has been removed or renamed since, nothing can be told from that.
     same = any(
         ids[tp] == before if tp in ids else before is None and found.group for tp, before in advanced.before.items()
     )
     if same:
         what = "the connection was lost at COMMIT, and the rows show that it did not happen"
-        raise TransactionLost(what, topic_partition=tp) from cause
+        raise TransactionLost(what, topic_partition=tp, found=failures.words(cause)) from cause
     what = "the answer to COMMIT was lost, and the rows have been moved or removed since"
-    raise CommitUnknown(what, topic_partition=tp) from cause
+    raise CommitUnknown(what, topic_partition=tp, found=failures.words(cause)) from cause
 
 
 def _settle_by_mark(
@@ -89,15 +90,15 @@ def _settle_by_mark(
         _log.warning("the answer to COMMIT was lost; the mark shows that batch %d is in the results", batch_id)
         return
     if not found.group:
-        what = "the answer to COMMIT was lost, and the group has been removed since"
-        raise CommitUnknown(what) from cause
+        what = "the answer to COMMIT was lost, and the group has been removed or renamed since"
+        raise CommitUnknown(what, found=failures.words(cause)) from cause
     what = f"the connection was lost at COMMIT, and the mark shows that batch {batch_id} was not written"
-    raise TransactionLost(what) from cause
+    raise TransactionLost(what, found=failures.words(cause)) from cause
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The rows that are there, whether the group is, and the query's mark if it was asked for."""
+    """The rows that are there, whether the group is (by this name), and the query's mark if it was asked for."""
 
     rows: dict[TopicPartition, StoredOffset]
     group: bool
@@ -117,7 +118,7 @@ def _rows(
                 raise
         time.sleep(min(_PAUSE, left))
     what = f"the answer to COMMIT was lost, and the database did not tell within {timeout:g} s"
-    raise CommitUnknown(what, topic_partition=next(iter(advanced.before), None)) from cause
+    raise CommitUnknown(what, topic_partition=next(iter(advanced.before), None), found=failures.words(cause)) from cause
 
 
 def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None, left: float) -> _Found:
@@ -131,6 +132,7 @@ def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None,
                 session.lock_group(advanced.group)
             rows = session.lock_partitions(advanced.group, list(advanced.before))
             marked = session.batch_mark(advanced.group, mark[0]) if mark else None
-        return _Found(rows, session.group(advanced.group) is not None, marked)
+            known = session.group(advanced.group) is not None and renamed(session.history(advanced.group)) is None
+        return _Found(rows, known, marked)
     finally:
         session.rollback()

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
-from offsetstore.errors import TransactionLost
+from offsetstore.errors import StoreUnavailable, TransactionLost
 from offsetstore.testing import StaticBroker
 from tests.integration.store.transacting import GROUP, P0, apply, driver, lock, write
 from tests.support.background import in_background
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RANGE = OffsetRange(0, 3)
 SERIALIZATION_FAILURE = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
+DISK_FULL = "DO $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$"
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_one_transaction_is_not_repeated_and_says_that_it_was_lost(
             tx.connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
             tx.advance(left)
 
-    with pytest.raises(TransactionLost):
+    with pytest.raises(TransactionLost, match="found AdminShutdown: terminating connection"):
         job()
     assert_nothing_written(store, query)
 
@@ -194,6 +195,25 @@ def test_what_fails_in_every_attempt_is_raised_as_it_is(store: OffsetStore, clai
         store.run(claim, work)
 
     assert len(attempts) == 3
+    assert_nothing_written(store, query)
+
+
+@pytest.mark.behaviour("TX-12", "DLQ-6")
+def test_a_full_disk_repeats_the_whole_function_and_is_the_servers_fault(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    assert run_with(store, claim, lambda tx: tx.connection.exec_driver_sql(DISK_FULL)) == 2
+    assert_written_once(store, query)
+
+
+@pytest.mark.behaviour("TX-12", "DLQ-6")
+def test_a_disk_that_stays_full_ends_in_an_error_that_says_so(store: OffsetStore, claim: Claim, query: Query) -> None:
+    def work(tx: Transaction) -> None:
+        apply(tx, P0, range_=RANGE)
+        driver(tx).execute(DISK_FULL)
+
+    with pytest.raises(StoreUnavailable, match=r"its server lacks something.*53100.*no room.*room on its disk"):
+        store.run(claim, work)
     assert_nothing_written(store, query)
 
 

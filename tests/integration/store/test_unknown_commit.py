@@ -232,6 +232,18 @@ def test_a_group_that_was_removed_since_cant_tell(job: Job, query: Query) -> Non
 
 
 @pytest.mark.behaviour("TX-11")
+@BOTH
+def test_a_group_that_was_renamed_since_cant_tell(job: Job, offsetstore_database: str, lost: Lost) -> None:
+    with OffsetStore.connect(offsetstore_database) as other:
+
+        def rename() -> None:
+            other.rename_group("billing", "accounting", reason="a merger")
+
+        with job.proxy.losing(lost, then=rename), pytest.raises(CommitUnknown, match="moved or removed since"):
+            job.transaction(P0)  # its first: the row holds no id from before
+
+
+@pytest.mark.behaviour("TX-11")
 def test_a_transaction_that_advanced_nothing_cant_tell(job: Job) -> None:
     with (
         job.proxy.losing(Lost.ANSWER, after=b"INSERT INTO results"),
