@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?=
 CANDIDATES := python3.12 python3.11 python3 python3.13
 
-.PHONY: help setup demo test check fmt migrate behaviours lock clean
+.PHONY: help setup demo test check mutants chaos soak faults fmt migrate behaviours lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
@@ -36,6 +36,19 @@ check: setup ## format, lint, types, import contracts, unit and property tests; 
 	@$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports --cache-dir build/.import_linter_cache
 	@$(BIN)/python -m pytest tests/unit tests/property
+
+mutants: setup ## take out each guard of exactly-once in turn, and show which test notices; a quarter of an hour
+	@$(BIN)/python -m tests.mutants
+
+chaos: setup ## break the job in every way of docs/faults.md, for hours; goes on where it was stopped (SEEDS= HOURS= ONLY=)
+	@$(BIN)/python -m tests.faults.harness $(if $(SEEDS),--seeds $(SEEDS)) $(if $(HOURS),--hours $(HOURS)) \
+	  $(if $(ONLY),--only "$(ONLY)")
+
+soak: setup ## two jobs under random faults, and what they use of memory and connections; 40 minutes (MINUTES=)
+	@$(BIN)/python -m tests.faults.harness.soak $(if $(MINUTES),--minutes $(MINUTES))
+
+faults: setup ## write docs/faults.md anew from the runs of `make chaos` and `make soak`
+	@$(BIN)/python -m tests.faults.harness.table
 
 fmt: setup ## format the code, and fix what the linter can fix
 	@$(BIN)/ruff format

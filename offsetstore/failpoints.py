@@ -1,9 +1,9 @@
-"""Named places at which a test or the demo can break the job: ``OFFSETSTORE_FAILPOINT=name[:nth][:kill|raise|hang]``.
+"""Named places at which a test or the demo can break the job: ``OFFSETSTORE_FAILPOINT=name[:nth][:action]``.
 
 Off unless the variable is set. ``nth`` counts from 1 within the process and is 1 by default; ``kill`` (the default)
 sends SIGKILL to this Python process alone, ``raise`` raises `FailpointReached`, ``hang`` sleeps for ever, so that
-somebody else can send the signal. Whoever fires says so in one line on standard error first: the evidence that the
-fault really happened.
+somebody else can send the signal, ``stop`` sends SIGSTOP to this process, which SIGCONT lets go on. Whoever fires says
+so in one line on standard error first: the evidence that the fault really happened.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ POINTS = {
 }
 """The names, with the numbers of the fault list."""
 
-_ACTIONS = ("kill", "raise", "hang")
+_ACTIONS = ("kill", "raise", "hang", "stop")
+_STOPPING = 0.2
 _reached: Counter[str] = Counter()
 _guard = threading.Lock()
 
@@ -89,7 +90,7 @@ def _parse(wanted: str) -> tuple[str, int, str]:
     if point not in POINTS or rest or re.fullmatch("[1-9][0-9]*", number) is None:
         what = f"{VARIABLE} is not understood"
         raise ConfigurationError(
-            what, found=wanted, expected=f"name[:nth][:kill|raise|hang] with a name of {', '.join(POINTS)}"
+            what, found=wanted, expected=f"name[:nth][:{'|'.join(_ACTIONS)}] with a name of {', '.join(POINTS)}"
         )
     return point, int(number), action
 
@@ -100,5 +101,9 @@ def _fire(name: str, action: str) -> None:
         raise FailpointReached(name)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(_STOPPING)  # another thread may take the signal: this one must not run on meanwhile
+        return
     while True:
         time.sleep(3600)

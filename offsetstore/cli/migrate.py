@@ -12,7 +12,7 @@ from offsetstore.cli.exits import ExitCode, fail
 from offsetstore.cli.output import print_lines
 from offsetstore.errors import SchemaError, SchemaNotAtHead
 from offsetstore.store.database import PostgresDatabase
-from offsetstore.store.migrate import current_revision, revisions, upgrade, upgrade_as_sql
+from offsetstore.store.migrate import current_revision, revisions, upgrade, upgrade_as_sql, wait_for_others
 from offsetstore.store.schema import HEAD
 from offsetstore.store.url import make_engine
 
@@ -91,6 +91,7 @@ def _check(database: PostgresDatabase) -> None:
 def _migrate(database: PostgresDatabase, schema: str | None) -> None:
     session = database.begin(name="offsetstore:migrate", lock_timeout=_LOCK_SECONDS)
     try:
+        wait_for_others(session.connection)  # before it is asked what there is: one of several did the work
         before = current_revision(session.connection, schema=schema)
         _refuse_unknown(before)
         upgrade(session.connection, schema=schema)

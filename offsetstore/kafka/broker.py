@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import suppress
 from difflib import get_close_matches
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from offsetstore.errors import BrokerError, BrokerUnavailable, ConfigurationError, TopicMissing
 from offsetstore.kafka import questions
@@ -18,10 +18,13 @@ from offsetstore.kafka.settings import ClientSettings, topic_names
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from offsetstore.offsets import CommittedOffset
 
+_T = TypeVar("_T")
+
+_KEPT_CLIENT: Final = 1 / 3  # of the time of a call is for the client that is there
 _MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in seconds
 
 
@@ -97,7 +100,8 @@ class Broker:
         if timestamp_ms is not None and timestamp_ms < 0:
             what = "not a timestamp"
             raise ConfigurationError(what, found=timestamp_ms, expected="milliseconds since 1970, from 0 upwards")
-        with self._asking() as (client, deadline):
+
+        def ask(client: Client, deadline: Deadline) -> BrokerView:
             cluster, described = client.answers([questions.cluster(), questions.topics(names)], deadline)
             ids = {topic: questions.topic_id(described[topic]) for topic in names}
             numbers = {topic: questions.partition_numbers(described[topic]) for topic in names}
@@ -110,29 +114,34 @@ class Broker:
                 [questions.offsets(partitions, spec, read_committed=self._settings.read_committed) for spec in specs],
                 deadline,
             )
-        beginnings, ends, *at = [{tp: info.offset for tp, info in answer.items()} for answer in found]
-        if at:  # asked side by side, so that a record may have come in between
-            ends = {tp: max(end, at[0][tp]) for tp, end in ends.items()}
-        logs = {topic: TopicLog(topic_id, {}, len(numbers[topic])) for topic, topic_id in ids.items()}
-        for tp in partitions:
-            logs[tp.topic].partitions[tp.partition] = Watermarks(beginnings[tp], ends[tp])
-        # Kafka answers -1 where no record is that young.
-        timestamps = {tp: ends[tp] if at[0][tp] < 0 else at[0][tp] for tp in partitions} if at else None
-        return BrokerView(
-            cluster_id=questions.cluster_id(cluster),
-            topics=logs,
-            committed=committed,
-            timestamps=timestamps,
-        )
+            beginnings, ends, *at = [{tp: info.offset for tp, info in answer.items()} for answer in found]
+            if at:  # asked side by side, so that a record may have come in between
+                ends = {tp: max(end, at[0][tp]) for tp, end in ends.items()}
+            logs = {topic: TopicLog(topic_id, {}, len(numbers[topic])) for topic, topic_id in ids.items()}
+            for tp in partitions:
+                logs[tp.topic].partitions[tp.partition] = Watermarks(beginnings[tp], ends[tp])
+            # Kafka answers -1 where no record is that young.
+            timestamps = {tp: ends[tp] if at[0][tp] < 0 else at[0][tp] for tp in partitions} if at else None
+            return BrokerView(
+                cluster_id=questions.cluster_id(cluster),
+                topics=logs,
+                committed=committed,
+                timestamps=timestamps,
+            )
+
+        return self._ask(ask)
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         """Ask for the ids alone, in one request."""
         names = topic_names(topics)
         if not names:
             return {}
-        with self._asking() as (client, deadline):
+
+        def ask(client: Client, deadline: Deadline) -> dict[str, str | None]:
             [described] = client.answers([questions.topics(names)], deadline)
-        return {topic: questions.topic_id(described[topic]) for topic in names}
+            return {topic: questions.topic_id(described[topic]) for topic in names}
+
+        return self._ask(ask)
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Copy offsets to Kafka's group; see `offsetstore.ports.BrokerOffsets`.
@@ -184,27 +193,36 @@ class Broker:
             for number in self._assigned.get(topic, numbers)
         )
 
-    @contextmanager
-    def _asking(self) -> Generator[tuple[Client, Deadline]]:
+    def _ask(self, asking: Callable[[Client, Deadline], _T]) -> _T:
+        """Ask with the client that is there, and where it gets no answer in a third of the time, with a new one.
+
+        librdkafka asks the broker that it has once learnt to be the controller, and for minutes nobody else, also when
+        that one has died and the others of the cluster would answer.
+        """
         deadline = Deadline.after(self._timeout)
         self._refuse_after_fork()
         if not self._lock.acquire(timeout=deadline.rest):
             what = f"another thread's question to Kafka took more than {self._timeout:g} s"
             raise BrokerUnavailable(what)
         try:
-            if self._client is None:
-                self._client = Client(self._settings.config)
-            self._client.forget()
-            yield self._client, deadline
+            if self._client is not None:
+                with suppress(BrokerUnavailable):
+                    return self._ask_with(self._client, asking, deadline.part(_KEPT_CLIENT))
+            self._client = Client(self._settings.config)
+            return self._ask_with(self._client, asking, deadline)
+        finally:
+            self._lock.release()
+
+    def _ask_with(self, client: Client, asking: Callable[[Client, Deadline], _T], deadline: Deadline) -> _T:
+        try:
+            client.forget()
+            return asking(client, deadline)
         except Missing as missing:
-            assert self._client is not None
-            raise _missing(missing, self._client.all_topics(deadline)) from None
+            raise _missing(missing, client.all_topics(deadline)) from None
         except BrokerError:
             # It would go on trying in the background, and wrong passwords lock accounts; a new one starts afresh.
             self._drop()
             raise
-        finally:
-            self._lock.release()
 
     def _drop(self) -> None:
         if self._client is not None:

@@ -53,6 +53,10 @@ class Deadline:
         """Seconds left, never below zero."""
         return max(0.0, self.at - time.monotonic())
 
+    def part(self, share: float) -> Deadline:
+        """An earlier one, after that share of what is left."""
+        return Deadline.after(self.rest * share)
+
 
 @dataclass(frozen=True)
 class Question(Generic[K]):

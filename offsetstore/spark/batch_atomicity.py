@@ -13,21 +13,25 @@ from typing import TYPE_CHECKING, Protocol
 from pyspark import StorageLevel
 
 from offsetstore import failpoints
-from offsetstore.replay import Outcome
-from offsetstore.spark.cropping import crop, with_coordinates
+from offsetstore.errors import RowsRefused
+from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.micro_batch import MicroBatch, Planned, PlanOutdated, check_topics
+from offsetstore.spark.poison import find_poison, roll_back
 from offsetstore.spark.staging import StagingArea, StagingPolicy
+from offsetstore.writers.refusals import check_deferred
 from offsetstore.writers.staging import Staged, StagedRowsLost
 from offsetstore.writers.staging_area import can_stage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from sqlalchemy import Connection
 
     from offsetstore.ports import Writer
-    from offsetstore.spark.micro_batch import Plan
     from offsetstore.spark.outputs import Outputs
+    from offsetstore.spark.poison import Ranges
     from offsetstore.store.claims import Claim
     from offsetstore.store.transaction import Transaction
     from offsetstore.writers.staging_area import StagingWriter
@@ -92,9 +96,20 @@ class BatchAtomicity:
 
     def _write(self, batch: MicroBatch) -> None:
         planned = Planned.of(self._claim, batch.ranges)
+        try:
+            self._write_as(batch, planned)
+        except RowsRefused as refused:
+            raise find_poison(refused, planned.remaining(), lambda part: self._try(batch, part)) from None
+
+    def _try(self, batch: MicroBatch, part: Ranges) -> None:
+        """Write these records alone, and take it back."""
+        computed = self._compute(with_coordinates(within(batch.frame, part)), _offsets(part))
+        roll_back(self._claim, lambda connection: write_all(computed, connection))
+
+    def _write_as(self, batch: MicroBatch, planned: Planned) -> None:
         computed: list[Computed] | None = None
         if planned.is_to_be_computed(self._claim):
-            computed = self._compute(with_coordinates(crop(batch.frame, planned.plan)), _offsets(planned.plan))
+            computed = self._compute(with_coordinates(crop(batch.frame, planned.plan)), _offsets(planned.remaining()))
             check_topics(self._claim, planned.rows, batch.ranges)
         failpoints.reach("before_lock")
 
@@ -102,13 +117,12 @@ class BatchAtomicity:
             locked = tx.lock(batch.ranges)
             if locked != planned.plan:
                 raise PlanOutdated
-            remaining = {tp: d.remaining for tp, d in locked.items() if d.outcome is not Outcome.SKIP}
+            remaining = planned.remaining()
             if not remaining:
                 return
             if computed is None:  # what kept us from computing is gone
                 raise PlanOutdated
-            for output in computed:
-                output.write(tx.connection)
+            write_all(computed, tx.connection)
             tx.advance(remaining)
 
         self._claim.store.run(self._claim, work)
@@ -137,6 +151,13 @@ class BatchAtomicity:
         return [{**collected, **staged}[name] for name in writers]
 
 
-def _offsets(plan: Plan) -> int:
+def write_all(computed: Sequence[Computed], connection: Connection) -> None:
+    """Write all outputs; what a deferred constraint refuses, is refused here, and not by the COMMIT."""
+    for output in computed:
+        output.write(connection)
+    check_deferred(connection)
+
+
+def _offsets(remaining: Ranges) -> int:
     """How many offsets are still to be written: at least as many as records."""
-    return sum(decision.remaining.until - decision.remaining.from_ for decision in plan.values())
+    return sum(range_.until - range_.from_ for range_ in remaining.values())

@@ -80,7 +80,11 @@ def _expect_start(begin: Mapping[TopicPartition, int], stored: Mapping[TopicPart
     for tp, offset in sorted(begin.items()):
         if stored[tp] < offset:
             what = f"the new checkpoint begins above the stored offset: [{stored[tp]}, {offset}) is missing"
-            raise OffsetGap(what, topic_partition=tp, next_step=_ELSEWHERE)
+            raise OffsetGap(
+                what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset), next_step=_ELSEWHERE
+            )
         if stored[tp] > offset:
             what = f"the new checkpoint begins below the stored offset: [{offset}, {stored[tp]}) is in the results"
-            raise CheckpointBehind(what, topic_partition=tp, next_step=_ELSEWHERE)
+            raise CheckpointBehind(
+                what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset), next_step=_ELSEWHERE
+            )

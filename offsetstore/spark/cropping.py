@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from offsetstore.offsets import TopicPartition
+    from offsetstore.offsets import OffsetRange, TopicPartition
 
 
 def crop(batch: DataFrame, plan: Mapping[TopicPartition, Decision]) -> DataFrame:
@@ -26,6 +26,15 @@ def crop(batch: DataFrame, plan: Mapping[TopicPartition, Decision]) -> DataFrame
     pairs = [F.lit(part) for tp, stored in begun.items() for part in (f"{tp.partition}-{tp.topic}", stored)]
     first = F.coalesce(F.create_map(*pairs)[key], F.lit(0))
     return batch.where(F.col("offset") >= first)
+
+
+def within(batch: DataFrame, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
+    """Keep the records of these ranges alone."""
+    key = F.concat_ws("-", F.col("partition"), F.col("topic"))
+    begin = [F.lit(part) for tp, range_ in ranges.items() for part in (f"{tp.partition}-{tp.topic}", range_.from_)]
+    end = [F.lit(part) for tp, range_ in ranges.items() for part in (f"{tp.partition}-{tp.topic}", range_.until)]
+    # Of another partition, the map has NULL, which no offset is above or below.
+    return batch.where((F.col("offset") >= F.create_map(*begin)[key]) & (F.col("offset") < F.create_map(*end)[key]))
 
 
 def with_coordinates(batch: DataFrame) -> DataFrame:

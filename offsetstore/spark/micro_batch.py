@@ -59,6 +59,10 @@ class Planned:
         }
         return cls(rows, plan)
 
+    def remaining(self) -> dict[TopicPartition, OffsetRange]:
+        """What is still to be written of each partition; those of which nothing is, are left out."""
+        return {tp: decision.remaining for tp, decision in self.plan.items() if decision.outcome is not Outcome.SKIP}
+
     def is_to_be_computed(self, claim: Claim) -> bool:
         """Whether there is a point in computing: not for a stale claim, a gap, or where nothing is left.
 

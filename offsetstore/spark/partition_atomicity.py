@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from offsetstore import failpoints
-from offsetstore.errors import ConfigurationError, SinkError, StaleClaim
+from offsetstore.errors import ConfigurationError, RowsRefused, SinkError, StaleClaim
 from offsetstore.offsets import OffsetRange
 from offsetstore.replay import Outcome
-from offsetstore.spark.cropping import crop, with_coordinates
+from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.executor import ExecutorStore, sending_password
 from offsetstore.spark.micro_batch import MicroBatch, Plan, Planned, PlanOutdated, check_topics
+from offsetstore.spark.poison import find_poison, roll_back
 from offsetstore.spark.preflight import check_executors
 from offsetstore.spark.row_by_row import check_row_by_row
 from offsetstore.spark.scan import place
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.spark.outputs import Outputs
+    from offsetstore.spark.poison import Ranges
     from offsetstore.spark.scan import Placed
     from offsetstore.store.claims import Claim
     from offsetstore.store.transaction import Transaction
@@ -91,7 +93,11 @@ class PartitionAtomicity:
             return None
         self._create_rows(planned)
         results = self._run(batch, planned, number)
-        if (passing := _judge(results)) is not None:
+        try:
+            passing = _judge(results)
+        except RowsRefused as refused:
+            raise self._poison(refused, batch, planned) from None
+        if passing is not None:
             return passing
         if any(result.ending is Ending.OUTDATED for result in results):
             raise PlanOutdated
@@ -117,6 +123,20 @@ class PartitionAtomicity:
             tx.advance(remaining)
 
         self._claim.store.run(self._claim, work)
+
+    def _poison(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
+        """Find out which record it is; here on the driver, with what a task would write."""
+        tp = refused.topic_partition
+        if tp not in planned.plan:
+            return refused
+
+        def attempt(part: Ranges) -> None:
+            given = with_coordinates(within(batch.frame, part))
+            [frame] = self._outputs.of(given, keep_kafka=True).values()
+            rows = frame.toArrow().to_batches()
+            roll_back(self._claim, lambda connection: self._writer.write(connection, rows))
+
+        return find_poison(refused, {tp: planned.plan[tp].remaining}, attempt)
 
     def _create_rows(self, planned: Planned) -> None:
         """Make the rows of partitions that the claim did not know, so that no task has to share the group's row."""

@@ -151,8 +151,8 @@ class TransactionalSink:
                 why = str(outdated)
                 continue
             return
-        what = f"{why} under {_MAX_PLANS} plans of batch {batch.number}"
-        raise SinkError(what, next_step="See who else writes for this group (the history tells).")
+        what = f"{_MAX_PLANS} plans of batch {batch.number} were outdated before they could be written"
+        raise SinkError(what, found=why, next_step="See who else writes for this group (the history tells).")
 
     def _way_of(self, atomicity: Atomicity, staging: StagingPolicy) -> BatchAtomicity | PartitionAtomicity:
         if atomicity == "partition":

@@ -24,6 +24,7 @@ from offsetstore.replay import Outcome
 from offsetstore.spark.worker_input import InputCutOff, check_whole
 from offsetstore.store.failures import may_pass
 from offsetstore.writers.kafka_column import KAFKA
+from offsetstore.writers.refusals import check_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -124,6 +125,7 @@ class Work:
                 raise _Rolled(Ending.OUTDATED)
             self.writer.write(tx.connection, rows)
             rows.finish()
+            check_deferred(tx.connection)
             tx.advance({tp: locked.remaining})
         return Ending.WRITTEN
 
@@ -200,7 +202,7 @@ class _Rolled(Exception):
 def _pickled(error: Exception, tp: TopicPartition) -> bytes:
     """Make bytes of which `Result.why` makes an error again."""
     if isinstance(error, OffsetStoreError):
-        error = _located(error, tp)
+        error.locate(tp)
     else:
         # Where it was raised, without what was in the variables there.
         error.add_note(f"in the task of {tp}:\n{''.join(traceback.format_tb(error.__traceback__))}")
@@ -211,11 +213,3 @@ def _pickled(error: Exception, tp: TopicPartition) -> bytes:
         what = f"a task failed with {type(error).__qualname__}: {error}"
         return pickle.dumps(SinkError(what, topic_partition=tp))
     return pickled
-
-
-def _located(error: OffsetStoreError, tp: TopicPartition) -> OffsetStoreError:
-    """Say of which partition it is, where the error itself does not."""
-    if error.topic_partition is not None:
-        return error
-    rebuild, (cls, what, fields) = error.__reduce__()
-    return rebuild(cls, what, {**fields, "topic_partition": tp})

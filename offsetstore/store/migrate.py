@@ -161,8 +161,13 @@ def _own_connection(url: str | None) -> Generator[Connection]:
         engine.dispose()
 
 
-def _migrate(context: EnvironmentContext | Any, connection: Connection, schema: str | None) -> None:
+def wait_for_others(connection: Connection) -> None:
+    """Wait until nobody else migrates, and keep others waiting until the end of the transaction."""
     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+
+
+def _migrate(context: EnvironmentContext | Any, connection: Connection, schema: str | None) -> None:
+    wait_for_others(connection)
     with _in_schema(connection, schema):
         context.configure(
             connection=connection,

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psycopg
+from sqlalchemy import Connection
 
 from offsetstore.errors import RowsRefused
+from offsetstore.writers.copying import driver_connection
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 # Connections, transactions, resources, locks, operators, the disk, the server: never a row's fault.
 _NOT_THE_ROWS = ("08", "25", "28", "40", "53", "55", "57", "58", "XX")
 
+_CHECK_DEFERRED = "SET CONSTRAINTS ALL IMMEDIATE"
+
 _NEXT_STEPS = {
     "23": "Correct the rows in the transform, or the table's constraint.",
     "22": "Correct or cast the values in the transform.",
@@ -28,9 +32,10 @@ _NEXT_STEPS = {
 
 
 @contextmanager
-def refusals(table: TableName, columns: Collection[str] = ()) -> Generator[None]:
+def refusals(table: TableName | None, columns: Collection[str] = ()) -> Generator[None]:
     """Turn what the database refuses into `RowsRefused`.
 
+    :param table: ``None`` where the database alone can tell which one it is.
     :param columns: names that may be looked for in the error's context, where the error itself names no column.
     :raises RowsRefused: data or statement refused. Its cause is suppressed: PostgreSQL quotes values in messages,
         DETAIL and CONTEXT.
@@ -44,11 +49,27 @@ def refusals(table: TableName, columns: Collection[str] = ()) -> Generator[None]
         raise _refused(error, error.sqlstate, table, columns) from None
 
 
-def _refused(error: psycopg.Error, sqlstate: str, table: TableName, columns: Collection[str]) -> RowsRefused:
+def check_deferred(connection: object) -> None:
+    """Have the constraints checked that wait for COMMIT, where what they refuse could not be told from a lost answer.
+
+    To be called when all rows are written. Where the transaction is no database's, nothing waits.
+
+    :raises RowsRefused: as `refusals` does.
+    """
+    if isinstance(connection, Connection):
+        with refusals(None):
+            driver_connection(connection).execute(_CHECK_DEFERRED)
+
+
+def _refused(error: psycopg.Error, sqlstate: str, table: TableName | None, columns: Collection[str]) -> RowsRefused:
     diagnostic = error.diag
     column = diagnostic.column_name or _column_in_context(diagnostic.context, columns)
-    where = f"{diagnostic.schema_name}.{diagnostic.table_name}" if diagnostic.table_name else str(table)
-    what = f"the database refused what was to be written to {table}: {type(error).__name__} (SQLSTATE {sqlstate})"
+    named = f"{diagnostic.schema_name}.{diagnostic.table_name}" if diagnostic.table_name else None
+    where = named or (str(table) if table else None)
+    what = (
+        f"the database refused what was to be written to {table or where or 'its tables'}: "
+        f"{type(error).__name__} (SQLSTATE {sqlstate})"
+    )
     if diagnostic.constraint_name:
         what += f", constraint {diagnostic.constraint_name} of {where}"
     if column:

@@ -87,7 +87,7 @@ class Cluster:
     pythonpath: str = str(ROOT)
 
     def __enter__(self) -> Self:
-        home = self._spark_home()
+        home = spark_home(self.directory)
         ours, theirs = socket.socketpair()
         with theirs, self.log.open("wb") as log:
             self._driver = psutil.Popen(
@@ -145,35 +145,40 @@ class Cluster:
         self._driver.wait(10)
         psutil.wait_procs(processes, timeout=10)
 
-    def _spark_home(self) -> Path:
-        """Spark's programs, by links: executors' working directories are made in Spark's home."""
-        import pyspark  # noqa: PLC0415
-
-        home = self.directory / "spark"
-        home.mkdir(parents=True)
-        for part in Path(pyspark.__file__).parent.iterdir():
-            (home / part.name).symlink_to(part)
-        return home
-
     def _conf(self) -> dict[str, str]:
-        conf = spark_conf()
-        return {
-            **conf,
-            # By path, since they are on this machine, rather than copied to each executor.
-            "spark.jars": "",
-            "spark.driver.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
-            "spark.executor.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
-            "spark.driver.extraJavaOptions": f"{conf['spark.driver.extraJavaOptions']} {QUICK}",
-            "spark.executor.extraJavaOptions": QUICK,
-            "spark.executor.memory": "900m",
-            "spark.executorEnv.PYTHONPATH": self.pythonpath,
-            # Both executors have their part in the first job already.
-            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-            "spark.locality.wait": "0",
-            "spark.local.dir": str(self.directory / "local"),
-            "spark.sql.warehouse.dir": (self.directory / "warehouse").as_uri(),
-            **self.conf,
-        }
+        return {**cluster_conf(self.directory, pythonpath=self.pythonpath), **self.conf}
+
+
+def spark_home(directory: Path) -> Path:
+    """Spark's programs, by links: executors' working directories are made in Spark's home."""
+    import pyspark  # noqa: PLC0415
+
+    home = directory / "spark"
+    home.mkdir(parents=True)
+    for part in Path(pyspark.__file__).parent.iterdir():
+        (home / part.name).symlink_to(part)
+    return home
+
+
+def cluster_conf(directory: Path, *, pythonpath: str = str(ROOT)) -> dict[str, str]:
+    """Return what a driver with small executors on this machine needs."""
+    conf = spark_conf()
+    return {
+        **conf,
+        # By path, since they are on this machine, rather than copied to each executor.
+        "spark.jars": "",
+        "spark.driver.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
+        "spark.executor.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
+        "spark.driver.extraJavaOptions": f"{conf['spark.driver.extraJavaOptions']} {QUICK}",
+        "spark.executor.extraJavaOptions": QUICK,
+        "spark.executor.memory": "900m",
+        "spark.executorEnv.PYTHONPATH": pythonpath,
+        # Both executors have their part in the first job already.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.locality.wait": "0",
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": (directory / "warehouse").as_uri(),
+    }
 
 
 def _command(process: psutil.Process) -> str:

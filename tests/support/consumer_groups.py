@@ -11,6 +11,9 @@ from offsetstore.local.jars import jars
 from offsetstore.local.java import find_java
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from offsetstore.local.kafka import KafkaBroker
 
 # What the broker's own jars lack of Kafka's command line.
@@ -19,16 +22,27 @@ KAFKA_TOOLS = JarSet("kafka-tools", (Artifact("org.apache.kafka", "kafka-tools",
 
 def consumer_groups_tool(kafka: KafkaBroker, group: str) -> dict[tuple[str, str], dict[str, str]]:
     """What Kafka's own tool shows of a group: its columns, by topic and partition."""
+    names, *rows = _run(kafka, group, "--describe")
+    shown = [dict(zip(names, row, strict=False)) for row in rows]
+    return {(row["TOPIC"], row["PARTITION"]): row for row in shown}
+
+
+def set_offsets_by_tool(kafka: KafkaBroker, group: str, topic: str, offsets: Mapping[int, int], scratch: Path) -> None:
+    """Set a group's offsets, by partition."""
+    wanted = scratch / "offsets.csv"
+    wanted.write_text("".join(f"{topic},{partition},{offset}\n" for partition, offset in offsets.items()))
+    _run(kafka, group, "--reset-offsets", "--from-file", str(wanted), "--execute")
+
+
+def _run(kafka: KafkaBroker, group: str, *arguments: str) -> list[list[str]]:
     class_path = os.pathsep.join(str(jar) for jar in (*jars(KAFKA_TOOLS), *jars(KAFKA_BROKER)))
     tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-    arguments = ["--bootstrap-server", kafka.bootstrap_servers, "--describe", "--group", group]
+    asked = ["--bootstrap-server", kafka.bootstrap_servers, "--group", group, *arguments]
     done = subprocess.run(
-        [find_java().program, "-Xmx128m", "-cp", class_path, tool, *arguments],
+        [find_java().program, "-Xmx128m", "-cp", class_path, tool, *asked],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    names, *rows = [line.split() for line in done.stdout.splitlines() if line.strip() and " has no active " not in line]
-    shown = [dict(zip(names, row, strict=False)) for row in rows]
-    return {(row["TOPIC"], row["PARTITION"]): row for row in shown}
+    return [line.split() for line in done.stdout.splitlines() if line.strip() and " has no active " not in line]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+PATIENCE: Final = float(os.environ.get("OFFSETSTORE_TEST_PATIENCE", "1"))
+"""Time limits are multiplied by it: for a machine that has much else to do."""
 
 _T = TypeVar("_T")
 
@@ -14,9 +18,9 @@ _T = TypeVar("_T")
 def wait_until(condition: Callable[[], _T], *, timeout: float = 20.0) -> _T:
     """Return the condition's first true value.
 
-    :raises AssertionError: it stays false for ``timeout`` seconds.
+    :raises AssertionError: it stays false for ``timeout`` seconds, times `PATIENCE`.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout * PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)

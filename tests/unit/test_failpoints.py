@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from signal import SIGKILL
+from signal import SIGCONT, SIGKILL
 
+import psutil
 import pytest
 
 from offsetstore import failpoints
 from offsetstore.errors import ConfigurationError
 from offsetstore.failpoints import VARIABLE, FailpointReached
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,24 @@ def test_it_kills_this_process_alone_by_default(wanted: str) -> None:
     assert done.returncode == -SIGKILL
     assert done.stdout == ""
     assert done.stderr.startswith("offsetstore failpoint in_copy: kill")
+
+
+def test_it_stands_still_until_it_is_let_go_on() -> None:
+    program = "from offsetstore import failpoints; failpoints.reach('in_copy'); print('alive')"
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={VARIABLE: "in_copy:stop"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        process.send_signal(SIGCONT)
+        printed, said = process.communicate(timeout=20)
+
+    assert printed == "alive\n"
+    assert said.startswith("offsetstore failpoint in_copy: stop")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from tests.faults.harness.registry import fault
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ROW: Final = "driver killed"
 MUST: Final = "replay cropped or skipped"
-TARGETS: Final = ("python", "jvm", "both")
+TARGETS: Final[tuple[Target, ...]] = ("python", "jvm", "both")
 
 # Failpoints that one way has and another has not: a task's COPY is in a worker of Spark's, where SIGKILL ends the
 # worker and not the driver; staging is there where batches are staged.
@@ -46,7 +46,7 @@ def killed_between_staging_and_move(scene: Scene) -> None:
 
 def _killed_at(scene: Scene, point: str) -> None:
     # The ways and the targets take turns, in all combinations over the seeds.
-    target = cast("Target", TARGETS[(scene.seed // len(scene.fault.ways) + scene.seed) % len(TARGETS)])
+    target = TARGETS[(scene.seed // len(scene.fault.ways) + scene.seed) % len(TARGETS)]
     nth = 1 if point == "in_claim" else scene.random.randint(1, 4)
     scene.produce(300)
     with scene.supervise(failpoint=f"{point}:{nth}:hang") as supervisor:
@@ -71,7 +71,7 @@ def killed_at_random(scene: Scene) -> None:
             victim = supervisor.job
             victim.wait_for("begun", scene.random.randint(1, 4))
             time.sleep(scene.random.uniform(0, 0.6))
-            target = cast("Target", scene.random.choice(TARGETS))
+            target = scene.random.choice(TARGETS)
             under_way = len(victim.told("begun")) - victim.batches_done
             assert not victim.has_ended
             victim.kill(target)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 Way = Literal["batch", "staged", "partition"]
 _TEXT = 4000
 
+SPARK_VARIABLE = "OFFSETSTORE_FAULTS_SPARK"
+"""Another master, and settings on top, as JSON; see `tests.faults.harness.clusters`."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -46,6 +49,7 @@ class Work:
     :param checkpoint: ``claim`` for the claim's own under ``base``, ``keep`` for the kept one, or a path.
     :param extra: further options of Spark's reader.
     :param transform: ``module:name`` of a function from a batch to the outputs of `landing.outputs` or `landing.rows`.
+    :param gate: a directory of `tests.faults.harness.gate`; for tasks on executors.
     """
 
     url: str
@@ -66,6 +70,7 @@ class Work:
     retries: Mapping[str, float] = field(default_factory=dict[str, float])
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
     transform: str | None = None
+    gate: str | None = None
 
 
 def tell(kind: str, **what: Any) -> None:
@@ -204,11 +209,11 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
 def make_sink(claim: Claim, work: Work) -> TransactionalSink:
     """The sink of the way that was asked for."""
     if work.way == "partition":
-        transform = _named(work.transform) if work.transform else landing.rows
-        return TransactionalSink(claim, transform, into=landing.one_writer(), atomicity="partition")
-    transform = _named(work.transform) if work.transform else landing.outputs
+        transform = landing.gated(_named(work.transform) if work.transform else landing.rows, work.gate)
+        return TransactionalSink(claim, transform, into=landing.one_writer(work.gate), atomicity="partition")
+    transform = landing.gated(_named(work.transform) if work.transform else landing.outputs, work.gate)
     staging = "always" if work.way == "staged" else "never"
-    return TransactionalSink(claim, transform, into=landing.writers(), staging=staging)
+    return TransactionalSink(claim, transform, into=landing.writers(work.gate), staging=staging)
 
 
 def _named(name: str) -> Any:
@@ -251,12 +256,13 @@ def report(error: BaseException, *, during: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Start Spark on two threads, and serve."""
+    """Start Spark, by default on two threads, and serve."""
+    given = json.loads(os.environ.get(SPARK_VARIABLE, "{}"))
     # Spark's memory of what it has done is as full after five minutes as it ever gets.
     kept = {"spark.ui.retainedJobs": "50", "spark.ui.retainedStages": "50", "spark.ui.retainedTasks": "500",
             "spark.sql.ui.retainedExecutions": "20"}  # fmt: skip
-    conf = quick_conf(spark_conf()) | kept
-    session = local_session("offsetstore-faults", extra_conf=conf)
+    conf = quick_conf(spark_conf()) | kept | given.get("conf", {})
+    session = local_session("offsetstore-faults", master=given.get("master", "local[2]"), extra_conf=conf)
     session.range(2).repartition(2).toArrow()  # the first job loads most of what later ones need
     serve(session)
     os._exit(0)  # the Java process ends with its standard input

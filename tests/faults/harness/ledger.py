@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 KEYS = 12
 _SECONDS = 60.0
@@ -57,15 +57,24 @@ class Ledger:
 
     def produce(self, topic: str, count: int, *, partitions: int, partition: int | None = None) -> None:
         """Append records, each to a partition by chance or all to one; return when Kafka has them all."""
-        if self._producer is None:
-            self._producer = producer(self.servers)
+        client = self._producer or producer(self.servers)
+        self._producer = client
         for _ in range(count):
-            self.send(self._producer, topic, self._dice.randrange(partitions) if partition is None else partition)
-        flush(self._producer)
+            self.send(client, topic, self._dice.randrange(partitions) if partition is None else partition)
+        flush(client)
 
-    def send(self, client: Any, topic: str, partition: int, *, kept: bool = True) -> Entry:
+    def send(
+        self,
+        client: Any,
+        topic: str,
+        partition: int,
+        *,
+        kept: bool = True,
+        change: Callable[[Entry], tuple[Entry, bytes]] | None = None,
+    ) -> Entry:
         """Hand one record to a producer of one's own, and enter it when it is acknowledged.
 
+        :param change: makes another record of a draft: what it will be when it is digested, and what is sent.
         :param kept: whether readers will see it; a record of a transaction that is going to be aborted is not entered.
         """
         with self._guard:
@@ -77,6 +86,7 @@ class Ledger:
                 None if self._dice.random() < _NULLS else self._dice.randrange(1, 1000),
             )
             place = (topic, self.generations[topic], partition)
+        draft, value = (draft, draft.value) if change is None else change(draft)
 
         def delivered(error: object, message: Any) -> None:
             assert error is None, f"Kafka did not take a record: {error}"
@@ -85,7 +95,7 @@ class Ledger:
                     entry = Entry(message.offset(), draft.seq, draft.key, draft.amount)
                     insort(self.records[place], entry, key=_offset)  # two producers are acknowledged in any order
 
-        client.produce(topic, draft.value, key=draft.key.encode(), partition=partition, on_delivery=delivered)
+        client.produce(topic, value, key=draft.key.encode(), partition=partition, on_delivery=delivered)
         client.poll(0)
         return draft
 
@@ -113,7 +123,7 @@ class Ledger:
         return sum(len(entries) for entries in self.records.values())
 
     def close(self) -> None:
-        """Let go of the producer."""
+        """Let go of the producer; the next one asks anew which partitions there are."""
         self._producer = None
 
 

@@ -12,14 +12,19 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, RLock, Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
 from offsetstore.local.spark import spark_environment
+from tests.faults.harness.clusters import Clusters
+from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.faults.harness.clusters import Kind
     from tests.faults.harness.job import Work
 
 Target = Literal["python", "jvm", "both"]
@@ -42,8 +47,9 @@ class Event:
 class JobProcess:
     """One process, which does one piece of work after the other."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, kind: Kind = "local", environment: Mapping[str, str] | None = None) -> None:
         self.log = log
+        self.kind = kind
         self.events: list[Event] = []
         self.work_done = 0
         self.changed = Condition()
@@ -51,7 +57,13 @@ class JobProcess:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.harness.job"],
             cwd=ROOT,
-            env={**os.environ, **spark_environment(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                **spark_environment(),
+                "PYTHONPATH": str(ROOT),
+                "PYTHONUNBUFFERED": "1",
+                **(environment or {}),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -94,7 +106,7 @@ class JobProcess:
 
         :raises AssertionError: it does not come; with the end of the log.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * PATIENCE
         with self.changed:
             while True:
                 found = [event for event in self.events[since:] if event.kind == kind]
@@ -193,43 +205,53 @@ class JobPool:
         self.most_work = 15
         self._ready: list[JobProcess] = []
         self._all: list[JobProcess] = []
+        self._clusters = Clusters(directory.with_name("clusters"))
+        self._guard = RLock()  # two supervisors are two threads
 
-    def take(self, *, fresh: bool = False) -> JobProcess:
+    def take(self, *, fresh: bool = False, kind: Kind = "local") -> JobProcess:
         """Return one that is ready.
 
+        :param kind: whether its executors are processes of their own; such a one is started where it is asked for.
         :param fresh: it has not worked before; a failpoint counts from the start of its process, and of its workers.
         """
-        usable = [one for one in self._ready if one.is_alive and not (fresh and one.work_done)]
-        chosen = max(usable, key=lambda one: one.work_done) if usable else self._start()
-        if chosen in self._ready:
-            self._ready.remove(chosen)
-        self.fill()
+        with self._guard:
+            usable = [one for one in self._ready if one.is_alive and one.kind == kind and not (fresh and one.work_done)]
+            chosen = max(usable, key=lambda one: one.work_done) if usable else self._start(kind)
+            if chosen in self._ready:
+                self._ready.remove(chosen)
+            self.fill()
         chosen.wait_until_ready()
         return chosen
 
     def give_back(self, process: JobProcess) -> None:
         """Keep one that has ended its work in order, for the next."""
-        if process.is_alive and process.work_done < self.most_work:
-            self._ready.append(process)
-        else:
-            process.end()
-            self._all.remove(process)
-        self.fill()
+        with self._guard:
+            if process.is_alive and process.work_done < self.most_work:
+                self._ready.append(process)
+            else:
+                process.end()
+                self._all.remove(process)
+            self.fill()
 
     def discard(self, process: JobProcess) -> None:
         """End one that nobody shall use again."""
-        process.end()
-        self._all.remove(process)
-        self.fill()
+        with self._guard:
+            process.end()
+            self._all.remove(process)
+            self.fill()
 
     def fill(self) -> None:
         """Have as many in reserve as are wanted, and one of them fresh."""
-        for dead in [one for one in self._ready if not one.is_alive]:
-            self._ready.remove(dead)
-            dead.end()
-            self._all.remove(dead)
-        while len(self._ready) < self._spares or not any(one.work_done == 0 for one in self._ready):
-            self._ready.append(self._start())
+        with self._guard:
+            for dead in [one for one in self._ready if not one.is_alive]:
+                self._ready.remove(dead)
+                dead.end()
+                self._all.remove(dead)
+            while len(spare := self._local()) < self._spares or not any(one.work_done == 0 for one in spare):
+                self._ready.append(self._start("local"))
+
+    def _local(self) -> list[JobProcess]:
+        return [one for one in self._ready if one.kind == "local"]
 
     def close(self) -> None:
         """End all of them."""
@@ -237,8 +259,10 @@ class JobPool:
             one.end()
         self._all.clear()
         self._ready.clear()
+        self._clusters.close()
 
-    def _start(self) -> JobProcess:
-        process = JobProcess(self._directory / f"job-{len(list(self._directory.iterdir())) + 1}.log")
+    def _start(self, kind: Kind) -> JobProcess:
+        log = self._directory / f"job-{len(list(self._directory.iterdir())) + 1}.log"
+        process = JobProcess(log, kind, self._clusters.environment(kind))
         self._all.append(process)
         return process

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from offsetstore.local.kafka import KafkaBroker
     from offsetstore.local.postgres import PostgresServer
+    from tests.faults.harness.clusters import Kind
     from tests.faults.harness.expected import Stretch
     from tests.faults.harness.job import Way
     from tests.faults.harness.process import Event, JobPool, JobProcess, Target
@@ -317,7 +318,11 @@ class Scene:
             raise failure[0]
 
     def start(self, **settings: Any) -> Job:
-        """Start one job; the settings are `Work`'s, and those not given are the run's."""
+        """Start one job; the settings are `Work`'s, and those not given are the run's.
+
+        Beside them ``kind``, of its process; see `tests.faults.harness.clusters`.
+        """
+        kind: Kind = settings.pop("kind", "local")
         given: dict[str, Any] = {
             "url": self.url,
             "servers": self.servers,
@@ -328,7 +333,7 @@ class Scene:
             **settings,
         }
         work = Work(**given)
-        job = Job(self, self.pool.take(fresh=work.failpoint is not None), work)
+        job = Job(self, self.pool.take(fresh=work.failpoint is not None, kind=kind), work)
         self.jobs.append(job)
         return job
 

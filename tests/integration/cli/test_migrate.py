@@ -10,8 +10,12 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.local.free_ports import free_port
+from offsetstore.store.migrate import upgrade
 from offsetstore.store.schema import HEAD
+from offsetstore.store.url import make_engine
 from tests.migration.conftest import shape
+from tests.support.background import in_background
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from offsetstore.local.postgres import PostgresServer
@@ -35,6 +39,19 @@ def test_at_head_it_does_nothing_and_says_so(run: Run, offsetstore_database: str
     result = run("migrate", url=offsetstore_database)
     assert result.exit_code == 0
     assert result.stdout == f"The tables are at revision {HEAD} already, which is head.\n"
+
+
+def test_after_another_deploy_was_waited_for_it_claims_none_of_the_work(
+    run: Run, offsetstore_empty_database: str
+) -> None:
+    url = offsetstore_empty_database
+    engine = make_engine(url)
+    with psycopg.connect(url, autocommit=True) as looking, engine.begin() as other:
+        upgrade(other)
+        waiting = in_background(lambda: run("migrate", url=url))
+        wait_until(lambda: looking.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
+    engine.dispose()
+    assert waiting.result(30).stdout == f"The tables are at revision {HEAD} already, which is head.\n"
 
 
 def test_a_schema_of_ones_own_has_the_tables_alone(run: Run, offsetstore_empty_database: str) -> None:

@@ -1,0 +1,85 @@
+"""Logs with offsets that have no record, or none that the job may read: transactions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.faults.harness.registry import fault
+from tests.faults.means.kafka_topics import high_watermarks, last_stable_offsets
+from tests.faults.means.kafka_transactions import Transactions
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.faults.harness.scene import Scene
+
+ROW: Final = "transactional and compacted topics"
+MUST: Final = "end reached, no false gap"
+LEVELS: Final = ("read_committed", "read_uncommitted")
+
+
+@fault(row=ROW, must=MUST, variants=LEVELS)
+def aborted_transactions(scene: Scene) -> None:
+    """Committed, aborted and plain records in turns, and an aborted end; the job is killed in their midst."""
+    transactions = Transactions(scene, sees_all=scene.variant == "read_uncommitted")
+    aborted = 0
+    for _ in range(12):
+        commits = scene.random.random() < 0.5
+        transactions.write(scene.random.randint(3, 25), commits=commits)
+        aborted += not commits
+        if scene.random.random() < 0.4:
+            scene.produce(scene.random.randint(1, 20))
+    transactions.write(15, commits=False)
+    with scene.supervise(extra=_extra(scene), records_per_trigger=scene.random.randint(20, 60)) as supervisor:
+        job = supervisor.job
+        job.wait_for("begun", scene.random.randint(1, 5))
+        job.kill("both")
+        supervisor.next_job(job)
+        transactions.write(20, commits=True)
+        transactions.write(5, commits=False)
+        ends = high_watermarks(scene.servers, scene.topic)
+        scene.fired(
+            f"{aborted + 2} transactions were aborted, the logs end at {ends}, with {scene.ledger.count} records"
+        )
+        scene.caught_up(to=ends)
+
+
+@fault(row=ROW, must=MUST, variants=LEVELS, seeds=9)
+def hanging_transaction(scene: Scene) -> None:
+    """A transaction stays open, with records behind it, while the job runs, is killed, and starts; then it ends: by
+    commit, by abort, or because Kafka gives it up."""  # fmt: skip
+    sees_all = scene.variant == "read_uncommitted"
+    outcome = ("commit", "abort", "timeout")[(scene.seed + scene.seed // 3) % 3]
+    scene.produce(100)
+    hanging = Transactions(scene, sees_all=sees_all, timeout=15 if outcome == "timeout" else 300)
+    hanging.begin(20, commits=outcome == "commit")
+    stable = last_stable_offsets(scene.servers, scene.topic)
+    scene.produce(100)
+    Transactions(scene, sees_all=sees_all).write(20, commits=True)
+    ends = high_watermarks(scene.servers, scene.topic)
+    assert all(stable[partition] < ends[partition] for partition in ends), "no transaction is open"
+    readable = ends if sees_all else stable
+    with scene.supervise(extra=_extra(scene)) as supervisor:
+        if outcome != "timeout":
+            scene.caught_up(to=readable)
+            job = supervisor.job
+            job.kill("both")
+            supervisor.next_job(job).wait_for("claimed")
+            assert scene.stored() == readable
+            hanging.end(commits=outcome == "commit")
+        scene.fired(f"a transaction was open from {stable} on, below the end {ends}; it ended by {outcome}")
+        ended = _wait_until_ended(scene)
+        scene.produce(50)
+        scene.caught_up(to=high_watermarks(scene.servers, scene.topic))
+        assert all(ended[partition] > ends[partition] for partition in ends), "there is no marker"
+
+
+def _wait_until_ended(scene: Scene) -> dict[int, int]:
+    def ended() -> dict[int, int]:
+        highs = high_watermarks(scene.servers, scene.topic)
+        return highs if last_stable_offsets(scene.servers, scene.topic) == highs else {}
+
+    return wait_until(ended, timeout=60)
+
+
+def _extra(scene: Scene) -> dict[str, str]:
+    return {"kafka.isolation.level": scene.variant}

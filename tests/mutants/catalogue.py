@@ -1,0 +1,15 @@
+"""All named mutants, those that need no server first, and those that need Spark last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.mutants.end_mutants import END
+from tests.mutants.spark_mutants import SPARK
+from tests.mutants.start_mutants import START
+from tests.mutants.store_mutants import STORE
+
+if TYPE_CHECKING:
+    from tests.mutants.mutant import Mutant
+
+MUTANTS: Final[tuple[Mutant, ...]] = (*START, *STORE, *END, *SPARK)

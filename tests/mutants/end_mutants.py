@@ -1,0 +1,140 @@
+"""How a transaction ends, what is found out about it afterwards, and how staged rows get into it. PostgreSQL alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant
+
+_SQL: Final = "offsetstore/store/statements.py"
+_TX: Final = "offsetstore/store/transaction.py"
+_LOST: Final = "offsetstore/store/unknown_commit.py"
+_STAGED: Final = "offsetstore/writers/staging.py"
+
+_CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
+_STORE: Final = "tests/integration/store/"
+_SETTLE: Final = "settle(self._database, advanced, timeout=self._commit_timeout, cause=error)"
+
+ENDS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "rollback-after-an-error",
+        (
+            _TX,
+            "        if error is not None:\n            session.rollback()\n",
+            "        if error is not None:\n            session.commit()\n",
+        ),
+        tests=(f"{_CONTRACT}test_an_exception_leaves_results_and_offset_as_they_were",),
+        why="What was written before an error would stay.",
+    ),
+    mutant(
+        "refusal-that-was-swallowed",
+        (_TX, "            self._refused = error\n            raise\n", "            raise\n"),
+        tests=(f"{_CONTRACT}test_a_refusal_of_lock_can_not_be_swallowed",),
+        why="Code that catches what lock raises could go on and commit what came before.",
+    ),
+    mutant(
+        "end-behind-our-back",
+        (
+            _TX,
+            "if self._plan is not None and not session.is_whole():",
+            "if self._plan is not None and session.is_whole() is None:",
+        ),
+        tests=(f"{_STORE}test_transaction_statements.py::test_an_end_after_the_advance_is_noticed_too",),
+        why="A COMMIT or ROLLBACK among the job's SQL would tear results and offset apart.",
+    ),
+    mutant(
+        "advance-in-a-savepoint",
+        (
+            "offsetstore/store/postgres.py",
+            "return (row.transaction_number, row.moved) == (self._number, str(self._moved))",
+            "return row.transaction_number == self._number",
+        ),
+        tests=(f"{_CONTRACT}test_an_advance_that_a_savepoint_took_back_is_noticed",),
+        why="ROLLBACK TO takes the advance back; the results before the savepoint would be committed without it.",
+    ),
+    mutant(
+        "lock-in-a-savepoint",
+        (
+            _TX,
+            '        if session.in_savepoint():\n            what = "tx.lock was',
+            '        if session.in_savepoint() is None:\n            what = "tx.lock was',
+        ),
+        tests=(f"{_CONTRACT}test_lock_inside_a_savepoint_is_refused",),
+        why="ROLLBACK TO drops the locks that were taken after the savepoint, and nobody would notice.",
+    ),
+    mutant(
+        "commit-on-disk",
+        (
+            _SQL,
+            "THEN 'on' ELSE current_setting('synchronous_commit') END",
+            "THEN current_setting('synchronous_commit') ELSE current_setting('synchronous_commit') END",
+        ),
+        tests=(f"{_STORE}test_transaction_statements.py::test_a_commit_that_was_answered_is_on_disk",),
+        why="A crash of the server would take back what was reported, and mirrored to Kafka, as committed.",
+    ),
+    mutant(
+        "row-known-before-its-commit",
+        (
+            _TX,
+            "            self._create(session, {tp: ranges[tp].from_ for tp in unknown})\n",
+            (
+                "            self._create(session, {tp: ranges[tp].from_ for tp in unknown})\n"
+                "            self._claim.partitions.update(unknown)\n"
+            ),
+        ),
+        tests=(f"{_CONTRACT}test_a_new_row_that_is_rolled_back_is_made_again",),
+        why="After a rollback the row is gone, and the claim would take itself for stale.",
+    ),
+    mutant(
+        "batch-mark",
+        (_SQL, "WHERE m.batch_id < excluded.batch_id\n", ""),
+        tests=(f"{_CONTRACT}test_a_batch_without_ranges_is_written_once",),
+        why="A window that fires without data moves no offset: only the mark tells that it was written.",
+    ),
+    mutant(
+        "look-up-replaced-by-a-retry",
+        (_TX, _SETTLE, 'raise TransactionLost("the connection was lost at COMMIT") from error'),
+        tests=(f"{_STORE}test_unknown_commit.py::test_transaction_ends_well_where_only_the_answer_was_lost",),
+        why="A COMMIT whose answer was lost would be repeated blindly: what has no offset to tell is written twice.",
+    ),
+    mutant(
+        "look-up-replaced-by-hope",
+        (_TX, _SETTLE, "pass"),
+        tests=(f"{_STORE}test_unknown_commit.py::test_run_neither_duplicates_nor_loses",),
+        why="A COMMIT that never reached the server would be reported as done.",
+    ),
+    mutant(
+        "look-up-by-the-group-s-lock",
+        (
+            _LOST,
+            "                session.lock_group(advanced.group)\n",
+            "                session.group(advanced.group)\n",
+        ),
+        tests=(f"{_STORE}test_transaction_new_row_lost.py",),
+        why="Nobody sees a row that the lost transaction has made: it would be called lost while it still runs.",
+    ),
+    mutant(
+        "look-up-of-the-own-id-alone",
+        (_LOST, "        ids[tp] == before if tp in ids", "        tp in ids if tp in ids"),
+        tests=(f"{_STORE}test_unknown_commit.py::test_rows_that_a_new_owner_has_moved_on_cant_tell",),
+        why="Where a new owner has moved the rows on, the transaction may have happened: it must not be called lost.",
+    ),
+)
+
+STAGING: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "staging-count",
+        (_STAGED, "    if found != staged.rows:\n", "    if found is None:\n"),
+        tests=("tests/integration/writers/test_staging.py::test_rows_that_are_lost_or_too_many_are_noticed",),
+        why="An unlogged table is empty after a crash: the offset would move over rows that are gone.",
+    ),
+    mutant(
+        "staging-attempts",
+        (_STAGED, '"WHERE {attempt} = ANY ({attempts})"', '"WHERE {attempt} = ANY ({attempts}) OR true"'),
+        (_STAGED, "    if found != staged.rows:\n", "    if found is None:\n"),
+        tests=("tests/integration/writers/test_staging.py::test_rows_of_reported_attempts_are_moved_and_no_others",),
+        why="A task that Spark repeats, or its twin, leaves its rows twice. The count alone would see it: both go.",
+    ),
+)
+
+END: Final = (*ENDS, *STAGING)

@@ -1,0 +1,164 @@
+"""The sink: crop, plan, placement of rows in tasks, and what a task knows of its rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant
+
+_BATCH: Final = "offsetstore/spark/batch_atomicity.py"
+_TASK: Final = "offsetstore/spark/task.py"
+_SCAN: Final = "offsetstore/spark/scan.py"
+
+_SPARK: Final = "tests/integration/spark/"
+_PLACED: Final = f"{_SPARK}test_scan.py::test_each_task_has_the_rows_of_one_partition_and_all_of_them"
+_TASKS: Final = "tests/unit/spark/test_task.py::"
+
+_SKIP_IN_A_TASK: Final = """\
+            if locked.outcome is Outcome.SKIP:
+                raise _Rolled(Ending.SKIPPED)
+"""
+_RE_PLAN_IN_A_TASK: Final = """\
+            if locked != decision:
+                raise _Rolled(Ending.OUTDATED)
+"""
+
+TASKS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "rows-of-the-task",
+        (_TASK, "        if not ours:\n", "        if ours is None:\n"),
+        tests=(f"{_TASKS}test_rows_of_other_records_write_nothing",),
+        why="Were the proof from Spark's plan wrong, rows would be committed with another partition's offset.",
+    ),
+    mutant(
+        "rows-that-the-writer-left",
+        (_TASK, "        for _ in self._filled:\n            pass\n        check_whole()\n", "        check_whole()\n"),
+        tests=(f"{_TASKS}test_rows_that_the_writer_leaves_are_looked_at_all_the_same",),
+        why="What a writer leaves would not be checked.",
+    ),
+    mutant(
+        "end-of-stream-before-the-commit",
+        (_TASK, "            pass\n        check_whole()\n", "            pass\n"),
+        tests=(f"{_TASKS}test_rows_that_were_cut_off_write_nothing",),
+        why="An executor that dies looks like the end of the rows: the offset would move over those that never came.",
+    ),
+    mutant(
+        "end-of-stream-without-rows",
+        (_TASK, "            return True\n        check_whole()\n", "            return True\n"),
+        tests=(f"{_TASKS}test_rows_that_were_cut_off_write_nothing",),
+        why="The same, where the executor dies before the first row: as if a filter had dropped all.",
+    ),
+    mutant(
+        "end-of-stream",
+        (
+            "offsetstore/spark/worker_input.py",
+            '    if not _MARK.startswith(stream.peek(len(_MARK))[: len(_MARK)] or b"cut off"):\n',
+            "    if stream is _MARK:\n",
+        ),
+        tests=("tests/unit/spark/test_worker_input.py::test_an_end_without_the_mark_is_none",),
+        why="The same, at its root: the mark that Spark sends behind the last row.",
+    ),
+    mutant(
+        "re-plan-in-a-task",
+        (_TASK, _RE_PLAN_IN_A_TASK, ""),
+        tests=(f"{_TASKS}test_a_partition_that_has_moved_since_it_was_planned_is_left_to_a_new_plan",),
+        why="Rows that were planned for an older offset would be written beside those that moved it.",
+    ),
+    mutant(
+        "skip-in-a-task",
+        (
+            _TASK,
+            _SKIP_IN_A_TASK + _RE_PLAN_IN_A_TASK,
+            "",
+        ),
+        tests=(f"{_TASKS}test_a_partition_that_another_attempt_has_written_is_skipped",),
+        why="A speculative twin would write what its original has written. Alone, the re-plan would see it: both go.",
+    ),
+)
+
+BATCHES: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "crop",
+        (
+            "offsetstore/spark/cropping.py",
+            '    return batch.where(F.col("offset") >= first)\n',
+            "    return batch if first is not None else batch\n",
+        ),
+        tests=(f"{_SPARK}test_replay.py::test_each_partition_of_a_batch_is_cropped_at_its_own_stored_offset",),
+        why="A replayed batch that reaches further than the first time would be written whole.",
+    ),
+    mutant(
+        "crop-by-one-more",
+        ("offsetstore/spark/cropping.py", 'F.col("offset") >= first', 'F.col("offset") > first'),
+        tests=(f"{_SPARK}test_replay.py::test_each_partition_of_a_batch_is_cropped_at_its_own_stored_offset",),
+        why="The first record that is not in the results yet would be lost.",
+    ),
+    mutant(
+        "re-plan",
+        (
+            _BATCH,
+            "            if locked != planned.plan:\n                raise PlanOutdated\n            remaining",
+            "            remaining",
+        ),
+        tests=(
+            (
+                f"{_SPARK}test_replay.py::"
+                "test_a_batch_is_planned_again_where_the_stored_offset_moved_while_it_was_computed"
+            ),
+        ),
+        why="Rows that were cropped for an older offset would be written beside those that moved it.",
+    ),
+    mutant(
+        "topic-id-of-each-batch",
+        (_BATCH, "            check_topics(self._claim, planned.rows, batch.ranges)\n", ""),
+        tests=(
+            (
+                f"{_SPARK}test_recreated.py::"
+                "test_a_topic_that_is_recreated_in_the_middle_of_a_batch_is_not_mixed_with_the_old_one"
+            ),
+        ),
+        why="Records of a topic that was recreated in mid run have the old one's offsets: they would be mixed.",
+    ),
+    mutant(
+        "staging-count-in-a-batch",
+        ("offsetstore/writers/staging.py", "    if found != staged.rows:\n", "    if found is None:\n"),
+        tests=(f"{_SPARK}test_staging.py::test_a_table_that_was_emptied_is_noticed_and_the_batch_computed_again",),
+        why="The same as staging-count, through the whole of a batch.",
+    ),
+)
+
+PLACEMENT: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "proof-of-one-task-a-partition",
+        (
+            _SCAN,
+            "    found = dict(read)\n    if len(found) != len(read):\n",
+            "    found = dict(ranges)\n    if not found:\n",
+        ),
+        tests=(f"{_PLACED}[several tasks a partition]",),
+        why="[0, 400) can come as three tasks: the first to commit would move the offset over the others' rows.",
+    ),
+    mutant(
+        "proof-of-one-to-one-dependencies",
+        (
+            _SCAN,
+            "        if len(dependencies) != 1 or dependencies[0].getClass().getName() != _ONE_TO_ONE:\n",
+            "        if len(dependencies) != 1 or simple_name(rdd) == _SCAN:\n",
+        ),
+        (_SCAN, "    if simple_name(scan) != _SCAN:\n", "    if scan is None:\n"),
+        tests=(f"{_PLACED}[a shuffle]",),
+        why="After a shuffle a task has rows of every partition.",
+    ),
+    mutant(
+        "proof-left-out",
+        (
+            _SCAN,
+            "        return Placed(_of_rdd(frame, rdd), _proven(rdd, ranges))\n",
+            "        return Placed(_of_rdd(frame, rdd), list(ranges))\n",
+        ),
+        tests=(f"{_PLACED}[several tasks a partition]",),
+        why="All of it: tasks taken for partitions because that is what Spark does by default.",
+    ),
+)
+
+SPARK: Final = (*TASKS, *BATCHES, *PLACEMENT)

@@ -1,0 +1,91 @@
+"""The catalogue of mutants is held against the tree, so that it can't rot between two runs of ``make mutants``."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.mutants.catalogue import MUTANTS
+from tests.mutants.mutation import Mutation, explained
+from tests.mutants.running import Failure
+from tests.mutants.trees import ROOT, apply
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.mutants.mutant import Mutant
+
+CONTRACT = sorted((ROOT / "offsetstore" / "testing").glob("contract_*.py"))
+
+each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+
+
+@cache
+def functions(file: str) -> frozenset[str]:
+    """The names of all functions and classes of a file, of nested ones too."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
+
+
+def test_each_mutant_has_a_name_of_its_own_which_can_be_a_directory() -> None:
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names)
+    assert all(name.replace("-", "").isalnum() and name == name.lower() for name in names)
+    assert not {"mutmut", "unmutated"} & set(names)
+
+
+@each_mutant
+def test_what_a_mutant_replaces_is_there_once_and_what_comes_out_is_python(mutant: Mutant) -> None:
+    for change in mutant.changes:
+        before = (ROOT / change.file).read_text(encoding="utf-8")
+        assert before.count(change.old) == 1, change
+        after = before.replace(change.old, change.new)
+        assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+
+
+@each_mutant
+def test_the_tests_of_a_mutant_exist(mutant: Mutant) -> None:
+    assert mutant.tests
+    for test in mutant.tests:
+        file, *names = test.partition("[")[0].split("::")
+        known = functions(file).union(*(functions(str(one.relative_to(ROOT))) for one in CONTRACT))
+        assert set(names) <= known, test
+
+
+def test_every_mutation_that_is_explained_is_of_a_line_that_is_there() -> None:
+    for mutation, reason in explained().items():
+        assert mutation.old in (ROOT / mutation.file).read_text(encoding="utf-8")
+        assert mutation == Mutation(mutation.file, mutation.old.strip(), mutation.new.strip())
+        assert len(reason) > 20, "say why"
+
+
+def test_a_change_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    mutant = MUTANTS[0]
+    for change in mutant.changes:
+        file = tmp_path / change.file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(change.old * 2, encoding="utf-8")
+    with pytest.raises(ValueError, match="2 times, not once"):
+        apply(mutant.changes, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("when", "kind", "text", "counts"),
+    [
+        ("call", "builtins.AssertionError", "assert [1] == []", True),
+        ("call", "builtins.Failed", "DID NOT RAISE <class 'StaleClaim'>", True),
+        ("call", "offsetstore.errors.StaleClaim", "claimed by another job", True),
+        ("call", "builtins.Failed", "Timeout (>180.0s) from pytest-timeout.", False),
+        ("call", "builtins.NameError", "name 'x' is not defined", False),
+        ("call", "builtins.TypeError", "'NoneType' object is not iterable", False),
+        ("setup", "builtins.AssertionError", "the server did not start", False),
+        ("collect", "builtins.RuntimeError", "ImportError", False),
+    ],
+)
+def test_a_failure_counts_if_a_test_has_noticed_and_not_if_the_code_does_not_run(
+    when: str, kind: str, text: str, *, counts: bool
+) -> None:
+    assert Failure("test", when, (kind, "builtins.Exception"), text).is_said_by_a_test is counts

@@ -1,0 +1,170 @@
+"""The transaction of one Kafka partition as a task does it, on a store in memory, with rows handed in by the test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pytest
+
+from offsetstore import OffsetRange, TopicPartition
+from offsetstore.errors import SinkError
+from offsetstore.replay import decide
+from offsetstore.spark import task
+from offsetstore.spark.task import Ending, Work
+from offsetstore.spark.worker_input import InputCutOff
+from offsetstore.store.identity import TaskClaim
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from offsetstore import Claim
+    from offsetstore.spark.task import Result
+
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+OTHER = TopicPartition("refunds", 0)
+PLANNED = OffsetRange(0, 4)
+
+
+@dataclass
+class Keep:
+    """A writer that keeps the records' offsets, of at most so many of its batches."""
+
+    takes: int = 99
+
+    def check(self, connection: Any, schema: pa.Schema) -> None:
+        """Whatever comes, fits."""
+
+    def write(self, connection: Any, batches: Iterable[pa.RecordBatch]) -> int:
+        for _, batch in zip(range(self.takes), batches, strict=False):
+            connection.extend("results", [row["_kafka"]["offset"] for row in batch.to_pylist()])
+        return 0
+
+
+@dataclass(frozen=True)
+class Here:
+    """Stands where a task's way to the driver's store stands."""
+
+    store: InMemoryOffsetStore
+
+    def connect(self) -> InMemoryOffsetStore:
+        return self.store
+
+
+@pytest.fixture
+def store() -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore() as made:
+        yield made
+
+
+@pytest.fixture
+def claim(store: InMemoryOffsetStore) -> Claim:
+    return store.claim("billing", StaticBroker.with_topics({"payments": 2, "refunds": 1}, end=100), mirror_every=None)
+
+
+def nothing(*_: object) -> None:
+    """What is asked has no answer here."""
+
+
+@pytest.fixture(autouse=True)
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no worker that could be asked whether all rows have come, and in memory no constraint."""
+    monkeypatch.setattr(task, "check_whole", nothing)
+    monkeypatch.setattr(task, "check_deferred", nothing)
+
+
+def records(*coordinates: tuple[TopicPartition, int]) -> pa.RecordBatch:
+    rows = [{"topic": tp.topic, "partition": tp.partition, "offset": offset} for tp, offset in coordinates]
+    return cast("Any", pa).RecordBatch.from_pydict({"_kafka": rows})
+
+
+def advance(store: InMemoryOffsetStore, claim: Claim, until: int) -> None:
+    with store.transaction(claim) as tx:
+        plan = tx.lock({P0: OffsetRange(0, until)})
+        tx.advance({P0: plan[P0].remaining})
+
+
+def perform(store: InMemoryOffsetStore, claim: Claim, batches: Iterable[pa.RecordBatch], **more: Any) -> Result:
+    """Run the only task of a batch that was planned where nothing was stored yet."""
+    here: Any = Here(store)
+    writer: Any = more.get("writer") or Keep()
+    work = Work(here, TaskClaim.of(claim), writer, [decide(0, PLANNED)], [P0], None, 1.0)
+    return work.perform(0, iter(batches))
+
+
+def assert_untouched(store: InMemoryOffsetStore) -> None:
+    assert store.rows("results") == []
+    assert store.offsets("billing")[P0].next_offset == 0
+
+
+@pytest.mark.behaviour("TX-1")
+def test_rows_and_offset_are_stored_together(store: InMemoryOffsetStore, claim: Claim) -> None:
+    result = perform(store, claim, [records((P0, 0)), records((P0, 1), (P0, 3))])
+
+    assert (result.ending, result.rows) == (Ending.WRITTEN, 3)
+    assert store.rows("results") == [0, 1, 3]
+    assert store.offsets("billing")[P0].next_offset == 4
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        pytest.param(records((P1, 1)), id="another partition"),
+        pytest.param(records((OTHER, 1)), id="another topic"),
+        pytest.param(records((P0, 4)), id="beyond the range"),
+        pytest.param(records((P0, 1), (P1, 2)), id="one of several"),
+    ],
+)
+@pytest.mark.behaviour("SINK-7")
+def test_rows_of_other_records_write_nothing(store: InMemoryOffsetStore, claim: Claim, stray: pa.RecordBatch) -> None:
+    """The proof from Spark's plan should keep them away; were it wrong, its last witness are the rows."""
+    result = perform(store, claim, [records((P0, 0)), stray])
+
+    assert result.ending is Ending.FAILED
+    assert isinstance(result.why(), SinkError)
+    assert_untouched(store)
+
+
+@pytest.mark.behaviour("TX-2")
+def test_rows_that_were_cut_off_write_nothing(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off() -> None:
+        raise InputCutOff
+
+    monkeypatch.setattr(task, "check_whole", cut_off)
+
+    with pytest.raises(InputCutOff):
+        perform(store, claim, [records((P0, 0))])
+    with pytest.raises(InputCutOff):  # nothing came at all, which looks as if a filter had dropped everything
+        perform(store, claim, [])
+    assert_untouched(store)
+
+
+@pytest.mark.behaviour("TX-15")
+def test_a_partition_that_has_moved_since_it_was_planned_is_left_to_a_new_plan(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    advance(store, claim, 2)
+
+    assert perform(store, claim, [records((P0, 0), (P0, 1), (P0, 2), (P0, 3))]).ending is Ending.OUTDATED
+    assert store.rows("results") == []
+    assert store.offsets("billing")[P0].next_offset == 2
+
+
+@pytest.mark.behaviour("TX-4")
+def test_a_partition_that_another_attempt_has_written_is_skipped(store: InMemoryOffsetStore, claim: Claim) -> None:
+    advance(store, claim, 4)
+
+    assert perform(store, claim, [records((P0, 0))]).ending is Ending.SKIPPED
+    assert store.rows("results") == []
+
+
+@pytest.mark.behaviour("SINK-7")
+def test_rows_that_the_writer_leaves_are_looked_at_all_the_same(store: InMemoryOffsetStore, claim: Claim) -> None:
+    result = perform(store, claim, [records((P0, 0)), records((P1, 1))], writer=Keep(takes=1))
+
+    assert result.ending is Ending.FAILED
+    assert_untouched(store)
