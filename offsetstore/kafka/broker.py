@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_KEPT_CLIENT: Final = 1 / 3  # of the time of a call is for the client that is there
+# Of the time that is left of a call: for the client that is there, and for each new one but the last.
+_KEPT_SHARE: Final = 1 / 3
+_SHARES: Final = (1 / 2,)
 _MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in seconds
 
 
@@ -194,10 +196,11 @@ class Broker:
         )
 
     def _ask(self, asking: Callable[[Client, Deadline], _T]) -> _T:
-        """Ask with the client that is there, and where it gets no answer in a third of the time, with a new one.
+        """Ask with the client that is there, and where it gets no answer in a third of the time, with a new one, twice.
 
         librdkafka asks the broker that it has once learnt to be the controller, and for minutes nobody else, also when
-        that one has died and the others of the cluster would answer.
+        that one has died and the others of the cluster would answer. A new one can learn the same from a broker that
+        does not know it yet, for some seconds.
         """
         deadline = Deadline.after(self._timeout)
         self._refuse_after_fork()
@@ -205,15 +208,15 @@ class Broker:
             what = f"another thread's question to Kafka took more than {self._timeout:g} s"
             raise BrokerUnavailable(what)
         try:
-            if self._client is not None:
+            for share in _SHARES if self._client is None else (_KEPT_SHARE, *_SHARES):
                 with suppress(BrokerUnavailable):
-                    return self._ask_with(self._client, asking, deadline.part(_KEPT_CLIENT))
-            self._client = Client(self._settings.config)
-            return self._ask_with(self._client, asking, deadline)
+                    return self._ask_with(asking, deadline.part(share))
+            return self._ask_with(asking, deadline)
         finally:
             self._lock.release()
 
-    def _ask_with(self, client: Client, asking: Callable[[Client, Deadline], _T], deadline: Deadline) -> _T:
+    def _ask_with(self, asking: Callable[[Client, Deadline], _T], deadline: Deadline) -> _T:
+        client = self._client = self._client or Client(self._settings.config)
         try:
             client.forget()
             return asking(client, deadline)

@@ -54,8 +54,8 @@ class Deadline:
         return max(0.0, self.at - time.monotonic())
 
     def part(self, share: float) -> Deadline:
-        """An earlier one, after that share of what is left."""
-        return Deadline.after(self.rest * share)
+        """An earlier one, after that share of what is left; messages tell the seconds of the whole."""
+        return Deadline(self.seconds, time.monotonic() + self.rest * share)
 
 
 @dataclass(frozen=True)

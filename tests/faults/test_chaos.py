@@ -21,6 +21,12 @@ RUNS: list[tuple[str, Way, int]] = [
     ("killed-at/P5", "batch", 0),
     ("killed-at/P9", "staged", 0),
     ("killed-at-random", "batch", 3),
+    ("commit-lost/after", "partition", 1),
+    ("database-stopped/immediate", "staged", 2),
+    ("backend-terminated", "batch", 0),
+    ("frozen-at/P2", "batch", 0),
+    ("recreated-between-runs/longer", "batch", 0),
+    ("database-restored/stored", "batch", 0),
 ]
 
 

@@ -98,7 +98,7 @@ class Gate:
     def let(self, one: Waiting) -> None:
         """Let a task go on, once and for all."""
         one.file.with_suffix(".passed").touch()
-        one.file.unlink()
+        one.file.unlink(missing_ok=True)
 
     def open(self) -> None:
         """Let all go on that are there, and all that come."""

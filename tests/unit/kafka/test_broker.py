@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Uuid
@@ -200,3 +201,65 @@ def test_partitions_that_assign_names_must_be_there() -> None:
     broker = Broker.from_spark({"kafka.bootstrap.servers": "127.0.0.1:1", "assign": '{"payments": [1, 7]}'})
     with pytest.raises(TopicMissing, match="payments: 7"):
         broker._partitions({"payments": [0, 1, 2]})
+
+
+class Clinging:
+    """A client that gets an answer while the broker lives that it was made with; the next one finds another."""
+
+    dead: ClassVar[set[int]] = set()
+    made = 0
+
+    def __init__(self, _settings: object) -> None:
+        Clinging.made += 1
+        self.number, self.pid = Clinging.made, os.getpid()
+
+    def forget(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def answers(self, _questions: object, deadline: Deadline) -> list[dict[str, Any]]:
+        if self.number in self.dead:
+            time.sleep(deadline.rest)
+            what = f"no answer within {deadline.seconds:g} s"
+            raise BrokerUnavailable(what)
+        return [{"payments": SimpleNamespace(topic_id=Uuid(0, self.number))}]
+
+
+@pytest.fixture
+def clinging(monkeypatch: pytest.MonkeyPatch) -> type[Clinging]:
+    monkeypatch.setattr("offsetstore.kafka.broker.Client", Clinging)
+    monkeypatch.setattr(Clinging, "made", 0)
+    monkeypatch.setattr(Clinging, "dead", set[int]())
+    return Clinging
+
+
+@pytest.mark.parametrize("dead", [{1}, {1, 2}], ids=["known", "not-known-yet"])
+def test_where_the_client_clings_to_a_broker_that_has_died_a_new_one_asks_the_others(
+    clinging: type[Clinging], dead: set[int]
+) -> None:
+    broker = Broker(NOBODY, timeout=0.6)
+    before = broker.topic_ids(["payments"])
+    assert broker.topic_ids(["payments"]) == before  # it is kept while it gets answers
+    clinging.dead.update(dead)
+    started = time.monotonic()
+
+    after = broker.topic_ids(["payments"])
+
+    assert after != before
+    assert clinging.made == len(dead) + 1
+    assert time.monotonic() - started < 0.55
+
+
+def test_where_the_new_client_gets_no_answer_either_the_broker_is_unavailable_in_the_time_of_one_call(
+    clinging: type[Clinging],
+) -> None:
+    broker = Broker(NOBODY, timeout=0.6)
+    broker.topic_ids(["payments"])
+    clinging.dead.update({1, 2, 3})
+    started = time.monotonic()
+
+    with pytest.raises(BrokerUnavailable, match=r"within 0\.6 s"):
+        broker.topic_ids(["payments"])
+
+    assert clinging.made == 3
+    assert time.monotonic() - started < 0.9
