@@ -61,7 +61,7 @@ def database_stopped_at_random(scene: Scene) -> None:
     """The server is stopped and started twice, each time at a random moment, while records keep coming."""
     scene.expect(*LOST)
     with scene.supervise() as supervisor:
-        with scene.producing():
+        with scene.producing(rate=100):
             for _ in range(2):
                 job = supervisor.job
                 job.wait_for("begun", job.batches_done + scene.random.randint(1, 4))
@@ -148,7 +148,7 @@ def backends_terminated_at_random(scene: Scene) -> None:
     """pg_terminate_backend for all connections to the job's database, five times, while records keep coming."""
     scene.expect(*LOST)
     with scene.supervise() as supervisor:
-        with scene.producing():
+        with scene.producing(rate=100):
             for _ in range(5):
                 job = supervisor.job
                 done = job.batches_done

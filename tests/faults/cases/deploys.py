@@ -39,7 +39,7 @@ def deploys_at_head(scene: Scene) -> None:
     """`offsetstore migrate` five times at once, with the tables at head and a job running."""
     with scene.supervise() as supervisor:
         job = supervisor.job
-        with scene.producing():
+        with scene.producing(rate=100):
             job.wait_for("done", scene.random.randint(1, 4))
             said = _migrate_at_once(scene)
             job.wait_for("done", job.batches_done + 2)

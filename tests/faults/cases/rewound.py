@@ -70,7 +70,7 @@ def database_restored_under_the_job(scene: Scene) -> None:
     until it has on_rewound=."""
     scene.expect("OffsetGap", "StoreRewound", "TransactionLost", "StoreUnavailable")
     scene.allow("rewound")
-    with scene.producing(), scene.supervise() as supervisor:
+    with scene.producing(rate=100), scene.supervise() as supervisor:
         job = supervisor.job
         job.wait_for("done", scene.random.randint(1, 3))
         backup = Backup(scene, "hot")

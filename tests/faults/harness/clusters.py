@@ -34,9 +34,13 @@ _SPECULATION: Final = {
     "spark.speculation.efficiency.enabled": "false",
     "spark.executor.cores": "1",
     "spark.cores.max": "2",
-    # After which Spark takes a frozen executor for a dead one, and kills it; whoever asks for its blocks waits as long.
+    # After which Spark takes a frozen executor for a dead one, and kills it.
     "spark.network.timeout": f"{40 * PATIENCE:.0f}s",
     "spark.network.timeoutInterval": "10s",
+    # After which a twin that wants its blocks, of a batch that is persisted, computes them anew.
+    "spark.shuffle.io.connectionTimeout": f"{4 * PATIENCE:.0f}s",
+    "spark.shuffle.io.maxRetries": "1",
+    "spark.shuffle.io.retryWait": "1s",
     "spark.executor.heartbeatInterval": "5s",
 }
 

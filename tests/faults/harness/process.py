@@ -75,6 +75,7 @@ class JobProcess:
         for listener in self._listeners:
             listener.start()
         self.jvm = 0
+        self._java: psutil.Process | None = None
 
     @property
     def pid(self) -> int:
@@ -84,12 +85,14 @@ class JobProcess:
     @property
     def is_alive(self) -> bool:
         """Whether both Python and Java run."""
-        return self.process.poll() is None and (not self.jvm or _runs(self.jvm))
+        return self.process.poll() is None and (self._java is None or _runs(self._java))
 
     def wait_until_ready(self) -> None:
         """Wait until Spark runs."""
         found = self.wait_for("ready", timeout=_READY_SECONDS)
-        self.jvm = found.what["jvm"]
+        if self._java is None:
+            self.jvm = found.what["jvm"]
+            self._java = psutil.Process(self.jvm)  # knows it from another process that gets the same id later
 
     def send(self, work: Work) -> None:
         """Give it work."""
@@ -127,9 +130,9 @@ class JobProcess:
 
     def signal(self, target: Target, number: signal.Signals) -> None:
         """Send a signal to Python, to Java, or to both."""
-        if target in {"jvm", "both"}:
-            with suppress(ProcessLookupError):
-                os.kill(self.jvm, number)
+        if target in {"jvm", "both"} and self._java is not None:
+            with suppress(psutil.NoSuchProcess):
+                self._java.send_signal(number)
         if target in {"python", "both"} and self.process.poll() is None:
             os.kill(self.pid, number)
         if number == signal.SIGKILL and target in {"python", "both"}:
@@ -139,8 +142,8 @@ class JobProcess:
         """Leave nothing of it behind."""
         with suppress(psutil.NoSuchProcess):
             family = [*psutil.Process(self.pid).children(recursive=True)] if self.process.poll() is None else []
-            if self.jvm and _runs(self.jvm):
-                family += [psutil.Process(self.jvm), *psutil.Process(self.jvm).children(recursive=True)]
+            if self._java is not None and _runs(self._java):
+                family += [self._java, *self._java.children(recursive=True)]
             for one in family:
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
@@ -185,9 +188,9 @@ def _parse(line: str) -> Event | None:
     return None
 
 
-def _runs(pid: int) -> bool:
+def _runs(process: psutil.Process) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -195,7 +195,8 @@ def test_offsets_that_never_stand_still_end_the_query_instead_of_a_loop(
 
     failed = world.run_to_failure(claim, transform, Append("events"))
 
-    assert "the stored offsets changed under 5 plans" in str(failed.error)
+    assert "5 plans of batch 0 were outdated" in str(failed.error)
+    assert "found the stored offsets changed" in str(failed.error)
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 5}
 
