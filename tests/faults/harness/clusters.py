@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from offsetstore.local.free_ports import LOOPBACK, answers, free_port
 from offsetstore.local.java import find_java
 from offsetstore.local.spark import QUICK, spark_environment
+from offsetstore.local.watchdog import Watchdog
 from tests.faults.harness.job import SPARK_VARIABLE
 from tests.support.cluster import cluster_conf, spark_home
 from tests.support.waiting import PATIENCE, wait_until
@@ -81,6 +82,7 @@ class _Standalone:
     def __init__(self, directory: Path, home: Path) -> None:
         self._directory, self._home = directory, home
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._watchdogs: list[Watchdog] = []
         port = free_port()
         self.url = f"spark://{LOOPBACK}:{port}"
         try:
@@ -111,6 +113,7 @@ class _Standalone:
                     start_new_session=True,
                 )
             )
+        self._watchdogs.append(Watchdog(self._processes[-1].pid, how="TERM", temporary=None))
 
     def close(self) -> None:
         for process in reversed(self._processes):
@@ -121,3 +124,5 @@ class _Standalone:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(20)
+        for watchdog in self._watchdogs:
+            watchdog.leave()
