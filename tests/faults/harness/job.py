@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 import psutil
@@ -97,12 +97,6 @@ class _Stoppable:
         if stop:
             query.stop()
 
-    def begin(self, url: str) -> None:
-        """Nothing is asked of new work yet."""
-        with self._guard:
-            self.url = url
-            self.is_stopped, self._query, self.phase = False, None, "connect"
-
     def listen(self) -> None:
         """Take what comes on standard input, to its end."""
         for line in sys.stdin:
@@ -110,13 +104,15 @@ class _Stoppable:
                 tell("measured", uses=measure(self._session, urlsplit(self.url).port))
                 continue
             if line.strip() != "stop":
+                with self._guard:  # here, so that a word that follows at once is about this work
+                    self.is_stopped, self._query, self.phase = False, None, "connect"
                 self.work.put(line)
                 continue
             with self._guard:
                 self.is_stopped, query = True, self._query
             if query is not None:
                 query.stop()
-        self.work.put("")
+        os._exit(0)  # whoever started us is gone; Java ends with its own standard input
 
 
 def measure(session: SparkSession, port: int | None) -> dict[str, int]:
@@ -142,15 +138,16 @@ def measure(session: SparkSession, port: int | None) -> dict[str, int]:
     }
 
 
-def serve(session: SparkSession) -> None:
-    """Do what is asked until the input ends."""
+def serve(session: SparkSession) -> NoReturn:
+    """Do what is asked; the end of the input ends the process."""
     stoppable = _Stoppable(session)
     threading.Thread(target=stoppable.listen, daemon=True).start()
     jvm: Any = session._jvm
     tell("ready", pid=os.getpid(), jvm=jvm.java.lang.ProcessHandle.current().pid())
-    while line := stoppable.work.get():
+    while True:
+        line = stoppable.work.get()
         work = Work(**json.loads(line))
-        stoppable.begin(work.url)
+        stoppable.url = work.url
         failpoints.follow(work.failpoint)
         try:
             run(session, work, stoppable)
@@ -265,7 +262,6 @@ def main() -> None:
     session = local_session("offsetstore-faults", master=given.get("master", "local[2]"), extra_conf=conf)
     session.range(2).repartition(2).toArrow()  # the first job loads most of what later ones need
     serve(session)
-    os._exit(0)  # the Java process ends with its standard input
 
 
 if __name__ == "__main__":
