@@ -57,7 +57,7 @@ class PostgresSession:
         if failpoints.armed("commit_sent"):
             self._psycopg.pgconn.send_query(b"COMMIT")
             self._psycopg.pgconn.flush()
-            failpoints.reach("commit_sent")
+        failpoints.reach("commit_sent")
         self._connection.commit()
         try:
             self._close()
