@@ -68,7 +68,7 @@ def check(
     ledger.records["payments", 0, 0] = ENTRIES
     told = [Told("billing", way, [Event("claimed", 0.0, {"claim_id": MINE}), *events])]
     database = cast("Database", tables)
-    return Verifier(ledger, database, looks, told, set(allowed), {"billing"}).verify()
+    return Verifier(ledger, database, looks, told, set(allowed)).verify()
 
 
 def test_what_is_right_violates_nothing() -> None:

@@ -48,7 +48,6 @@ RECOVERY = 60.0
 """I8: within so many seconds after the fault is gone the job has caught up."""
 
 _PAUSE = 0.2
-_MIRROR_SECONDS = 10.0
 
 
 class Violation(AssertionError):
@@ -241,9 +240,7 @@ class Scene:
         self.url = self.postgres.create_database(self._database_name, template=self.template)
         admin.create_topic(self.kafka.bootstrap_servers, self.topic, partitions=self.partitions)
         self.ledger = Ledger(self.kafka.bootstrap_servers, random.Random(self.random.random()))  # noqa: S311 - the same
-        self.database.execute(DDL)
-        self.database.execute(TRIGGER)
-        self.observer = Observer(self.url)
+        self._prepare()
         self.mirror_watch = MirrorWatch(self)
         self.at_end = ExitStack()
         self._servers: str | None = None
@@ -276,12 +273,9 @@ class Scene:
         with engine.begin() as connection:
             upgrade(connection)
         engine.dispose()
-        self.database.execute(DDL)
-        self.database.execute(TRIGGER)
-        self.observer = Observer(self.url)
-        self.observer.__enter__()
+        self._prepare()
         self.mirror_watch = MirrorWatch(self)
-        self.mirror_watch.__enter__()
+        self._watch()
 
     def use_kafka(self, servers: str) -> None:
         """Do all that follows with another cluster, which has the topic; before anything was produced."""
@@ -419,9 +413,18 @@ class Scene:
     # -- begin and end
 
     def __enter__(self) -> Self:
+        self._watch()
+        return self
+
+    def _prepare(self) -> None:
+        """Make the results' tables and the log of moves, to be watched."""
+        self.database.execute(DDL)
+        self.database.execute(TRIGGER)
+        self.observer = Observer(self.url)
+
+    def _watch(self) -> None:
         self.observer.__enter__()
         self.mirror_watch.__enter__()
-        return self
 
     def verify(self) -> list[str]:
         """Stop the jobs, and return the violations."""
@@ -441,7 +444,6 @@ class Scene:
             self.observer.looks,
             told,
             self._allowed,
-            groups,
             before=self.before,
             lost_since=self.lost_since,
         )

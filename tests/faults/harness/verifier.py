@@ -44,7 +44,6 @@ class Verifier:
     looks: Sequence[Look]
     told: Sequence[Told]
     allowed: set[str]
-    groups: set[str]
     before: Sequence[Stretch] = ()
     lost_since: float = 0.0
     violations: list[str] = field(default_factory=list[str])
