@@ -268,9 +268,9 @@ class ClaimError(OffsetStoreError):
 
 
 class StaleClaim(ClaimError):
-    """Another claim has taken over the group. Nothing of this transaction was written."""
+    """Another claim has taken over the group, or it was reset or renamed. Nothing of this transaction was written."""
 
-    default_next_step = "Stop this job: another one owns the group. To take it back, start the job anew."
+    default_next_step = "Stop this job: the group is no longer its own. To take it back, start the job anew."
 
 
 class GroupBusy(ClaimError):
@@ -413,11 +413,11 @@ class RowsRefused(SinkError):
     def among(self, ranges: Mapping[TopicPartition, OffsetRange], place: str) -> RowsRefused:
         """Return the same error, of these records, which are all that the refused row can be made of.
 
-        :param place: the same in words.
+        :param place: a sentence that tells them.
         """
         rebuilt = copy(self)
         rebuilt.topic_partition, rebuilt.offsets = next(iter(ranges.items())) if len(ranges) == 1 else (None, None)
-        rebuilt.found = place if self.found is None else f"{self.found}, in {place}"
+        rebuilt.found = place if self.found is None else f"{self.found}; {place}"
         rebuilt.args = (rebuilt._text(),)  # noqa: SLF001 - it is the class's own
         return rebuilt
 

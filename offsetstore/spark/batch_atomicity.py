@@ -16,7 +16,7 @@ from offsetstore import failpoints
 from offsetstore.errors import RowsRefused
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.micro_batch import MicroBatch, Planned, PlanOutdated, check_topics
-from offsetstore.spark.poison import find_poison, roll_back
+from offsetstore.spark.poison import find_poison, try_out
 from offsetstore.spark.staging import StagingArea, StagingPolicy
 from offsetstore.writers.refusals import check_deferred
 from offsetstore.writers.staging import Staged, StagedRowsLost
@@ -99,12 +99,12 @@ class BatchAtomicity:
         try:
             self._write_as(batch, planned)
         except RowsRefused as refused:
-            raise find_poison(refused, planned.remaining(), lambda part: self._try(batch, part)) from None
+            raise find_poison(refused, planned.remaining(), lambda part: self._try(batch, planned, part)) from None
 
-    def _try(self, batch: MicroBatch, part: Ranges) -> None:
+    def _try(self, batch: MicroBatch, planned: Planned, part: Ranges) -> None:
         """Write these records alone, and take it back."""
         computed = self._compute(with_coordinates(within(batch.frame, part)), _offsets(part))
-        roll_back(self._claim, lambda connection: write_all(computed, connection))
+        try_out(self._claim, planned.plan, lambda connection: [output.write(connection) for output in computed])
 
     def _write_as(self, batch: MicroBatch, planned: Planned) -> None:
         computed: list[Computed] | None = None
@@ -122,8 +122,7 @@ class BatchAtomicity:
                 return
             if computed is None:  # what kept us from computing is gone
                 raise PlanOutdated
-            write_all(computed, tx.connection)
-            tx.advance(remaining)
+            write_and_advance(computed, tx, remaining)
 
         self._claim.store.run(self._claim, work)
 
@@ -151,11 +150,12 @@ class BatchAtomicity:
         return [{**collected, **staged}[name] for name in writers]
 
 
-def write_all(computed: Sequence[Computed], connection: Connection) -> None:
-    """Write all outputs; what a deferred constraint refuses, is refused here, and not by the COMMIT."""
+def write_and_advance(computed: Sequence[Computed], tx: Transaction, remaining: Ranges) -> None:
+    """Write all outputs and advance; what a deferred constraint refuses, is refused here, and not by the COMMIT."""
     for output in computed:
-        output.write(connection)
-    check_deferred(connection)
+        output.write(tx.connection)
+    tx.advance(remaining)
+    check_deferred(tx.connection)
 
 
 def _offsets(remaining: Ranges) -> int:

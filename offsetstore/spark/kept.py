@@ -19,7 +19,7 @@ from offsetstore import failpoints
 from offsetstore.errors import OffsetGap, UnsupportedQuery
 from offsetstore.replay import Outcome
 from offsetstore.spark.admission import admit_stateful
-from offsetstore.spark.batch_atomicity import BatchAtomicity, write_all
+from offsetstore.spark.batch_atomicity import BatchAtomicity, write_and_advance
 from offsetstore.spark.continuity import judge
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.micro_batch import PlanOutdated, check_topics, patiently
@@ -90,8 +90,7 @@ class KeptCheckpoint(BatchAtomicity):
                 raise PlanOutdated
             if not is_new:
                 return
-            write_all(computed, tx.connection)
-            tx.advance({tp: decision.remaining for tp, decision in locked.items()})
+            write_and_advance(computed, tx, {tp: decision.remaining for tp, decision in locked.items()})
 
         self._claim.store.run(self._claim, work)
 

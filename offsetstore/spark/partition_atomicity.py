@@ -23,10 +23,11 @@ from offsetstore.replay import Outcome
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.executor import ExecutorStore, sending_password
 from offsetstore.spark.micro_batch import MicroBatch, Plan, Planned, PlanOutdated, check_topics
-from offsetstore.spark.poison import find_poison, roll_back
+from offsetstore.spark.poison import SECONDS, find_poison, try_out
 from offsetstore.spark.preflight import check_executors
 from offsetstore.spark.row_by_row import check_row_by_row
 from offsetstore.spark.scan import place
+from offsetstore.spark.staging import THRESHOLD
 from offsetstore.spark.task import SCHEMA, Ending, Result, Work
 from offsetstore.store.identity import TaskClaim
 
@@ -129,14 +130,17 @@ class PartitionAtomicity:
         tp = refused.topic_partition
         if tp not in planned.plan:
             return refused
+        decision = planned.plan[tp]
+        # The rows of the parts are collected, as those of a whole batch are up to so many offsets.
+        is_small = decision.remaining.until - decision.remaining.from_ <= THRESHOLD
 
         def attempt(part: Ranges) -> None:
             given = with_coordinates(within(batch.frame, part))
             [frame] = self._outputs.of(given, keep_kafka=True).values()
             rows = frame.toArrow().to_batches()
-            roll_back(self._claim, lambda connection: self._writer.write(connection, rows))
+            try_out(self._claim, {tp: decision}, lambda connection: self._writer.write(connection, rows))
 
-        return find_poison(refused, {tp: planned.plan[tp].remaining}, attempt)
+        return find_poison(refused, {tp: decision.remaining}, attempt, seconds=SECONDS if is_small else 0)
 
     def _create_rows(self, planned: Planned) -> None:
         """Make the rows of partitions that the claim did not know, so that no task has to share the group's row."""

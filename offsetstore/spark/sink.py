@@ -185,14 +185,16 @@ class TransactionalSink:
             raise ProtocolMisuse(what, next_step=step)
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
-        unclaimed = sorted({tp.topic for tp in ranges} - set(self._claim.topics))
+        unclaimed = sorted(tp for tp in ranges if tp.topic not in self._claim.topics)
         if unclaimed:
             what = "the query reads topics that its claim does not have"
             raise UnsupportedQuery(
                 what,
-                found=", ".join(unclaimed),
+                topic_partition=unclaimed[0],
+                found=", ".join(sorted({tp.topic for tp in unclaimed})),
                 expected=", ".join(self._claim.topics),
-                next_step="Claim with the options that the reader gets: Broker.from_spark(options), or topics=[...].",
+                next_step="Claim with the options that the reader gets: Broker.from_spark(options), or topics=[...]. "
+                "If it has, then the checkpoint is another query's: take claim.checkpoint(base).",
             )
 
     def _prune(self, batch: DataFrame) -> None:

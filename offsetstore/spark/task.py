@@ -125,8 +125,8 @@ class Work:
                 raise _Rolled(Ending.OUTDATED)
             self.writer.write(tx.connection, rows)
             rows.finish()
-            check_deferred(tx.connection)
             tx.advance({tp: locked.remaining})
+            check_deferred(tx.connection)
         return Ending.WRITTEN
 
 

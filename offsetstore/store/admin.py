@@ -117,6 +117,8 @@ def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: flo
         if failures.is_connection_lost(error) or failures.is_repeatable(error):
             what = "the connection to the database was lost, or the database gave up the transaction"
             raise TransactionLost(what, next_step=_AGAIN) from error
+        if (shortage := failures.shortage(error)) is not None:
+            raise shortage from error
         raise
 
 

@@ -91,7 +91,7 @@ class PostgresDatabase:
     def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:
         assert isinstance(session, PostgresSession)
         # Asked of the server: behind PgBouncer, what the client library knows is not the backend's process.
-        pid = session.connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        pid, _ = session.connection.execute(text(sql.UNBLOCKED)).one()
         done = threading.Event()
         watcher = threading.Thread(
             target=self._terminate_blockers,

@@ -206,6 +206,9 @@ class PostgresSession:
             for row in self._run(sql.HISTORY, group=group)
         ]
 
+    def renamed_since(self, group: str, epoch: int) -> bool:
+        return cast("bool", self._run(sql.RENAMED_SINCE, group=group, epoch=epoch).scalar_one())
+
     def beat(self, claim_id: uuid.UUID) -> bool:
         return self._run(sql.BEAT, claim_id=claim_id).rowcount == 1
 

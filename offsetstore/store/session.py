@@ -161,6 +161,10 @@ class Session(Protocol):
         """All events of the group, oldest first."""
         ...
 
+    def renamed_since(self, group: str, epoch: int) -> bool:
+        """Whether the group got another name, or another group this one, in a later epoch."""
+        ...
+
     def beat(self, claim_id: UUID) -> bool:
         """Renew the heartbeat; ``False`` where a newer claim has removed it."""
         ...
@@ -186,8 +190,8 @@ class Database(Protocol):
     def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:
         """While the block runs, terminate what blocks ``session`` for longer than ``after`` seconds.
 
-        Only transactions whose name begins as ``older_than`` does, and differs from it, are terminated: claims of the
-        same group.
+        Only transactions whose name begins as ``older_than`` does are terminated: claims of the same group. A
+        ``statement_timeout`` that the role or the database has does not end the wait; the lock's own limit does.
         """
         ...
 

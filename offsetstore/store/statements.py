@@ -169,6 +169,11 @@ SELECT topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, 
 FROM {s}offset_history WHERE consumer_group = :group ORDER BY id
 """
 
+RENAMED_SINCE = """
+SELECT EXISTS (SELECT FROM {s}offset_history
+               WHERE consumer_group = :group AND event = 'rename' AND epoch > :epoch)
+"""
+
 # A row that is locked FOR UPDATE carries its holder's transaction number as xmax (not where several share it).
 LOCK_HOLDER = """
 SELECT p.topic, p.partition, l.pid, a.application_name, a.state
@@ -181,6 +186,9 @@ WHERE p.consumer_group = :group
 ORDER BY p.topic, p.partition
 LIMIT 1
 """
+
+# A role's statement_timeout would end a wait before what it waits for is ended.
+UNBLOCKED = "SELECT pg_backend_pid(), set_config('statement_timeout', '0', true)"
 
 TERMINATE_BLOCKERS = """
 SELECT a.pid, a.application_name, pg_terminate_backend(a.pid)

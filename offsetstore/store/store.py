@@ -271,6 +271,8 @@ class OffsetStore:
             if failures.is_connection_lost(error):
                 what = "the connection to the database was lost while reading"
                 raise StoreUnavailable(what, found=failures.words(error)) from error
+            if (shortage := failures.shortage(error)) is not None:
+                raise shortage from error
             raise
         finally:
             session.rollback()

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
+_AGAIN = "Claim again; whether this one happened after all, the group's history tells."
 _PAUSE = 0.5
 # What a claim waits for after the stale transactions in its way were terminated.
 _GRACE = 15.0
@@ -98,7 +99,7 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
     except Exception as error:
         if failures.is_connection_lost(error):
             what = "the connection to the database was lost during the claim"
-            raise TransactionLost(what, found=failures.words(error), next_step="Claim again.") from error
+            raise TransactionLost(what, found=failures.words(error), next_step=_AGAIN) from error
         if failures.is_repeatable(error):
             what = "the database gave up the claim's transaction (a deadlock, or a serialization failure)"
             raise TransactionLost(what, found=failures.words(error), next_step="Claim again.") from error

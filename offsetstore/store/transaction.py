@@ -95,7 +95,7 @@ class Transaction:
         where there is no range to lock.
 
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
-        :raises StaleClaim: another claim has taken over.
+        :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
         :raises OffsetGap: a range begins above its stored offset.
         :raises LockTimeout: see `OffsetStore.transaction`.
         :raises ConfigurationError: a partition of a topic that the claim does not have.
@@ -212,7 +212,9 @@ class Transaction:
 
     def _check(self, token: Token | None, tp: TopicPartition | None) -> None:
         if token != self._claim.token:
-            what = f"group {self._claim.group!r} has been claimed by another job; nothing was written"
+            what = (
+                f"group {self._claim.group!r} has been claimed, reset or renamed by somebody else; nothing was written"
+            )
             row = self._begun().group(self._claim.group)
             found = f"{token or 'no row'}" + (f", of {row.owner}" if row else "")
             raise StaleClaim(what, topic_partition=tp, found=found, expected=str(self._claim.token))
@@ -289,9 +291,11 @@ class Transaction:
             before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
             advanced = Advanced(
                 self._claim.group,
+                self._claim.token,
                 self._name,
                 self._id,
                 before,
+                tuple(self._asked),
                 wrote=self._had_connection,
                 mark=self._mark,
             )

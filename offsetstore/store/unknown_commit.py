@@ -6,8 +6,11 @@ Any one row is enough, since they all moved or none. Before the token is judged:
 another job has claimed the group since. PostgreSQL's own ``pg_xact_status`` would be less to write, but after a
 failover the number may be another's.
 
-A batch without ranges advances no row. Its mark tells instead, under the group's lock, which waits for the share of it
-that the old transaction has.
+A batch without ranges advances no row. Its mark tells instead, under the group's lock and those of the rows that the
+old transaction has locked: one of them is what it waits for.
+
+Whatever goes wrong in the look-up itself tells nothing, and is no reason to repeat the work: it is tried again until
+the time is up, and then the fate is unknown.
 """
 
 from __future__ import annotations
@@ -17,14 +20,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offsetstore.errors import CommitUnknown, StoreUnavailable, TransactionLost
+from offsetstore.errors import CommitUnknown, OffsetStoreError, StoreUnavailable, TransactionLost
 from offsetstore.store import failures
-from offsetstore.store.session import renamed
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from offsetstore.offsets import StoredOffset, TopicPartition
+    from offsetstore.offsets import StoredOffset, Token, TopicPartition
     from offsetstore.store.session import Database
 
 _log = logging.getLogger(__name__)
@@ -35,15 +37,23 @@ _PAUSE = 0.2
 class Advanced:
     """What a transaction advanced: its id, and for each partition the id that the row held before.
 
-    ``mark`` is the query and the batch that it marked, or found marked.
+    ``token`` is its claim's, ``locked`` all that it locked, in order. ``mark`` is the query and the batch that it
+    marked, or found marked.
     """
 
     group: str
+    token: Token
     name: str
     transaction_id: UUID
     before: dict[TopicPartition, UUID | None]
+    locked: tuple[TopicPartition, ...]
     wrote: bool
     mark: tuple[UUID, int] | None = None
+
+    @property
+    def first(self) -> TopicPartition | None:
+        """A partition to speak of."""
+        return next(iter((*self.before, *self.locked)), None)
 
 
 def settle(database: Database, advanced: Advanced, *, timeout: float, cause: BaseException) -> None:
@@ -63,20 +73,18 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
         what = "the connection was lost in a transaction that wrote nothing"
         raise TransactionLost(what, found=failures.words(cause)) from cause
     found = _rows(database, advanced, None, timeout=timeout, cause=cause)
-    tp = next(iter(advanced.before))
+    tp = advanced.first
     ids = {tp: row.transaction_id for tp, row in found.rows.items()}
     if advanced.transaction_id in ids.values():
         _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)
         return
-    # A row that was never advanced may be the transaction's own, so that it has gone with it. Only if the whole group
-    # has been removed or renamed since, nothing can be told from that.
-    same = any(
-        ids[tp] == before if tp in ids else before is None and found.group for tp, before in advanced.before.items()
-    )
-    if same:
+    # No id, or no row, may be another group's that has got the name since, or the row may have gone with its group.
+    if any(ids.get(tp) == before and (before or found.same_group) for tp, before in advanced.before.items()):
         what = "the connection was lost at COMMIT, and the rows show that it did not happen"
         raise TransactionLost(what, topic_partition=tp, found=failures.words(cause)) from cause
-    what = "the answer to COMMIT was lost, and the rows have been moved or removed since"
+    if not found.same_group:
+        raise _other_group(advanced, cause) from cause
+    what = f"the answer to COMMIT was lost, and the rows of group {advanced.group!r} have been moved or removed since"
     raise CommitUnknown(what, topic_partition=tp, found=failures.words(cause)) from cause
 
 
@@ -89,19 +97,23 @@ def _settle_by_mark(
     if found.mark is not None and found.mark >= batch_id:
         _log.warning("the answer to COMMIT was lost; the mark shows that batch %d is in the results", batch_id)
         return
-    if not found.group:
-        what = "the answer to COMMIT was lost, and the group has been removed or renamed since"
-        raise CommitUnknown(what, found=failures.words(cause)) from cause
+    if not found.same_group:
+        raise _other_group(advanced, cause) from cause
     what = f"the connection was lost at COMMIT, and the mark shows that batch {batch_id} was not written"
     raise TransactionLost(what, found=failures.words(cause)) from cause
 
 
+def _other_group(advanced: Advanced, cause: BaseException) -> CommitUnknown:
+    what = f"the answer to COMMIT was lost, and group {advanced.group!r} has been removed or renamed since"
+    return CommitUnknown(what, topic_partition=advanced.first, found=failures.words(cause))
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The rows that are there, whether the group is (by this name), and the query's mark if it was asked for."""
+    """The rows that are there, whether the name has been the group's ever since, the query's mark if asked for."""
 
     rows: dict[TopicPartition, StoredOffset]
-    group: bool
+    same_group: bool
     mark: int | None
 
 
@@ -109,16 +121,31 @@ def _rows(
     database: Database, advanced: Advanced, mark: tuple[UUID, int] | None, *, timeout: float, cause: BaseException
 ) -> _Found:
     deadline = time.monotonic() + timeout
+    trouble: Exception | None = None
     while (left := deadline - time.monotonic()) > 0:
         try:
             return _look(database, advanced, mark, left)
-        except Exception as error:
-            gone = isinstance(error, StoreUnavailable) or failures.is_connection_lost(error)
-            if not (gone or failures.is_lock_timeout(error)):
-                raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the answer
+            trouble = error
         time.sleep(min(_PAUSE, left))
-    what = f"the answer to COMMIT was lost, and the database did not tell within {timeout:g} s"
-    raise CommitUnknown(what, topic_partition=next(iter(advanced.before), None), found=failures.words(cause)) from cause
+    what = (
+        f"the answer to COMMIT in group {advanced.group!r} was lost, and the database did not tell within {timeout:g} s"
+    )
+    found = failures.words(cause)
+    if trouble is not None:
+        found += f"; in the look-up: {_words(database, advanced, trouble)}"
+    raise CommitUnknown(what, topic_partition=advanced.first, found=found) from cause
+
+
+def _words(database: Database, advanced: Advanced, trouble: Exception) -> str:
+    """Who holds the rows, if somebody does; or what went wrong."""
+    reached = not (isinstance(trouble, StoreUnavailable) or failures.is_connection_lost(trouble))
+    holder = database.lock_holder(advanced.group, advanced.locked) if reached and advanced.locked else None
+    if holder is not None:
+        return f"{holder[0]} is {holder[1]}"
+    if isinstance(trouble, OffsetStoreError):
+        return str(trouble.found or trouble.what)
+    return failures.words(trouble)
 
 
 def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None, left: float) -> _Found:
@@ -130,9 +157,14 @@ def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None,
             if mark is not None or None in advanced.before.values():
                 # Nobody sees or waits for a row that an open transaction has made; but it shares the group's.
                 session.lock_group(advanced.group)
-            rows = session.lock_partitions(advanced.group, list(advanced.before))
+            rows = session.lock_partitions(advanced.group, advanced.locked if mark else list(advanced.before))
             marked = session.batch_mark(advanced.group, mark[0]) if mark else None
-            known = session.group(advanced.group) is not None and renamed(session.history(advanced.group)) is None
-        return _Found(rows, known, marked)
+            known = session.group(advanced.group)
+            epoch = advanced.token.epoch
+            # A rename's epoch is above those of both names; a group that was removed begins anew.
+            same_group = (
+                known is not None and known.token.epoch >= epoch and not session.renamed_since(advanced.group, epoch)
+            )
+        return _Found(rows, same_group, marked)
     finally:
         session.rollback()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -27,7 +27,15 @@ _EXPECTED = (
 _NAME = f"Set {VARIABLE}, or pass a URL."
 _ONLY = "Name a PostgreSQL database: offsetstore keeps its tables in no other."
 _ENCODE = "Percent-encode what is special in the password: %40 for @, %2F for /, %3A for :, %23 for #, %25 for %."
-_CONNECT_TIMEOUT = 10
+_TIMES: Final[dict[str, Any]] = {
+    "connect_timeout": 10,
+    # A server that fell silent (its machine is gone, a firewall forgot us) is noticed within half a minute: the
+    # system's own limits are hours where nothing was sent, and a quarter of an hour where COMMIT was.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
 _SCHEME = re.compile(r"(jdbc:)?([A-Za-z][A-Za-z0-9.-]*)(\+[A-Za-z0-9_]+)?:")
 _PORTS = re.compile(r"[0-9, ]*")
 
@@ -48,8 +56,7 @@ def connection_parameters(url: str | None) -> dict[str, Any]:
         what = "the database URL is not understood"
         raise ConfigurationError(what, expected=_EXPECTED, next_step=_ENCODE) from None
     _check_place(parameters)
-    parameters.setdefault("connect_timeout", _CONNECT_TIMEOUT)
-    return parameters
+    return {**_TIMES, **parameters}
 
 
 def _libpq_form(url: str) -> str:

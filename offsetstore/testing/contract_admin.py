@@ -205,6 +205,22 @@ class AdminContract(ContractParts):
         assert renamed.starting.offsets == {P0: 40, P1: 30, P2: 0}
         give(renamed, {P0: OffsetRange(40, 50)})
 
+    @pytest.mark.behaviour("TX-11")
+    def test_a_rename_is_known_under_both_names_to_whoever_claimed_one_before(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        store.rename_group(GROUP, OTHER, reason=REASON)
+        after = store.claim(OTHER, broker, mirror_every=None)
+
+        session = store.database.begin(name="test")
+        try:
+            for group in (GROUP, OTHER):
+                assert session.renamed_since(group, advanced.token.epoch)
+                assert not session.renamed_since(group, after.token.epoch)
+            assert not session.renamed_since("nobody", 0)
+        finally:
+            session.rollback()
+
     def test_a_name_can_be_used_again_and_taken_back(self, store: OffsetStore, advanced: Claim, give: Give) -> None:
         store.rename_group(GROUP, OTHER, reason=REASON)
         store.rename_group(OTHER, GROUP, reason="a mistake")

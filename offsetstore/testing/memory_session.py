@@ -337,6 +337,9 @@ class MemorySession:
         with self._statement() as committed:
             return [event for name, event in [*committed.history, *self._changes.history] if name == group]
 
+    def renamed_since(self, group: str, epoch: int) -> bool:
+        return any(line.event == "rename" and line.token.epoch > epoch for line in self.history(group))
+
     def beat(self, claim_id: UUID) -> bool:
         with self._statement():
             if self._beat(claim_id) is None:

@@ -20,7 +20,8 @@ class Execute:
     :param function: called once a transaction: a micro-batch's, or with ``atomicity="partition"`` a Kafka partition's,
         on an executor; and not at all without rows. The iterable of record batches can be gone through once. The
         function must neither commit nor roll back, and its SQL has no effect without the offsets'. It may be run again
-        on the same rows, after a rollback; errors that it raises are passed on as they are.
+        on the same rows, after a rollback; errors that it raises are passed on as they are. The search for a record
+        that was refused runs it on the driver, on parts of a batch, in transactions that are rolled back.
     """
 
     def __init__(self, function: Callable[[Connection, Iterable[pa.RecordBatch]], object]) -> None:

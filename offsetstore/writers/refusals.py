@@ -52,7 +52,8 @@ def refusals(table: TableName | None, columns: Collection[str] = ()) -> Generato
 def check_deferred(connection: object) -> None:
     """Have the constraints checked that wait for COMMIT, where what they refuse could not be told from a lost answer.
 
-    To be called when all rows are written. Where the transaction is no database's, nothing waits.
+    To be called when all rows are written and the offsets advanced: a trigger may compare them. Where the transaction
+    is no database's, nothing waits.
 
     :raises RowsRefused: as `refusals` does.
     """

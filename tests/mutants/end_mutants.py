@@ -115,7 +115,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "look-up-of-the-own-id-alone",
-        (_LOST, "        ids[tp] == before if tp in ids", "        tp in ids if tp in ids"),
+        (_LOST, "if any(ids.get(tp) == before and (before ", "if any(tp in ids and (before "),
         tests=(f"{_STORE}test_unknown_commit.py::test_rows_that_a_new_owner_has_moved_on_cant_tell",),
         why="Where a new owner has moved the rows on, the transaction may have happened: it must not be called lost.",
     ),

@@ -77,7 +77,7 @@ def test_a_change_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     [
         ("call", "builtins.AssertionError", "assert [1] == []", True),
         ("call", "builtins.Failed", "DID NOT RAISE <class 'StaleClaim'>", True),
-        ("call", "offsetstore.errors.StaleClaim", "claimed by another job", True),
+        ("call", "offsetstore.errors.StaleClaim", "claimed, reset or renamed", True),
         ("call", "builtins.Failed", "Timeout (>180.0s) from pytest-timeout.", False),
         ("call", "builtins.NameError", "name 'x' is not defined", False),
         ("call", "builtins.TypeError", "'NoneType' object is not iterable", False),

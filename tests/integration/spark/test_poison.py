@@ -8,7 +8,8 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, OffsetRange, TopicPartition, Upsert
-from offsetstore.errors import RowsRefused
+from offsetstore.errors import RowsRefused, StaleClaim
+from offsetstore.spark import partition_atomicity
 from tests.support.transforms import EVENTS, traced
 
 if TYPE_CHECKING:
@@ -54,6 +55,43 @@ def test_the_record_that_violates_a_constraint_is_named(
     assert world.database.column(VALUES) == ["a", "b", "c", "d", "e", "toxic", "toxic"]
 
 
+def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
+    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_atomicity, "THRESHOLD", 3)
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b", "c", "toxic\0"])
+
+    failed = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity="partition")
+
+    assert isinstance(failed.error, RowsRefused)
+    assert (failed.error.topic_partition, failed.error.offsets) == (TopicPartition(topic, 0), OffsetRange(0, 4))
+    assert f"one of the records {topic}-0 [0, 4)" in failed.text
+
+
+@pytest.mark.parametrize("atomicity", ["batch", "partition"])
+def test_a_job_that_is_taken_over_while_it_searches_is_stale(
+    world: World, offsetstore_topic: NewTopic, atomicity: Atomicity
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b", "c", "toxic\0"])
+    asked: list[DataFrame] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        asked.append(batch)
+        if len(asked) == 2:  # the first part of the search
+            world.claim(topic)
+        return traced(batch)
+
+    failed = world.run_to_failure(world.claim(topic), transform, Append("events"), atomicity=atomicity)
+
+    assert isinstance(failed.error, StaleClaim)
+    assert len(asked) == 2
+    assert world.database.column(VALUES) == []
+
+
 def counted(batch: DataFrame) -> DataFrame:
     """Rows of many records each, without coordinates."""
     return batch.groupBy(F.col("value").cast("string").alias("value")).agg(F.count("*").alias("records"))
@@ -69,5 +107,5 @@ def test_a_record_is_found_behind_an_aggregation(world: World, offsetstore_topic
 
     assert isinstance(failed.error, RowsRefused)
     assert failed.error.column == "value"
-    assert failed.error.found == f"string, in the record {topic}-1@1"
+    assert failed.error.found == f"string; the record {topic}-1@1 is the first with which the batch is refused"
     assert world.database.rows("SELECT * FROM counts") == []

@@ -9,7 +9,7 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, Broker, TransactionalSink
+from offsetstore import Append, Broker, TopicPartition, TransactionalSink
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, ProtocolMisuse, UnsupportedQuery
 from tests.support.transforms import EVENTS, events
 from tests.support.world import SECONDS
@@ -220,6 +220,8 @@ def test_a_topic_that_the_claim_does_not_have_is_refused(world: World, offsetsto
     failed = world.run_to_failure(world.claim(claimed), events, Append("events"), stream=stream)
     assert isinstance(failed.error, UnsupportedQuery)
     assert "topics that its claim does not have" in failed.text
+    assert failed.error.topic_partition == TopicPartition(other, 0)
+    assert "the checkpoint is another query's" in failed.error.next_step
     assert world.database.column(VALUES) == []
     assert world.stored(other) == {}
 

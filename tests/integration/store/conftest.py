@@ -10,9 +10,12 @@ from offsetstore.local.binaries import find_binaries
 from offsetstore.local.postgres import PostgresServer
 from offsetstore.store.migrate import upgrade
 from offsetstore.store.url import make_engine
+from tests.integration.store.committing import started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.integration.store.committing import Job
 
 Rows: TypeAlias = list[tuple[Any, ...]]
 
@@ -50,6 +53,13 @@ def results(query: Query) -> str:
     """A table for results, without a key that would hide a duplicate."""
     query("CREATE TABLE results (record bigint)")
     return "results"
+
+
+@pytest.fixture
+def job(offsetstore_database: str, results: str) -> Iterator[Job]:
+    """A job behind a proxy that can lose its COMMIT."""
+    with started(offsetstore_database) as made:
+        yield made
 
 
 @pytest.fixture

@@ -75,6 +75,22 @@ def test_a_frozen_job_is_terminated_after_the_timeout(
 
 
 @pytest.mark.behaviour("START-13")
+def test_a_shorter_statement_timeout_of_the_roles_does_not_end_the_takeover(
+    store: OffsetStore, offsetstore_database: str
+) -> None:
+    first = store.claim("billing", broker())
+    stale = store.database.begin(name=first.name)
+    stale.lock_partitions("billing", [P0])
+    impatient = f"{offsetstore_database}?options=-c%20statement_timeout%3D300"
+
+    with OffsetStore.connect(impatient) as other:
+        second = other.claim("billing", broker(), takeover_timeout=1)
+
+    assert second.token.epoch == 2
+    stale.rollback()
+
+
+@pytest.mark.behaviour("START-13")
 def test_a_job_frozen_in_its_heartbeat_is_terminated_too(store: OffsetStore) -> None:
     first = store.claim("billing", broker())
     beating = store.database.begin(name=first.name)

@@ -13,9 +13,12 @@ SECRET = "tOp-sEcret"
 PLACE = {"host": "db", "port": "5433", "dbname": "sales", "user": "me"}
 
 
-def without_timeout(url: str) -> dict[str, Any]:
+def without_timeouts(url: str) -> dict[str, Any]:
     parameters = connection_parameters(url)
     assert parameters.pop("connect_timeout") == 10
+    assert parameters.pop("tcp_user_timeout") == 30_000
+    silent = {name: parameters.pop(f"keepalives_{name}") for name in ("idle", "interval", "count")}
+    assert silent["idle"] + silent["interval"] * silent["count"] == 30
     return parameters
 
 
@@ -34,7 +37,7 @@ def without_timeout(url: str) -> dict[str, Any]:
     ],
 )
 def test_all_forms_mean_the_same_database(url: str) -> None:
-    assert without_timeout(url) == PLACE
+    assert without_timeouts(url) == PLACE
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,10 @@ def test_all_forms_mean_the_same_database(url: str) -> None:
         ("postgresql://me@/sales?host=/var/run/postgresql", {"host": "/var/run/postgresql", "dbname": "sales"}),
         ("postgresql://%2Fvar%2Frun/sales", {"host": "/var/run"}),
         ("postgresql://me@db/sales?sslmode=require&connect_timeout=3", {"sslmode": "require", "connect_timeout": "3"}),
+        (
+            "postgresql://db/sales?tcp_user_timeout=0&keepalives_idle=9",
+            {"tcp_user_timeout": "0", "keepalives_idle": "9"},
+        ),
         ("postgresql://db/sales?options=-c%20a%3Dme@b", {"options": "-c a=me@b"}),
     ],
 )
@@ -93,7 +100,7 @@ def test_libpqs_own_parameters_pass(url: str, expected: dict[str, object]) -> No
     ],
 )
 def test_jdbc_forms(url: str, expected: dict[str, object]) -> None:
-    assert without_timeout(url) == expected
+    assert without_timeouts(url) == expected
 
 
 def test_jdbcs_login_timeout_is_libpqs_connect_timeout() -> None:

@@ -1,0 +1,213 @@
+"""The search for a refused record, in the database: what it names, and that it is fenced as any transaction is."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pytest
+
+from offsetstore import Append, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
+from offsetstore.errors import RowsRefused, StaleClaim
+from offsetstore.replay import decide
+from offsetstore.spark import task
+from offsetstore.spark.batch_atomicity import OnDriver, write_and_advance
+from offsetstore.spark.micro_batch import PlanOutdated
+from offsetstore.spark.poison import find_poison, try_out
+from offsetstore.spark.task import Ending, Work
+from offsetstore.store.identity import TaskClaim
+from offsetstore.writers.refusals import refusals
+from tests.integration.store.transacting import process
+from tests.integration.writers.writing import batch, kafka
+from tests.support.background import in_background
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sqlalchemy import Connection
+
+    from offsetstore import Claim, Transaction
+    from offsetstore.ports import Writer
+    from tests.integration.store.conftest import Query
+
+P0 = TopicPartition("payments", 0)
+
+
+@dataclass
+class Here:
+    """Stands where a task's way to the driver's store stands."""
+
+    store: OffsetStore
+
+    def connect(self) -> OffsetStore:
+        return self.store
+
+
+@pytest.fixture
+def claim(store: OffsetStore) -> Claim:
+    return store.claim("billing", topics=["payments"])
+
+
+def attempt(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]], part: Mapping[Any, OffsetRange]) -> None:
+    """Write some of the rows, of which each is one record's, and take them back."""
+    chosen = rows[part[P0].from_ : part[P0].until]
+    batches = [batch({name: [row[name] for row in chosen] for name in rows[0]})]
+    plan = {P0: decide(0, OffsetRange(0, len(rows)))}
+    try_out(claim, plan, lambda connection: writer.write(connection, batches))
+
+
+def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> RowsRefused:
+    """Fail with all of them, as the batch does, and look for the one."""
+    whole = {P0: OffsetRange(0, len(rows))}
+    with pytest.raises(RowsRefused) as caught:
+        attempt(claim, writer, rows, whole)
+    return find_poison(caught.value, whole, lambda part: attempt(claim, writer, rows, part))
+
+
+def test_a_withdrawal_that_an_earlier_deposit_covers_is_not_blamed(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE balances (account text PRIMARY KEY, amount bigint CHECK (amount >= 0))")
+    rows = [{"account": f"other {number}", "amount": 1} for number in range(8)]
+    rows[1], rows[5] = {"account": "A", "amount": 100}, {"account": "A", "amount": -50}
+    rows[7] = {"account": "B", "amount": -5}
+
+    found = search(claim, Upsert("balances", key=["account"], add=["amount"]), rows)
+
+    assert (found.topic_partition, found.offsets) == (P0, OffsetRange(7, 8))
+    assert found.constraint == "balances_amount_check"
+    assert query("SELECT * FROM balances") == []
+
+
+def insert_family(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    with refusals(None):
+        for rows in batches:
+            for row in rows.to_pylist():
+                values = (row["id"], row["parent"], row["note"])
+                if row["parent"] is None:
+                    connection.connection.cursor().execute("INSERT INTO parents VALUES (%s)", values[:1])
+                else:
+                    connection.connection.cursor().execute("INSERT INTO children VALUES (%s, %s, %s)", values)
+
+
+def test_a_child_whose_parent_comes_later_is_not_blamed(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    query(
+        "CREATE TABLE children"
+        " (id bigint, parent bigint REFERENCES parents DEFERRABLE INITIALLY DEFERRED, note text NOT NULL)"
+    )
+    rows: list[dict[str, Any]] = [{"id": number, "parent": None, "note": "n"} for number in range(8)]
+    rows[0] = {"id": 1, "parent": 6, "note": "n"}
+    rows[7] = {"id": 2, "parent": 2, "note": None}
+
+    found = search(claim, Execute(insert_family), rows)
+
+    assert (found.column, found.offsets) == ("note", OffsetRange(0, 8))
+    assert "one of the records payments-0 [0, 8)" in str(found)
+
+
+def test_a_search_of_a_job_that_was_taken_over_ends_with_that(store: OffsetStore, claim: Claim, query: Query) -> None:
+    """Otherwise it would meet what its successor has written, and blame an innocent record."""
+    query("CREATE TABLE once (id bigint PRIMARY KEY, amount bigint NOT NULL)")
+    rows = [{"id": number, "amount": None if number == 6 else number} for number in range(8)]
+    whole = {P0: OffsetRange(0, 8)}
+    with pytest.raises(RowsRefused) as caught:
+        attempt(claim, Append("once"), rows, whole)
+    query("INSERT INTO once SELECT n, n FROM generate_series(0, 7) n")
+    store.claim("billing", topics=["payments"])
+
+    with pytest.raises(StaleClaim):
+        find_poison(caught.value, whole, lambda part: attempt(claim, Append("once"), rows, part))
+
+
+def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(
+    store: OffsetStore, claim: Claim, query: Query, results: str
+) -> None:
+    is_frozen, goes_on = threading.Event(), threading.Event()
+
+    def write(connection: Connection) -> None:
+        connection.exec_driver_sql(f"INSERT INTO {results} VALUES (1)")
+        is_frozen.set()
+        assert goes_on.wait(60)
+        connection.exec_driver_sql(f"INSERT INTO {results} VALUES (2)")
+
+    searching = in_background(lambda: try_out(claim, {P0: decide(0, OffsetRange(0, 8))}, write))
+    assert is_frozen.wait(60)
+
+    store.claim("billing", topics=["payments"], takeover_timeout=1)
+
+    query(f"ALTER TABLE {results} ADD free boolean")  # waits for whoever still has written to it
+    goes_on.set()
+    with pytest.raises(StaleClaim):
+        searching.result(timeout=60)
+    assert query(f"SELECT * FROM {results}") == []
+
+
+def test_a_search_whose_batch_was_stored_meanwhile_is_outdated(store: OffsetStore, claim: Claim, results: str) -> None:
+    process(store, claim, P0, range_=OffsetRange(0, 8))
+    with pytest.raises(PlanOutdated):
+        try_out(claim, {P0: decide(0, OffsetRange(0, 8))}, lambda _: pytest.fail(f"wrote to {results}"))
+
+
+# -- deferred constraints
+
+# As it is in an application that holds its results and our offset together.
+AGREE = """
+CREATE FUNCTION agree() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF (SELECT count(*) FROM results) <> (SELECT next_offset FROM kafka_partitions WHERE partition = 0) THEN
+    RAISE EXCEPTION 'results and offset disagree';
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER agree AFTER INSERT ON results DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION agree()
+"""
+
+
+@pytest.fixture
+def agreeing(store: OffsetStore, claim: Claim, query: Query, results: str) -> Query:
+    """The table of results, which at COMMIT has as many rows as the stored offset says; of three records by now."""
+    query(AGREE)
+    process(store, claim, P0, range_=OffsetRange(0, 3))
+    assert query(f"SELECT count(*) FROM {results}") == [(3,)]
+    return query
+
+
+ROWS = batch({"record": [3, 4], "_kafka": kafka(("payments", 0, 3), ("payments", 0, 4))})
+
+
+def write_batch(tx: Transaction, *, until: int) -> None:
+    plan = tx.lock({P0: OffsetRange(3, until)})
+    computed = [OnDriver(Append("results"), cast("Any", pa).Table.from_batches([ROWS]))]
+    write_and_advance(computed, tx, {P0: plan[P0].remaining})
+
+
+def test_a_deferred_trigger_that_reads_the_offset_sees_the_batchs(
+    store: OffsetStore, claim: Claim, agreeing: Query
+) -> None:
+    store.run(claim, lambda tx: write_batch(tx, until=5))
+
+    assert agreeing("SELECT count(*) FROM results") == [(5,)]
+
+
+def test_a_deferred_trigger_that_reads_the_offset_sees_the_tasks(
+    store: OffsetStore, claim: Claim, agreeing: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "check_whole", lambda: None)  # there is no worker to be asked
+    decision = decide(3, OffsetRange(3, 5))
+    here: Any = Here(store)
+    work = Work(here, TaskClaim.of(claim), Append("results"), [decision], [P0], None, 30.0)
+
+    result = work.perform(0, iter([ROWS]))
+
+    assert result.ending is Ending.WRITTEN, result.why()
+    assert agreeing("SELECT count(*) FROM results") == [(5,)]
+
+
+def test_what_a_deferred_trigger_refuses_is_refused_before_the_commit(
+    store: OffsetStore, claim: Claim, agreeing: Query
+) -> None:
+    with pytest.raises(RowsRefused, match="P0001"):
+        store.run(claim, lambda tx: write_batch(tx, until=10))
+
+    assert agreeing("SELECT count(*) FROM results") == [(3,)]
