@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from offsetstore.local.artifacts import POSTGRES_JDBC, spark_kafka_connector
 from offsetstore.local.cache import cache_directory
+from offsetstore.local.class_archive import class_archive, reading
 from offsetstore.local.free_ports import LOOPBACK
 from offsetstore.local.jars import jars
 from offsetstore.local.java import find_java
@@ -67,14 +68,22 @@ def spark_conf(*, notice: Notice | None = None) -> dict[str, str]:
     }
 
 
-def quick_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return what to put on top of a `spark_conf`, so that Spark starts quickly and is quick for some minutes."""
-    return {
+def quick_conf(conf: Mapping[str, str], *, notice: Notice | None = None) -> dict[str, str]:
+    """Return what to put on top of a `spark_conf`, so that Spark starts quickly and is quick for some minutes.
+
+    The first call on a machine takes half a minute: see `class_archive`.
+
+    :param notice: is told of that.
+    """
+    quick = {
         "spark.driver.extraJavaOptions": f"{conf['spark.driver.extraJavaOptions']} {QUICK}",
         # On the class path from the start, rather than copied to executors that are in the same process.
         "spark.driver.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
         "spark.jars": "",
     }
+    if archive := class_archive({**conf, **quick}, quick["spark.driver.extraClassPath"], notice=notice):
+        quick["spark.driver.extraJavaOptions"] += f" {reading(archive)}"
+    return quick
 
 
 def spark_environment() -> dict[str, str]:
@@ -112,8 +121,11 @@ def local_session(
     return cast("SparkSession", builder.getOrCreate())
 
 
-def stop_session(session: SparkSession) -> None:
-    """Stop Spark and its Java process, which otherwise stays until this process ends."""
+def stop_session(session: SparkSession, *, timeout: float = _EXIT_SECONDS) -> None:
+    """Stop Spark and its Java process, which otherwise stays until this process ends.
+
+    :param timeout: seconds that the Java process is given for its end.
+    """
     session.stop()
     context: Any = SparkContext
     gateway, context._gateway, context._jvm = context._gateway, None, None  # noqa: SLF001 - no public way
@@ -122,4 +134,4 @@ def stop_session(session: SparkSession) -> None:
     gateway.shutdown()
     if (process := getattr(gateway, "proc", None)) is not None:
         process.stdin.close()  # at which the Java process ends itself
-        process.wait(_EXIT_SECONDS)
+        process.wait(timeout)

@@ -17,7 +17,7 @@ from offsetstore.cli.demo.tables import create_tables
 from offsetstore.cli.demo.verify import verify
 from offsetstore.local.kafka import KafkaBroker
 from offsetstore.local.postgres import PostgresServer
-from offsetstore.local.spark import spark_conf
+from offsetstore.local.spark import quick_conf, spark_conf
 from offsetstore.store.migrate import upgrade
 from offsetstore.store.url import make_engine
 
@@ -56,7 +56,7 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
     def notice(text: str) -> None:
         bar.show(0, text)
 
-    spark_conf(notice=notice)  # the jars that the jobs will need: fetched here, where it can be seen
+    quick_conf(spark_conf(notice=notice), notice=notice)  # what the jobs need is fetched here, where it can be seen
     with (
         tempfile.TemporaryDirectory(prefix="offsetstore-demo-") as checkpoints,
         PostgresServer() as postgres,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from offsetstore.kafka.admin import Record, produce
+from offsetstore.local.cache import cache_directory
+from offsetstore.local.class_archive import class_archive
 
 if TYPE_CHECKING:
+    import pytest
     from pyspark.sql import SparkSession
 
     from offsetstore.local.kafka import KafkaBroker
@@ -22,3 +26,25 @@ def test_spark_reads_what_kafka_holds(
     frame = offsetstore_spark.read.format("kafka").options(**options).load()
     counts = {row["partition"]: row["count"] for row in frame.groupBy("partition").count().collect()}
     assert counts == {0: 50, 1: 50}
+
+
+def test_spark_starts_from_an_archive_of_its_classes(offsetstore_spark: SparkSession) -> None:
+    java: Any = offsetstore_spark.sparkContext._jvm
+    pid = java.java.lang.ProcessHandle.current().pid()
+
+    mapped = Path(f"/proc/{pid}/maps").read_text()
+
+    assert str(cache_directory() / "classes") in mapped
+
+
+def test_where_no_archive_can_be_made_spark_starts_without_and_it_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OFFSETSTORE_CACHE", str(tmp_path))
+    told: list[str] = []
+    refused = {"spark.driver.extraJavaOptions": "-Xmx1k"}
+
+    assert [class_archive(refused, "", notice=told.append) for _ in range(2)] == [None, None]
+
+    assert len(told) == 1
+    assert "no archive of Spark's classes; it starts as ever" in caplog.text
