@@ -40,9 +40,9 @@ check: setup ## format, lint, types, import contracts, unit and property tests; 
 mutants: setup ## take out each guard of exactly-once in turn, and show which test notices; a quarter of an hour
 	@$(BIN)/python -m tests.mutants
 
-chaos: setup ## break the job in every way of docs/faults.md, for hours; goes on where it was stopped (SEEDS= HOURS= ONLY=)
+chaos: setup ## break the job in every way of docs/faults.md, for hours; goes on where it was stopped (ONLY= WAY= SEED= SEEDS= HOURS=)
 	@$(BIN)/python -m tests.faults.harness $(if $(SEEDS),--seeds $(SEEDS)) $(if $(HOURS),--hours $(HOURS)) \
-	  $(if $(ONLY),--only "$(ONLY)")
+	  $(if $(SEED),--first $(SEED) --seeds 1 --again) $(if $(ONLY),--only "$(ONLY)") $(if $(WAY),--way $(WAY))
 
 soak: setup ## two jobs under random faults, and what they use of memory and connections; 40 minutes (MINUTES=)
 	@$(BIN)/python -m tests.faults.harness.soak $(if $(MINUTES),--minutes $(MINUTES))

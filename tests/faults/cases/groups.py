@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from tests.faults.harness.scene import Scene
 
 ROW: Final = "group offsets moved by another tool, both ways; expired"
-MUST: Final = "START policies"
+MUST: Final = (
+    "`larger`: the start takes what Kafka has further on, and the history names the skip; `stored`: it takes the "
+    "database's own; `agree`: OffsetsDisagree"
+)
 PREFER: Final = ("larger", "stored", "agree")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.faults.harness.scene import Scene
 
 ROW: Final = "lock held, deadlock, serialization failure in mid iterator"
-MUST: Final = "LockTimeout / none, or task repeated whole / retried"
+MUST: Final = "repeated whole, or LockTimeout; nothing in part"
 
 _LOCK = "SELECT 1 FROM kafka_partitions WHERE consumer_group = %s AND partition = %s FOR UPDATE"
 _TOUCH = "UPDATE sums SET records = records + 0 WHERE key = %s"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.faults.harness.scene import Scene
 
 ROW: Final = "transactional and compacted topics"
-MUST: Final = "end reached, no false gap"
+MUST: Final = "the job reaches the log's end; no OffsetGap where nothing is missing"
 LEVELS: Final = ("read_committed", "read_uncommitted")
 
 

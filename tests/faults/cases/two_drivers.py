@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.faults.harness.registry import fault
 from tests.faults.means.backends import in_transaction
-from tests.faults.means.freezing import freeze_all, thaw_all
+from tests.faults.means.freezing import freeze_all, stands, thaw_all
 from tests.support.waiting import PATIENCE, wait_until
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def frozen_at(scene: Scene) -> None:
     scene.produce(400)
     first = scene.start(failpoint=f"{point}:{scene.random.randint(1, 3)}:stop")
     reached = first.wait_for("reached", timeout=90)
+    # It says so before it stops itself: a SIGSTOP of ours in between would leave its own for after the SIGCONT.
+    wait_until(lambda: stands(reached.what["pid"]))
     _take_over(scene, first, f"process {reached.what['pid']} at {point}", may_commit=point == "before_commit")
 
 

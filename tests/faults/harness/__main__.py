@@ -24,14 +24,22 @@ _ROOT = Path(__file__).parents[3]
 @click.command()
 @click.option("--seeds", type=click.IntRange(1), help="How many seeds of each fault; by default what each asks for.")
 @click.option("--first", default=0, show_default=True, help="The first seed.")
-@click.option("--only", multiple=True, metavar="NAME", help="Faults whose name or row contains this; may be repeated.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="TEXT",
+    help="The fault of this name, else those whose name or row contains it; may be repeated.",
+)
 @click.option("--way", type=click.Choice(["batch", "partition", "staged"]), help="One way of writing alone.")
 @click.option("--hours", type=float, help="Begin no run after so many hours.")
-@click.option("--shard", default="1/1", show_default=True, help="The first of two halves of the runs is 1/2.")
-@click.option("--again", is_flag=True, help="Run also what build/chaos/runs.jsonl has of this commit.")
+@click.option("--shard", default="1/1", show_default=True, help="K/N: the K-th of N parts of the runs.")
+@click.option("--again", is_flag=True, help="Run also what has been run on this commit, and held.")
 @click.option("--list", "list_", is_flag=True, help="List the faults, and run none.")
 @click.option(
-    "--output", type=click.Path(file_okay=False, path_type=Path), default=_ROOT / "build" / "chaos", show_default=False
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=_ROOT / "build" / "chaos",
+    help="Where results and logs go, build/chaos by default.",
 )
 @click.pass_context
 def chaos(
@@ -49,26 +57,25 @@ def chaos(
 ) -> None:
     """Break the job in every way of the matrix, and hold it against what was produced.
 
-    One JSON line a run goes to OUTPUT/runs.jsonl. A run that is there for this commit, and held, is not run again:
-    stop and start as you like. Exit code 1 if an invariant was violated.
+    One JSON line a run goes to runs.jsonl. A run that is there for this commit, and held, is not run again: stop and
+    start as you like. With uncommitted changes, all are run. Exit code 1 if a run failed.
     """
-    faults = [one for one in load().values() if not only or any(word in one.name or word in one.row for word in only)]
+    faults = _chosen(only)
     if list_:
         for one in faults:
-            click.echo(f"{one.name:44} {','.join(one.ways):24} {one.row}")
+            click.echo(f"{one.name:48} {','.join(one.ways):24} {one.seeds:3} seeds  {one.row}")
         return
+    part, parts = _shard(shard)
     output.mkdir(parents=True, exist_ok=True)
     commit = commit_of(_ROOT)
     lines = output / "runs.jsonl"
-    done: set[tuple[str, str, int]] = set() if again else _done(lines, commit)
-    wanted: list[tuple[Fault, Way, int]] = [
-        (fault, chosen, seed)
-        for fault, chosen, seed in _plan(faults, seeds, first, way)
-        if (fault.name, chosen, seed) not in done
-    ]
-    part, parts = (int(number) for number in shard.split("/"))
+    # Two trees with changes have the same name.
+    done: set[tuple[str, str, int]] = set() if again or commit.endswith("-dirty") else _done(lines, commit)
+    plan: list[tuple[Fault, Way, int]] = list(_plan(faults, seeds, first, way))
+    wanted = [one for one in plan if (one[0].name, *one[1:]) not in done]
+    behind = len(plan) - len(wanted)
     wanted = wanted[part - 1 :: parts]
-    click.echo(f"{len(wanted)} runs of {len(faults)} faults, commit {commit}; {len(done)} are done")
+    click.echo(f"{len(wanted)} runs of {len(faults)} faults, commit {commit}; {behind} were done before")
     deadline = time.monotonic() + hours * 3600 if hours else None
     bad = 0
     if not wanted:
@@ -84,6 +91,30 @@ def chaos(
             bad += bool(result.violations)
             click.echo(f"{number}/{len(wanted)} {_told(result)}")
     context.exit(1 if bad else 0)
+
+
+def _chosen(only: tuple[str, ...]) -> list[Fault]:
+    faults = load()
+    if not only:
+        return list(faults.values())
+    names: set[str] = set()
+    for word in only:
+        found = (
+            [word] if word in faults else [one.name for one in faults.values() if word in one.name or word in one.row]
+        )
+        if not found:
+            what = f"no fault's name or row contains {word!r}; --list shows them."
+            raise click.UsageError(what)
+        names |= {*found}
+    return [one for name, one in faults.items() if name in names]
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        what = f"--shard {text}: it is K/N with 1 <= K <= N."
+        raise click.UsageError(what)
+    return int(part), int(parts)
 
 
 def _plan(faults: list[Fault], seeds: int | None, first: int, way: Way | None) -> Iterator[tuple[Fault, Way, int]]:
@@ -109,10 +140,13 @@ def _done(lines: Path, commit: str) -> set[tuple[str, str, int]]:
 
 
 def _told(result: Result) -> str:
-    outcome = "held" if not result.violations else "VIOLATED"
+    outcome = "held" if not result.violations else "FAILED"
     recovered = "" if result.seconds_to_recover is None else f", caught up in {result.seconds_to_recover:.1f} s"
-    text = f"{outcome:9}{result.fault} [{result.way}] seed {result.seed}: {result.seconds:.0f} s{recovered}"
-    return "\n".join([text, *(f"    {one}" for one in result.violations)])
+    text = f"{outcome:7}{result.fault} [{result.way}] seed {result.seed}: {result.seconds:.0f} s{recovered}"
+    if not result.violations:
+        return text
+    told = [*result.violations, *(f"done: {one}" for one in result.evidence), *(f"log: {one}" for one in result.logs)]
+    return "\n".join([text, *(f"    {one}" for one in told)])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ _KAFKA = {
 class Result:
     """One run; what goes into one line of runs.jsonl.
 
-    ``seconds_to_recover`` counts from when the fault was gone, ``looks`` is how many snapshots the observer took.
+    ``evidence`` says what was done, ``errors`` how jobs ended, ``looks`` is how many snapshots the observer took, and
+    ``logs`` are the jobs' own, where the run failed. ``seconds_to_recover`` counts from when the fault was gone.
     """
 
     fault: str
@@ -54,6 +55,7 @@ class Result:
     records: int
     jobs: int
     seconds: float
+    logs: list[str]
 
     def as_json(self) -> dict[str, Any]:
         """For the line."""
@@ -146,6 +148,7 @@ class Stage:
             records=scene.ledger.count,
             jobs=len(scene.jobs),
             seconds=round(time.monotonic() - begin, 2),
+            logs=[str(log) for log in dict.fromkeys(job.process.log for job in scene.jobs)] if violations else [],
         )
 
 

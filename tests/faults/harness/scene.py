@@ -358,7 +358,7 @@ class Scene:
             consumer.close()
 
     def caught_up(self, timeout: float = RECOVERY, *, to: Mapping[int, int] | None = None) -> None:
-        """Wait until all that Kafka has is stored (I8); the seconds that it takes are kept.
+        """Wait until all that Kafka has is stored (I8); the most seconds that it took are kept.
 
         :param to: other offsets than the logs' ends.
         """
@@ -381,7 +381,7 @@ class Scene:
                 f"jobs running {alive}; errors {errors[-3:]}\n{last}"
             )
             raise Violation(what) from None
-        self.recovery = time.monotonic() - begin
+        self.recovery = max(self.recovery or 0.0, time.monotonic() - begin)
 
     def fired(self, evidence: str) -> None:
         """Keep the evidence that the fault really happened."""
@@ -391,14 +391,14 @@ class Scene:
         """Say which errors this fault may lead to."""
         self._expected |= set(class_names)
 
-    def expect_error(self, job: Job, class_name: str, *, timeout: float = 60) -> Report:
-        """Wait until the job fails, with just this error."""
-        self.expect(class_name)
+    def expect_error(self, job: Job, *class_names: str, timeout: float = 60) -> Report:
+        """Wait until the job fails, with just this error, or one of these."""
+        self.expect(*class_names)
         job.wait_for("failed", timeout=timeout)
         report = job.error
         assert report is not None
-        if report.class_name != class_name:
-            what = f"the job failed with {report.class_name} instead of {class_name}: {report.text}"
+        if report.class_name not in class_names:
+            what = f"the job failed with {report.class_name} instead of {' or '.join(class_names)}: {report.text}"
             raise Violation(what)
         return report
 

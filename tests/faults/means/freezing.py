@@ -31,7 +31,7 @@ def freeze_all(job: Job) -> str:
         with suppress(ProcessLookupError):
             os.kill(one.pid, signal.SIGSTOP)
     pids = [job.pid, job.jvm, *(one.pid for one in others)]
-    wait_until(lambda: all(_stands(pid) for pid in pids))
+    wait_until(lambda: all(stands(pid) for pid in pids))
     return f"SIGSTOP to {pids}"
 
 
@@ -43,7 +43,8 @@ def thaw_all(job: Job) -> None:
     job.thaw()
 
 
-def _stands(pid: int) -> bool:
+def stands(pid: int) -> bool:
+    """Whether the process is stopped, or gone."""
     try:
         return psutil.Process(pid).status() in {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
     except psutil.NoSuchProcess:

@@ -40,7 +40,6 @@ def stored(url: str, group: str) -> list[int]:
         return [row.next_offset for _, row in sorted(store.offsets(group).items())]
 
 
-@pytest.mark.behaviour("OPS-1")
 def test_without_execute_it_prints_the_plan_and_writes_nothing(
     run: Run, stopped: str, payments: str, offsetstore_database: str, servers: str
 ) -> None:
@@ -62,7 +61,6 @@ def test_without_execute_it_prints_the_plan_and_writes_nothing(
     assert stored(offsetstore_database, stopped) == [4, 5, 0]
 
 
-@pytest.mark.behaviour("OPS-1")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -118,7 +116,6 @@ def test_where_nothing_moves_it_does_not_ask_to_be_executed(
     ]
 
 
-@pytest.mark.behaviour("OPS-1")
 def test_what_was_decided_is_in_the_history_and_pinned(
     run: Run, stopped: str, payments: str, offsetstore_database: str
 ) -> None:
@@ -133,7 +130,6 @@ def test_what_was_decided_is_in_the_history_and_pinned(
         assert all(row.pinned for row in store.offsets(stopped).values())
 
 
-@pytest.mark.behaviour("OPS-1")
 def test_a_live_job_is_not_fenced_unless_it_is_forced(
     run: Run, billing: str, payments: str, offsetstore_database: str, servers: str
 ) -> None:
@@ -153,7 +149,7 @@ def test_a_live_job_is_not_fenced_unless_it_is_forced(
     assert stored(offsetstore_database, billing) == [0, 0, 0]
 
 
-@pytest.mark.behaviour("OPS-1", "START-14")
+@pytest.mark.behaviour("START-14")
 def test_a_job_that_was_fenced_by_force_writes_nothing_more(
     run: Run, payments: str, offsetstore_database: str, offsetstore_group: str
 ) -> None:
