@@ -71,10 +71,10 @@ def chaos(
     lines = output / "runs.jsonl"
     # Two trees with changes have the same name.
     done: set[tuple[str, str, int]] = set() if again or commit.endswith("-dirty") else _done(lines, commit)
-    plan: list[tuple[Fault, Way, int]] = list(_plan(faults, seeds, first, way))
+    # Each part is the same whenever it is started, so that none runs what another one has.
+    plan: list[tuple[Fault, Way, int]] = list(_plan(faults, seeds, first, way))[part - 1 :: parts]
     wanted = [one for one in plan if (one[0].name, *one[1:]) not in done]
     behind = len(plan) - len(wanted)
-    wanted = wanted[part - 1 :: parts]
     click.echo(f"{len(wanted)} runs of {len(faults)} faults, commit {commit}; {behind} were done before")
     deadline = time.monotonic() + hours * 3600 if hours else None
     bad = 0

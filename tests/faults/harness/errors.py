@@ -37,6 +37,8 @@ class Report:
             return []
         number = "" if self.during == "claim" else r"-\d+"
         names_one = self.during == "connect" or any(re.search(re.escape(topic) + number, self.text) for topic in topics)
+        # Of a topic that is not the job's, such as another query's.
+        names_one = names_one or (self.topic_partition is not None and self.topic_partition in self.text)
         return [
             word
             for word, is_there in (
