@@ -8,14 +8,12 @@ import math
 import os
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, get_args
 from urllib.parse import quote
 
-from offsetstore.errors import (
-    ClaimInUse,
-    ConfigurationError,
-)
+from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError
 from offsetstore.stamp import Stamp
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.mirror import EVERY, Mirror, MirrorTarget
@@ -168,11 +166,18 @@ class Claim:
             raise ClaimInUse(what, found=f"query {query_id}", expected=f"query {self._query_id}")
 
     def close(self) -> None:
-        """Leave: copy the last offsets to Kafka, and tell the next claim that it need not wait. The offsets stay."""
+        """Leave: copy the last offsets to Kafka, and tell the next claim that it need not wait. The offsets stay.
+
+        The broker's connections are dropped, if it has a ``close``; it may be used again.
+        """
         self.is_closed = True
         if self.mirror is not None:
             self.mirror.close()
         self._heartbeat.stop()
+        # Spark keeps a query's sink, and so the claim, long after the query: it must not keep Kafka's clients.
+        if (close := getattr(self.broker, "close", None)) is not None and (self.mirror is None or self.mirror.is_idle):
+            with suppress(OffsetStoreError):  # it is another process's, after a fork
+                close()
 
     def __enter__(self) -> Self:
         return self

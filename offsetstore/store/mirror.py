@@ -91,6 +91,11 @@ class Mirror:
             self._given_up = True
             _log.warning("group %r ends without its last commit to Kafka, which does not answer", self._claim.group)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has ended, and waits for no answer of Kafka's."""
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
         while self.ended is None and not self._leaving.wait(self._pause):
             self._copy()

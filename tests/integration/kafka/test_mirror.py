@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,27 @@ def store(offsetstore_database: str) -> Iterator[OffsetStore]:
         connection.execute("CREATE TABLE results (record bigint NOT NULL)")
     with OffsetStore.connect(offsetstore_database) as connected:
         yield connected
+
+
+def test_a_closed_claim_leaves_no_client_of_kafka_behind(
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str
+) -> None:
+    """Spark keeps the sink of a query that has ended: a process that starts its job again and again would fill up."""
+    before = kafkas_threads()
+    for turn in range(3):
+        with store.claim(offsetstore_group, broker, topics=[topic]) as claim:
+            process(store, claim, TopicPartition(topic, 0), 10 * (turn + 1))
+        wait_until(lambda: kafkas_threads() <= before)
+    assert copied(broker, offsetstore_group, topic)[0] == 30
+
+
+def kafkas_threads() -> int:
+    """How many threads librdkafka has in this process."""
+    names: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has just ended
+            names.append((task / "comm").read_text())
+    return sum(name.startswith("rdk:") for name in names)
 
 
 @pytest.mark.behaviour("MIRROR-1")
