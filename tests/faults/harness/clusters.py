@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Final, Literal
 
 from offsetstore.local.free_ports import LOOPBACK, answers, free_port
@@ -17,7 +19,6 @@ from tests.support.waiting import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 Kind = Literal["local", "cluster", "speculation"]
 """``cluster``: two executors of one core (``local-cluster``). ``speculation``: two standalone workers, which seem to be
@@ -52,14 +53,13 @@ class Clusters:
     def __init__(self, directory: Path) -> None:
         self._directory = directory.resolve()
         self._standalone: _Standalone | None = None
-        self._count = 0
 
     def environment(self, kind: Kind) -> Mapping[str, str]:
         """Return the environment variables of a new job process of this kind."""
         if kind == "local":
             return {}
-        self._count += 1
-        directory = self._directory / f"{kind}-{self._count}"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        directory = Path(mkdtemp(prefix=f"{kind}-", dir=self._directory))  # an earlier run has left its own
         home = spark_home(directory)
         conf = cluster_conf(directory)
         master = "local-cluster[2,1,900]"
