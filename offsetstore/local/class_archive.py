@@ -11,35 +11,35 @@ import json
 import logging
 import subprocess
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.local.cache import cache_directory, locked
+from offsetstore.local.jars import pyspark_directories
 from offsetstore.local.java import find_java
 from offsetstore.local.progress import notices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from offsetstore.local.progress import Notice
 
 _SECONDS: Final = 300
 _SHOWN: Final = 500
+_QUIETLY: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 _log = logging.getLogger(__name__)
 
 
-def class_archive(conf: Mapping[str, str], jars: str, *, notice: Notice | None = None) -> Path | None:
+def class_archive(conf: Mapping[str, str], *, notice: Notice | None = None) -> Path | None:
     """Return the archive for a Spark with that configuration; make it, in half a minute, if it is not in the cache.
 
     Two processes at once make it once.
 
     :param conf: the whole configuration of a session whose classes are to be kept.
-    :param jars: what is on its class path beside Spark's own jars, as `os.pathsep` parts it.
     :return: ``None`` where it could not be made, which is tried once.
     """
-    target = cache_directory() / "classes" / f"spark-{_key(conf, jars)}.jsa"
+    target = cache_directory() / "classes" / f"spark-{_key(conf)}.jsa"
     if not target.exists():
         with locked(target.parent / "lock"):
             if not target.exists():
@@ -51,12 +51,12 @@ def class_archive(conf: Mapping[str, str], jars: str, *, notice: Notice | None =
 
 def reading(archive: Path) -> str:
     """Return Java's options for a start from an archive."""
-    return f'"-XX:SharedArchiveFile={archive}" -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off'
+    return f'"-XX:SharedArchiveFile={archive}" -Xshare:auto {_QUIETLY}'
 
 
 def _make(target: Path, conf: Mapping[str, str]) -> None:
     new = target.with_suffix(".new")
-    writing = f'"-XX:ArchiveClassesAtExit={new}" -Xlog:cds=off -Xlog:cds+dynamic=off'
+    writing = f'"-XX:ArchiveClassesAtExit={new}" {_QUIETLY}'
     options = "spark.driver.extraJavaOptions"
     whole = {**conf, options: f"{conf[options]} {writing}"}
     try:
@@ -72,15 +72,12 @@ def _make(target: Path, conf: Mapping[str, str]) -> None:
         _log.warning("no archive of Spark's classes; it starts as ever: %s", str(said)[-_SHOWN:])
 
 
-def _key(conf: Mapping[str, str], jars: str) -> str:
+def _key(conf: Mapping[str, str]) -> str:
     """A new name for what Java would refuse to read, since the jars are others or it is itself another."""
     release = find_java().home / "release"
-    pyspark = find_spec("pyspark")
-    places = (pyspark.submodule_search_locations or []) if pyspark else []
     parts = [
         release.read_text(encoding="utf-8") if release.exists() else str(find_java()),
-        jars,
-        *(f"{place} {(Path(place) / 'jars').stat().st_mtime_ns}" for place in places),
-        *(f"{name}={value}" for name, value in sorted(conf.items()) if name.endswith("Options")),
+        *(f"{place} {(place / 'jars').stat().st_mtime_ns}" for place in pyspark_directories()),
+        *(f"{name}={value}" for name, value in sorted(conf.items()) if name.endswith(("ClassPath", "Options"))),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

@@ -143,13 +143,18 @@ def _complaints(lines: list[str]) -> list[str]:
     return (told or lines)[-_SHOWN_LINES:]
 
 
+def pyspark_directories() -> list[Path]:
+    """Where pyspark is installed, found without importing it; none where it is not."""
+    spec = find_spec("pyspark")
+    return [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+
+
 def _ivy_jar() -> Path:
     """Find Ivy's jar in pyspark, without importing it.
 
     :raises MissingDependency: pyspark is not installed, or has no Ivy.
     """
-    spec = find_spec("pyspark")
-    places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    places = pyspark_directories()
     for place in places:
         if found := sorted((place / "jars").glob("ivy-*.jar")):
             return found[-1]

@@ -81,7 +81,7 @@ def quick_conf(conf: Mapping[str, str], *, notice: Notice | None = None) -> dict
         "spark.driver.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
         "spark.jars": "",
     }
-    if archive := class_archive({**conf, **quick}, quick["spark.driver.extraClassPath"], notice=notice):
+    if archive := class_archive({**conf, **quick}, notice=notice):
         quick["spark.driver.extraJavaOptions"] += f" {reading(archive)}"
     return quick
 

@@ -43,8 +43,8 @@ def commit_lost(scene: Scene) -> None:
     seeds=6,
 )
 def commit_lost_and_claimed(scene: Scene) -> None:
-    """As before, and another job takes the group over before the first one notices; it finds out what became of its
-    transaction, and ends as a stale job."""
+    """As before, and another job takes the group over before the first one notices, which ends when it can tell what
+    became of its transaction, or that nobody can."""
     how = LOST[scene.variant]
     # Where the new owner has moved every row on by then, nothing can be told.
     scene.expect("StaleClaim", "CommitUnknown")

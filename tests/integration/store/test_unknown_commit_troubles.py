@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from offsetstore import OffsetRange, Timeouts, Transaction
+from offsetstore import OffsetRange, Timeouts
 from offsetstore.errors import CommitUnknown, TransactionLost
 from tests.integration.store.committing import MARK, P0, QUERY, RECORDS, Job
 from tests.support.proxy import Lost
@@ -114,10 +114,7 @@ def test_a_marked_batch_whose_ranges_were_all_done_is_not_lost_before_it_has_end
 
 
 def _write_skipped(job: Job) -> None:
-    def work(tx: Transaction) -> None:
+    with job.store.transaction(job.claim) as tx:
         tx.lock({P0: OffsetRange(0, 40)})
         assert tx.mark_batch(QUERY, 0)
         tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
-
-    with job.store.transaction(job.claim) as tx:
-        work(tx)
