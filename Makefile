@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?=
 CANDIDATES := python3.12 python3.11 python3 python3.13
 
-.PHONY: help setup demo test check mutants chaos soak faults fmt migrate behaviours lock clean
+.PHONY: help setup demo test check lint mutants chaos soak faults fmt migrate behaviours lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
@@ -30,12 +30,14 @@ test: setup ## every test, on real PostgreSQL (the store's on 16 and 18), Kafka 
 	else echo "The wheel with PostgreSQL 16 is not published for this Python: the store is tested on 18 alone."; fi
 	@$(BIN)/python -m pytest
 
-check: setup ## format, lint, types, import contracts, unit and property tests; a minute
+check: lint ## lint, unit and property tests; a minute
+	@$(BIN)/python -m pytest tests/unit tests/property
+
+lint: setup ## format, lint, types, import contracts; seconds
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports --cache-dir build/.import_linter_cache
-	@$(BIN)/python -m pytest tests/unit tests/property
 
 mutants: setup ## take out each guard of exactly-once in turn, and show which test notices; a quarter of an hour
 	@$(BIN)/python -m tests.mutants

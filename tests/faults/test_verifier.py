@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tests.faults.harness.errors import Report
+from tests.faults.harness.expected import Stretch, stretches
 from tests.faults.harness.ledger import Entry, Ledger
 from tests.faults.harness.observer import Decision, Look
 from tests.faults.harness.process import Event
@@ -191,6 +192,32 @@ def test_a_reset_makes_records_be_written_twice_and_no_more() -> None:
     )
 
     assert check(tables, [seen], allowed=("reset",)) == []
+
+
+@pytest.mark.parametrize("event", ["adopt", "restart"], ids=["added later", "there from its beginning"])
+def test_a_partition_that_is_new_in_a_recreated_topic_is_of_its_new_life(event: str) -> None:
+    history = [
+        ADOPTED,
+        Decision(2, "billing", "payments", 0, "restart", 8, 0),
+        Decision(3, "billing", "payments", 1, event, None, 0),
+    ]
+
+    found = stretches({("payments", 0): 3, ("payments", 1): 4}, history, {"payments": 1})
+
+    assert found == [
+        Stretch("payments", 0, 0, 0, 8),
+        Stretch("payments", 1, 0, 0, 3),
+        Stretch("payments", 1, 1, 0, 4),
+    ]
+
+
+def test_the_second_new_life_of_a_topic_is_another_one() -> None:
+    restarted = [Decision(2 + n, "billing", "payments", 0, "restart", 8, 0) for n in range(2)]
+    added = Decision(4, "billing", "payments", 1, "restart", None, 0)
+
+    found = stretches({("payments", 0): 3, ("payments", 1): 4}, [ADOPTED, *restarted, added], {"payments": 2})
+
+    assert {(one.generation, one.partition) for one in found} == {(0, 0), (1, 0), (2, 0), (2, 1)}
 
 
 def test_an_error_has_to_say_where_what_and_the_way_out() -> None:

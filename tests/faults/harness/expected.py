@@ -37,8 +37,8 @@ class Stretch:
 class _Course:
     """Of one partition: where the stretch under way began."""
 
-    begin: int | None = None
-    generation: int = 0
+    begin: int
+    generation: int
     stretches: list[Stretch] = field(default_factory=list[Stretch])
 
 
@@ -57,18 +57,25 @@ def stretches(
     :param before: what was written before the history began, where the history itself was lost.
     :raises HistoryBroken: a partition has an offset and no decision for it.
     """
-    courses: dict[tuple[str, int], _Course] = defaultdict(_Course)
+    courses: dict[tuple[str, int], _Course] = {}
+    latest: dict[str, int] = defaultdict(int)
     for decision in history:
         place = (decision.topic, decision.partition)
-        course = courses[place]
-        if course.begin is not None and decision.before is not None:
-            _end(course, place, decision.before)
-        if decision.event == RESTARTS:
-            course.generation = min(course.generation + 1, generations.get(decision.topic, 0))
+        restarts = decision.event == RESTARTS
+        course = courses.get(place)
+        if course is None:
+            # New in the topic's present life, which partition 0, the first in the history, has begun.
+            course = courses[place] = _Course(decision.after, latest[decision.topic] or int(restarts))
+        else:
+            if decision.before is not None:
+                _end(course, place, decision.before)
+            course.generation += restarts
         course.begin = decision.after
+        course.generation = min(course.generation, generations.get(decision.topic, 0))
+        latest[decision.topic] = max(latest[decision.topic], course.generation)
     for place, offset in stored.items():
-        course = courses[place]
-        if course.begin is None:
+        course = courses.get(place)
+        if course is None:
             what = f"{place} has a stored offset and no decision in the history"
             raise HistoryBroken(what)
         _end(course, place, offset)
@@ -76,7 +83,6 @@ def stretches(
 
 
 def _end(course: _Course, place: tuple[str, int], at: int) -> None:
-    assert course.begin is not None
     if at < course.begin:
         what = f"{place} went back from {course.begin} to {at} without a decision"
         raise HistoryBroken(what)

@@ -14,7 +14,7 @@ from tests.faults.harness.registry import load
 from tests.faults.harness.run import commit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.faults.harness.registry import Fault
 
@@ -92,8 +92,11 @@ def _failed(runs: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
 
 
-def _row(row: str, faults: Iterable[Fault], runs: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+def _row(row: str, faults: Sequence[Fault], runs: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     yield f"## {row[0].upper()}{row[1:]}\n"
+    made = [one for fault in faults for one in runs.get(fault.name, [])]
+    seeds = len({one["seed"] for one in made})
+    yield f"{len(made)} runs with {seeds} seeds; {sum(not one['violations'] for one in made)} held.\n"
     yield "| fault | how | must hold | runs | held | caught up in at most | errors on the way |"
     yield "|---|---|---|---|---|---|---|"
     told = ""

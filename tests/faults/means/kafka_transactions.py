@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tests.faults.harness.ledger import flush, producer
+from tests.faults.means.kafka_topics import high_watermarks
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.faults.harness.scene import Scene
@@ -30,6 +32,7 @@ class Transactions:
             message_timeout_ms=int(min(timeout, 60) * 1000),
         )
         self._client.init_transactions(_SECONDS)
+        self._touched: set[int] = set()
 
     def write(self, count: int, *, commits: bool) -> None:
         """Write records to random partitions, in one transaction, and end it."""
@@ -43,14 +46,24 @@ class Transactions:
         """
         scene = self._scene
         self._client.begin_transaction()
+        self._touched.clear()
         for number in range(count):
             partition = number if number < scene.partitions else scene.random.randrange(scene.partitions)
+            self._touched.add(partition)
             scene.ledger.send(self._client, scene.topic, partition, kept=commits or self._sees_all)
         flush(self._client)
 
     def end(self, *, commits: bool) -> None:
-        """Commit or abort."""
+        """Commit or abort; return when the logs have the markers, which Kafka writes after it has answered."""
+        scene = self._scene
+        before = high_watermarks(scene.servers, scene.topic)
         if commits:
             self._client.commit_transaction(_SECONDS)
         else:
             self._client.abort_transaction(_SECONDS)
+
+        def marked() -> bool:
+            ends = high_watermarks(scene.servers, scene.topic)
+            return all(ends[partition] > before[partition] for partition in self._touched)
+
+        wait_until(marked)
