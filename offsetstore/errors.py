@@ -42,7 +42,7 @@
      +-- MetadataError               metadata that can't be serialized, read back, or is too large
      +-- SinkError
           +-- ColumnMismatch         the DataFrame does not fit the table; no byte was written
-          +-- RowsRefused            a value or a row that the table can't hold; nothing was written
+          +-- RowsRefused            a value or a row that the table can't hold
           +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
           +-- ExecutorEnvironment    Spark's executors lack the packages that write, or have other versions
 
@@ -384,10 +384,12 @@ class ColumnMismatch(SinkError):
 
 
 class RowsRefused(SinkError):
-    """The table can't hold a value or a row, as we or the database found out. Nothing was written.
+    """The table can't hold a value or a row. Nothing of the batch was written but the records in ``stored``.
 
-    ``table``, ``column``, ``constraint`` and ``sqlstate`` say which, as far as it is known. Values are never named.
-    ``offsets`` is the range of ``topic_partition`` that the row was made of: one offset, where that was found out.
+    ``table``, ``column``, ``constraint`` and ``sqlstate`` say which, as far as it is known; ``output`` is the name of
+    the sink's output. Values are never named. ``offsets`` is the range of ``topic_partition`` that the row was made of:
+    one offset, where that record is shown to be the cause. ``stored`` are the records before it, which were written,
+    with their offsets, in a transaction of their own: a reset to the offset behind the record skips that one alone.
     """
 
     default_next_step = "Correct or filter such rows in the transform."
@@ -400,31 +402,45 @@ class RowsRefused(SinkError):
         column: str | None = None,
         constraint: str | None = None,
         sqlstate: str | None = None,
+        output: str | None = None,
         offsets: OffsetRange | None = None,
+        stored: Mapping[TopicPartition, OffsetRange] | None = None,
         **fields: Any,
     ) -> None:
         self.table = table
         self.column = column
         self.constraint = constraint
         self.sqlstate = sqlstate
+        self.output = output
         self.offsets = offsets
+        self.stored = dict(stored or {})
         super().__init__(what, **fields)
 
-    def among(self, ranges: Mapping[TopicPartition, OffsetRange], place: str) -> RowsRefused:
+    def among(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        place: str,
+        *,
+        stored: Mapping[TopicPartition, OffsetRange],
+        next_step: str,
+    ) -> RowsRefused:
         """Return the same error, of these records, which are all that the refused row can be made of.
 
         :param place: a sentence that tells them.
+        :param stored: the records that were written all the same.
         """
         rebuilt = copy(self)
         rebuilt.topic_partition, rebuilt.offsets = next(iter(ranges.items())) if len(ranges) == 1 else (None, None)
         rebuilt.found = place if self.found is None else f"{self.found}; {place}"
+        rebuilt.stored = dict(stored)
+        rebuilt.next_step = next_step
         rebuilt.args = (rebuilt._text(),)  # noqa: SLF001 - it is the class's own
         return rebuilt
 
     def __reduce__(self) -> tuple[Callable[..., OffsetStoreError], tuple[Any, ...]]:
         rebuild, (cls, what, fields) = super().__reduce__()
-        more = {name: getattr(self, name) for name in ("table", "column", "constraint", "sqlstate", "offsets")}
-        return rebuild, (cls, what, {**fields, **more})
+        names = ("table", "column", "constraint", "sqlstate", "output", "offsets", "stored")
+        return rebuild, (cls, what, {**fields, **{name: getattr(self, name) for name in names}})
 
 
 class KafkaColumnsMissing(SinkError):

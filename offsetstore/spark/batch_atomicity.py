@@ -7,6 +7,7 @@ the driver; that of a large batch in staging tables, which executors fill.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,14 +17,15 @@ from offsetstore import failpoints
 from offsetstore.errors import RowsRefused
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.micro_batch import MicroBatch, Planned, PlanOutdated, check_topics
-from offsetstore.spark.poison import find_poison, try_out
+from offsetstore.spark.poison import conclude, is_of_records, is_row_local, isolate, try_out
+from offsetstore.spark.row_by_row import is_row_by_row
 from offsetstore.spark.staging import StagingArea, StagingPolicy
 from offsetstore.writers.refusals import check_deferred
 from offsetstore.writers.staging import Staged, StagedRowsLost
 from offsetstore.writers.staging_area import can_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Generator, Mapping
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from offsetstore.ports import Writer
     from offsetstore.spark.outputs import Outputs
-    from offsetstore.spark.poison import Ranges
+    from offsetstore.spark.poison import Ranges, Record
     from offsetstore.store.claims import Claim
     from offsetstore.store.transaction import Transaction
     from offsetstore.writers.staging_area import StagingWriter
@@ -97,24 +99,42 @@ class BatchAtomicity:
     def _write(self, batch: MicroBatch) -> None:
         planned = Planned.of(self._claim, batch.ranges)
         try:
-            self._write_as(batch, planned)
+            self._write_as(planned, crop(batch.frame, planned.plan))
         except RowsRefused as refused:
-            raise find_poison(refused, planned.remaining(), lambda part: self._try(batch, planned, part)) from None
+            raise self._isolate(refused, batch, planned) from None
 
-    def _try(self, batch: MicroBatch, planned: Planned, part: Ranges) -> None:
-        """Write these records alone, and take it back."""
-        computed = self._compute(with_coordinates(within(batch.frame, part)), _offsets(part))
-        try_out(self._claim, planned.plan, lambda connection: [output.write(connection) for output in computed])
+    def _isolate(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
+        """Find out which record it is, and store those before it."""
+        if not is_of_records(refused):
+            return refused
 
-    def _write_as(self, batch: MicroBatch, planned: Planned) -> None:
-        computed: list[Computed] | None = None
+        def attempt(part: Ranges, without: Collection[Record]) -> None:
+            computed = self._compute(with_coordinates(within(batch.frame, part, without)), _offsets(part))
+            try_out(self._claim, planned.plan, lambda connection: write_all(computed, connection))
+
+        def store(part: Ranges) -> None:
+            self._write_as(planned.up_to(part), within(batch.frame, part))
+
+        remaining = planned.remaining()
+        verdict = isolate(refused, remaining, attempt, is_local=lambda: self._is_local(refused, batch))
+        return conclude(verdict, remaining, store, group=self._claim.group)
+
+    def _is_local(self, refused: RowsRefused, batch: MicroBatch) -> bool:
+        if refused.output is None or not is_row_local(refused, self._outputs.writers[refused.output]):
+            return False
+        given = with_coordinates(batch.frame)
+        return is_row_by_row(given, self._outputs.of(given)[refused.output])
+
+    def _write_as(self, planned: Planned, frame: DataFrame) -> None:
+        """Write and advance what remains by the plan; ``frame`` has just those records."""
+        computed: Mapping[str, Computed] | None = None
         if planned.is_to_be_computed(self._claim):
-            computed = self._compute(with_coordinates(crop(batch.frame, planned.plan)), _offsets(planned.remaining()))
-            check_topics(self._claim, planned.rows, batch.ranges)
+            computed = self._compute(with_coordinates(frame), _offsets(planned.remaining()))
+            check_topics(self._claim, planned.rows, planned.plan)
         failpoints.reach("before_lock")
 
         def work(tx: Transaction) -> None:
-            locked = tx.lock(batch.ranges)
+            locked = tx.lock({tp: decision.range for tp, decision in planned.plan.items()})
             if locked != planned.plan:
                 raise PlanOutdated
             remaining = planned.remaining()
@@ -126,7 +146,7 @@ class BatchAtomicity:
 
         self._claim.store.run(self._claim, work)
 
-    def _compute(self, batch: DataFrame, offsets: int) -> list[Computed]:
+    def _compute(self, batch: DataFrame, offsets: int) -> dict[str, Computed]:
         writers = self._outputs.writers
         staging = {name: w for name, w in writers.items() if self._policy.wants(offsets) and can_stage(w)}
         several = len(writers) > 1
@@ -139,23 +159,40 @@ class BatchAtomicity:
             collected = {
                 name: OnDriver(writers[name], frames[name].toArrow()) for name in frames if name not in staging
             }
-            staged = {
-                name: InStaging(writer, self._area.stage(writer, frames[name])) for name, writer in staging.items()
-            }
+            staged = {name: self._staged(name, writer, frames[name]) for name, writer in staging.items()}
         finally:
             if several:
                 batch.unpersist()
         if staged:
             failpoints.reach("staged")
-        return [{**collected, **staged}[name] for name in writers]
+        return {name: {**collected, **staged}[name] for name in writers}
+
+    def _staged(self, name: str, writer: StagingWriter, frame: DataFrame) -> InStaging:
+        with _of_output(name):
+            return InStaging(writer, self._area.stage(writer, frame))
 
 
-def write_and_advance(computed: Sequence[Computed], tx: Transaction, remaining: Ranges) -> None:
+def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaining: Ranges) -> None:
     """Write all outputs and advance; what a deferred constraint refuses, is refused here, and not by the COMMIT."""
-    for output in computed:
-        output.write(tx.connection)
+    write_all(computed, tx.connection)
     tx.advance(remaining)
     check_deferred(tx.connection)
+
+
+def write_all(computed: Mapping[str, Computed], connection: Connection) -> None:
+    """Write all outputs; a refusal tells which of them it is about."""
+    for name, output in computed.items():
+        with _of_output(name):
+            output.write(connection)
+
+
+@contextmanager
+def _of_output(name: str) -> Generator[None]:
+    try:
+        yield
+    except RowsRefused as refused:
+        refused.output = name
+        raise
 
 
 def _offsets(remaining: Ranges) -> int:

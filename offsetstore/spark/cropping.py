@@ -10,7 +10,7 @@ from offsetstore.replay import Decision, Outcome
 from offsetstore.writers.kafka_column import KAFKA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -28,13 +28,20 @@ def crop(batch: DataFrame, plan: Mapping[TopicPartition, Decision]) -> DataFrame
     return batch.where(F.col("offset") >= first)
 
 
-def within(batch: DataFrame, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
-    """Keep the records of these ranges alone."""
+def within(
+    batch: DataFrame,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    without: Iterable[tuple[TopicPartition, int]] = (),
+) -> DataFrame:
+    """Keep the records of these ranges alone, ``without`` those of these offsets."""
     key = F.concat_ws("-", F.col("partition"), F.col("topic"))
     begin = [F.lit(part) for tp, range_ in ranges.items() for part in (f"{tp.partition}-{tp.topic}", range_.from_)]
     end = [F.lit(part) for tp, range_ in ranges.items() for part in (f"{tp.partition}-{tp.topic}", range_.until)]
     # Of another partition, the map has NULL, which no offset is above or below.
-    return batch.where((F.col("offset") >= F.create_map(*begin)[key]) & (F.col("offset") < F.create_map(*end)[key]))
+    kept = batch.where((F.col("offset") >= F.create_map(*begin)[key]) & (F.col("offset") < F.create_map(*end)[key]))
+    for tp, offset in without:
+        kept = kept.where(~((key == f"{tp.partition}-{tp.topic}") & (F.col("offset") == offset)))
+    return kept
 
 
 def with_coordinates(batch: DataFrame) -> DataFrame:

@@ -26,6 +26,8 @@ from offsetstore.spark.micro_batch import PlanOutdated, check_topics, patiently
 from offsetstore.writers.append import Append
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.spark.batch_atomicity import Computed
     from offsetstore.spark.micro_batch import MicroBatch
@@ -68,7 +70,7 @@ class KeptCheckpoint(BatchAtomicity):
         """
         query_id = UUID(batch.query.query_id)
         planned = self._plan(batch, query_id)
-        computed: list[Computed] = []
+        computed: Mapping[str, Computed] = {}
         if planned.outcome is Outcome.APPLY:
             computed = self._compute_whole(batch)
         elif planned.outcome is Outcome.SKIP:
@@ -114,7 +116,7 @@ class KeptCheckpoint(BatchAtomicity):
             )
         return _Planned(rows, outcome)
 
-    def _compute_whole(self, batch: MicroBatch) -> list[Computed]:
+    def _compute_whole(self, batch: MicroBatch) -> dict[str, Computed]:
         frame = batch.frame
         frame.persist()
         try:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from offsetstore.errors import LockTimeout, StoreUnavailable, TopicRecreated
+from offsetstore.offsets import OffsetRange
 from offsetstore.replay import Decision, Outcome, decide
 from offsetstore.store.failures import is_connection_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pyspark.sql import DataFrame
 
-    from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
+    from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.spark.query import RunningQuery
     from offsetstore.store.claims import Claim
 
@@ -63,6 +64,14 @@ class Planned:
         """What is still to be written of each partition; those of which nothing is, are left out."""
         return {tp: decision.remaining for tp, decision in self.plan.items() if decision.outcome is not Outcome.SKIP}
 
+    def up_to(self, part: Mapping[TopicPartition, OffsetRange]) -> Planned:
+        """Plan the first records alone, ``part`` of what remains; partitions of which it has none are left out."""
+        plan = {
+            tp: decide(self.plan[tp].stored, OffsetRange(self.plan[tp].range.from_, range_.until))
+            for tp, range_ in part.items()
+        }
+        return Planned(self.rows, plan)
+
     def is_to_be_computed(self, claim: Claim) -> bool:
         """Whether there is a point in computing: not for a stale claim, a gap, or where nothing is left.
 
@@ -89,7 +98,7 @@ def patiently(claim: Claim, ask: Callable[[], _T]) -> _T:
 
 
 def check_topics(
-    claim: Claim, rows: Mapping[TopicPartition, StoredOffset], ranges: Mapping[TopicPartition, OffsetRange]
+    claim: Claim, rows: Mapping[TopicPartition, StoredOffset], partitions: Iterable[TopicPartition]
 ) -> None:
     """Compare the topics' ids with the stored ones, once a batch.
 
@@ -101,7 +110,7 @@ def check_topics(
     if claim.broker is None:
         return
     # A partition that was created in mid run has no id in its row; the others of its topic have.
-    topics = {tp.topic for tp in ranges}
+    topics = {tp.topic for tp in partitions}
     known = {tp.topic: row.topic_id for tp, row in rows.items() if tp.topic in topics and row.topic_id}
     for topic, found in claim.broker.topic_ids(sorted(known)).items():
         if found and known[topic] != found:

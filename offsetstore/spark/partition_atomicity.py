@@ -20,10 +20,12 @@ from offsetstore import failpoints
 from offsetstore.errors import ConfigurationError, RowsRefused, SinkError, StaleClaim
 from offsetstore.offsets import OffsetRange
 from offsetstore.replay import Outcome
+from offsetstore.spark.batch_atomicity import OnDriver, write_and_advance
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.executor import ExecutorStore, sending_password
 from offsetstore.spark.micro_batch import MicroBatch, Plan, Planned, PlanOutdated, check_topics
-from offsetstore.spark.poison import SECONDS, find_poison, try_out
+from offsetstore.spark.outputs import UNNAMED
+from offsetstore.spark.poison import SECONDS, conclude, is_of_records, is_row_local, isolate, try_out
 from offsetstore.spark.preflight import check_executors
 from offsetstore.spark.row_by_row import check_row_by_row
 from offsetstore.spark.scan import place
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.spark.outputs import Outputs
-    from offsetstore.spark.poison import Ranges
+    from offsetstore.spark.poison import Ranges, Record
     from offsetstore.spark.scan import Placed
     from offsetstore.store.claims import Claim
     from offsetstore.store.transaction import Transaction
@@ -97,7 +99,7 @@ class PartitionAtomicity:
         try:
             passing = _judge(results)
         except RowsRefused as refused:
-            raise self._poison(refused, batch, planned) from None
+            raise self._isolate(refused, batch, planned) from None
         if passing is not None:
             return passing
         if any(result.ending is Ending.OUTDATED for result in results):
@@ -125,22 +127,43 @@ class PartitionAtomicity:
 
         self._claim.store.run(self._claim, work)
 
-    def _poison(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
-        """Find out which record it is; here on the driver, with what a task would write."""
+    def _isolate(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
+        """Find out which record it is, and store those before it; here on the driver, as a task would."""
         tp = refused.topic_partition
-        if tp not in planned.plan:
+        if tp not in planned.plan or not is_of_records(refused):
             return refused
         decision = planned.plan[tp]
+        ranges = {tp: decision.remaining}
         # The rows of the parts are collected, as those of a whole batch are up to so many offsets.
         is_small = decision.remaining.until - decision.remaining.from_ <= THRESHOLD
 
-        def attempt(part: Ranges) -> None:
-            given = with_coordinates(within(batch.frame, part))
+        def rows(part: Ranges, without: Collection[Record] = ()) -> OnDriver:
+            given = with_coordinates(within(batch.frame, part, without))
             [frame] = self._outputs.of(given, keep_kafka=True).values()
-            rows = frame.toArrow().to_batches()
-            try_out(self._claim, {tp: decision}, lambda connection: self._writer.write(connection, rows))
+            return OnDriver(self._writer, frame.toArrow())
 
-        return find_poison(refused, {tp: decision.remaining}, attempt, seconds=SECONDS if is_small else 0)
+        def attempt(part: Ranges, without: Collection[Record]) -> None:
+            try_out(self._claim, {tp: decision}, rows(part, without).write)
+
+        def store(part: Ranges) -> None:
+            computed, plan = rows(part), planned.up_to(part).plan
+            check_topics(self._claim, planned.rows, plan)
+
+            def work(tx: Transaction) -> None:
+                if tx.lock({tp: decision.range for tp, decision in plan.items()}) != plan:
+                    raise PlanOutdated
+                write_and_advance({UNNAMED: computed}, tx, part)
+
+            self._claim.store.run(self._claim, work)
+
+        verdict = isolate(
+            refused,
+            ranges,
+            attempt,
+            is_local=lambda: is_row_local(refused, self._writer),
+            seconds=SECONDS if is_small else 0,
+        )
+        return conclude(verdict, ranges, store, group=self._claim.group)
 
     def _create_rows(self, planned: Planned) -> None:
         """Make the rows of partitions that the claim did not know, so that no task has to share the group's row."""

@@ -1,76 +1,158 @@
-"""Which record a refused row was made of: found by writing ever smaller parts of the batch, and rolling them back.
+"""Which record a refused row was made of: found by writing parts of the batch, and rolling them back.
 
 The database names a column or a constraint; the row may be anything that a transform made of the batch. So only Kafka's
-offsets are cut, and all of the rest is done as it would be for the batch: read, transformed, written under the lock of
-the offsets, and the deferred constraints checked. It costs a Spark job for each cut, and only where a batch has failed
-for good.
+offsets are cut, and all of the rest is done as for the batch: read, transformed, written under the lock of the offsets,
+and the deferred constraints checked. It costs a Spark job for each part, and only where a batch has failed.
 
 Each part begins where the batch does: a row may need what an earlier one has brought (a balance, a parent). What is
-found is the first record with which the batch is refused, and nothing is said of a record that was only tried alone.
+found is the first record with which the batch is refused. That alone does not make it the cause: the refusal may not
+recur, and a later record may lift it (a parent, a deposit). So the whole batch is tried again, and then without the
+record; see docs/decisions/0020-which-record.md. The records before it, which were accepted, are then stored, so that
+passing over the record passes over no other.
 """
 
 from __future__ import annotations
 
 import logging
+import shlex
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, describe
 from offsetstore.spark.micro_batch import PlanOutdated
+from offsetstore.writers.append import Append
 from offsetstore.writers.refusals import check_deferred
 from offsetstore.writers.staging import StagedRowsLost
+from offsetstore.writers.upsert import Upsert
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from sqlalchemy import Connection
 
+    from offsetstore.ports import Writer
     from offsetstore.spark.micro_batch import Plan
     from offsetstore.store.claims import Claim
     from offsetstore.store.transaction import Transaction
 
-Ranges: TypeAlias = "Mapping[TopicPartition, OffsetRange]"
+Ranges: TypeAlias = Mapping[TopicPartition, OffsetRange]
+Record: TypeAlias = tuple[TopicPartition, int]
+Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], object]
+"""Writes the records of these ranges without some of them, leaves nothing behind, and raises as the batch did."""
 
 SECONDS: Final = 60.0
 """No further part is tried after so long."""
+
+_MOST_OTHERS: Final = 4
+"""So many other bad records may be in the batch where one is to be shown to be a cause."""
 
 # Cardinality, data, constraints, views' checks, limits of a row or value, and what a function or trigger raises. That a
 # right or a table is missing is no record's doing.
 _OF_RECORDS: Final = frozenset({"21", "22", "23", "44", "54", "P0"})
 
+# What an added row violates whatever comes after it: values and types, NOT NULL, CHECK, UNIQUE and EXCLUDE.
+_ROW_LOCAL: Final = frozenset({"23502", "23514", "23505", "23P01"})
+
 _log = logging.getLogger(__name__)
 
 
-def find_poison(
-    refused: RowsRefused, ranges: Ranges, attempt: Callable[[Ranges], object], *, seconds: float = SECONDS
-) -> RowsRefused:
-    """Return the error of the first record with which the batch is refused, or of as few records as are proven.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a search has found out.
 
-    :param refused: the error of all of them; returned as it is, where no record can have caused it.
-    :param attempt: tries to write these records alone, leaves nothing behind, and raises as the batch did.
+    :param error: the refusal, as the smallest part that was refused told it.
+    :param accepted: the records before the first one with which the batch is refused; they were written and taken back.
+    :param suspects: the records among which the cause is.
+    :param record: the one of them that is shown to be a cause, else ``None``.
+    """
+
+    error: RowsRefused
+    accepted: Ranges
+    suspects: Ranges
+    record: Record | None
+
+
+def is_of_records(refused: RowsRefused) -> bool:
+    """Tell whether a record can have caused it."""
+    return refused.sqlstate is None or refused.sqlstate[:2] in _OF_RECORDS
+
+
+def is_row_local(refused: RowsRefused, writer: Writer | None) -> bool:
+    """Tell whether no other row can lift the refusal of a row: a foreign key's parent or a key's next summand could.
+
+    :param writer: that of the refused rows, ``None`` if that is not known.
+    """
+    if type(writer) not in {Append, Upsert}:
+        return False
+    if refused.sqlstate is None:  # a value that we have refused ourselves, before rows were combined by key
+        return True
+    return type(writer) is Append and (refused.sqlstate[:2] == "22" or refused.sqlstate in _ROW_LOCAL)
+
+
+def isolate(
+    refused: RowsRefused,
+    ranges: Ranges,
+    attempt: Attempt,
+    *,
+    is_local: Callable[[], bool] = lambda: False,
+    seconds: float = SECONDS,
+) -> Verdict:
+    """Look for the record that is the cause of a refusal.
+
+    :param refused: the error of the whole batch, which a record can have caused.
+    :param ranges: the batch's records.
+    :param is_local: whether each refused row is of one record, and no other row can lift its refusal.
     :param seconds: with 0 no part is tried.
+    :raises PlanOutdated: the refusal did not recur; the batch may be written by now.
     :raises StaleClaim, PlanOutdated, StagedRowsLost: the batch is not ours any more, or no longer as it was planned.
     """
-    if refused.sqlstate is not None and refused.sqlstate[:2] not in _OF_RECORDS:
-        return refused
-    _log.warning("the record is to be found among %s: %s", describe(ranges), refused)
-    deadline = time.monotonic() + seconds
-    told = refused
-    passed, proven = 0, _size(ranges)
-    while proven - passed > 1 and time.monotonic() < deadline:
-        middle = (passed + proven) // 2
-        found = _refusal(_cut(ranges, 0, middle), attempt)
-        if found is None:
-            passed = middle
-        elif isinstance(found, RowsRefused) and _is_same(found, refused):
-            told, proven = found, middle
-        else:
-            _log.warning("the search was given up: %s", type(found).__name__)
-            break
-    narrowest = _cut(ranges, passed, proven)
-    return told.among(narrowest, _place(narrowest))
+    _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
+    search = _Search(refused, ranges, attempt, time.monotonic() + seconds)
+    record: Record | None = None
+    local = False
+    try:
+        first = search.bisect(0, search.size)
+        if not search.refuses(search.size):
+            what = "rows were refused, and a moment later they were not"
+            raise PlanOutdated(what)
+        local = is_local()
+        if local or search.is_cause(first):
+            record = search.record(first)
+    except _GivenUp as why:
+        _log.warning("the search was given up: %s", why)
+        local = is_local()
+    until = search.refused if local else search.size
+    suspects = _cut(ranges, search.accepted, search.accepted + 1 if record else until)
+    return Verdict(search.told, _cut(ranges, 0, search.accepted), suspects, record)
+
+
+def conclude(verdict: Verdict, ranges: Ranges, store: Callable[[Ranges], object], *, group: str) -> RowsRefused:
+    """Store the records before the refused one, and return the error that tells all of it.
+
+    :param ranges: the batch's records.
+    :param store: writes these records and advances, in one transaction.
+    :raises OffsetStoreError: whatever ``store`` raises, but for `RowsRefused`: then no record is named.
+    """
+    stored: Ranges = {}
+    suspects, record = verdict.suspects, verdict.record
+    if verdict.accepted:
+        try:
+            store(verdict.accepted)
+            stored = verdict.accepted
+        except RowsRefused as again:
+            _log.warning("records that were accepted in the search were refused when they were to be stored: %s", again)
+            suspects, record = ranges, None
+    if record is None:
+        place = f"one of the records {describe(suspects)} is the first with which the batch is refused"
+    else:
+        place = f"the record {record[0]}@{record[1]} is the first with which the batch is refused"
+    place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
+    next_step = verdict.error.next_step
+    if record is not None:
+        next_step += f" To pass over this record alone: {_recipe(group, record)}"
+    return verdict.error.among(suspects, place, stored=stored, next_step=next_step)
 
 
 def try_out(claim: Claim, plan: Plan, write: Callable[[Connection], object]) -> None:
@@ -93,27 +175,88 @@ def try_out(claim: Claim, plan: Plan, write: Callable[[Connection], object]) -> 
 
 
 class _TakenBack(Exception):
-    """All was let pass."""
+    """All rows were accepted."""
 
 
-def _refusal(ranges: Ranges, attempt: Callable[[Ranges], object]) -> Exception | None:
-    try:
-        attempt(ranges)
-    except (StaleClaim, PlanOutdated, StagedRowsLost):
-        raise
-    except Exception as error:  # noqa: BLE001 - what hinders the search does not matter beside what it is about
-        return error
-    return None
+class _GivenUp(Exception):
+    """The time is up, or another error than the batch's came in between."""
+
+
+class _Search:
+    """Tries parts of a batch; offsets are counted from 1, from partition to partition.
+
+    ``accepted`` is how many of the first offsets are known to be accepted, ``refused`` how many are known, or said, to
+    be refused.
+    """
+
+    def __init__(self, refused: RowsRefused, ranges: Ranges, attempt: Attempt, deadline: float) -> None:
+        self.told = refused
+        self.size = sum(range_.until - range_.from_ for range_ in ranges.values())
+        self.accepted, self.refused = 0, self.size
+        self._original = refused
+        self._ranges = ranges
+        self._attempt = attempt
+        self._deadline = deadline
+
+    def bisect(self, accepted: int, refused: int, without: Sequence[Record] = ()) -> int:
+        """Return the number of the first offset with which the batch is refused.
+
+        :param accepted: so many of the first offsets are accepted; with ``refused`` of them the batch is refused.
+        """
+        while refused - accepted > 1:
+            middle = (accepted + refused) // 2
+            if self.refuses(middle, without):
+                refused = middle
+            else:
+                accepted = middle
+            if not without:
+                self.accepted, self.refused = accepted, refused
+        return refused
+
+    def is_cause(self, first: int) -> bool:
+        """Tell whether the batch is accepted without the record, and without the other bad ones that it has.
+
+        With it alone of them it must be refused: a record that a later one makes good is no cause.
+        """
+        record = self.record(first)
+        others: list[Record] = []
+        while self.refuses(self.size, [record, *others]):
+            if len(others) == _MOST_OTHERS:
+                return False
+            first = self.bisect(first, self.size, [record, *others])
+            others.append(self.record(first))
+        return not others or self.refuses(self.size, others)
+
+    def refuses(self, count: int, without: Sequence[Record] = ()) -> bool:
+        """Try the first so many offsets.
+
+        :raises _GivenUp: the time is up, or they are refused for another reason than the batch.
+        """
+        if time.monotonic() >= self._deadline:
+            what = "the time is up"
+            raise _GivenUp(what)
+        try:
+            self._attempt(_cut(self._ranges, 0, count), without)
+        except (StaleClaim, PlanOutdated, StagedRowsLost):
+            raise
+        except Exception as error:  # noqa: BLE001 - what hinders the search does not matter beside what it is about
+            if not (isinstance(error, RowsRefused) and _is_same(error, self._original)):
+                raise _GivenUp(type(error).__name__) from None
+            if not without:
+                self.told = error
+            return True
+        return False
+
+    def record(self, number: int) -> Record:
+        """Return the offset of that number."""
+        [(tp, range_)] = _cut(self._ranges, number - 1, number).items()
+        return tp, range_.from_
 
 
 def _is_same(found: RowsRefused, refused: RowsRefused) -> bool:
     """Compare them as far as both are told: COPY knows a column where INSERT does not."""
     pairs = [(getattr(found, name), getattr(refused, name)) for name in ("table", "constraint", "column")]
     return found.sqlstate == refused.sqlstate and all(one == other or None in (one, other) for one, other in pairs)
-
-
-def _size(ranges: Ranges) -> int:
-    return sum(range_.until - range_.from_ for range_ in ranges.values())
 
 
 def _cut(ranges: Ranges, begin: int, end: int) -> Ranges:
@@ -128,9 +271,8 @@ def _cut(ranges: Ranges, begin: int, end: int) -> Ranges:
     return part
 
 
-def _place(ranges: Ranges) -> str:
-    is_first = "is the first with which the batch is refused"
-    if _size(ranges) == 1:
-        [(tp, range_)] = ranges.items()
-        return f"the record {tp}@{range_.from_} {is_first}"
-    return f"one of the records {describe(ranges)} {is_first}"
+def _recipe(group: str, record: Record) -> str:
+    """The command that moves the partition's stored offset behind the record, where it stands once all before is in."""
+    tp, offset = record
+    place = f"-g {shlex.quote(group)} -t {shlex.quote(f'{tp.topic}:{tp.partition}')} --to-offset {offset + 1}"
+    return f'offsetstore reset {place} --reason "…" --execute'

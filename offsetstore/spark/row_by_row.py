@@ -56,14 +56,31 @@ def check_row_by_row(batch: DataFrame, result: DataFrame) -> None:
     if KAFKA not in result.columns:
         found = f"columns {', '.join(result.columns)}"
         raise _missing(found)
-    given, made = _analyzed(batch), _analyzed(result)
+    made = _analyzed(result)
+    if _kafka_column(made) not in _kafka_columns(_analyzed(batch), made):
+        found = f"a column {KAFKA} that transform made itself"
+        raise _missing(found)
+
+
+def is_row_by_row(batch: DataFrame, result: DataFrame) -> bool:
+    """Tell whether each row of the result is of one record of the batch, with ``_kafka`` or without; from the plan."""
+    try:
+        _kafka_columns(_analyzed(batch), _analyzed(result))
+    except UnsupportedQuery:
+        return False
+    return True
+
+
+def _kafka_columns(given: Any, made: Any) -> set[int]:
+    """Return which columns of the result are the sink's ``_kafka``.
+
+    :raises UnsupportedQuery: a row may come of several records, or of none.
+    """
     lineage = _Lineage({leaf.rdd().id() for leaf in each(given.collectLeaves())}, _kafka_column(given))
     if any(lineage.has_batch(subquery) for subquery in each(made.subqueriesAll())):
         found = "a subquery over the batch"
         raise _refused(found)
-    if _kafka_column(made) not in lineage.columns(made):
-        found = f"a column {KAFKA} that transform made itself"
-        raise _missing(found)
+    return lineage.columns(made)
 
 
 class _Lineage:

@@ -94,8 +94,9 @@ class TransactionalSink:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.
 
-        :raises OffsetStoreError: nothing of the batch was written; but for `CommitUnknown`, where that is the question,
-            and `CommittedBehindOurBack`, where an `Execute` did it.
+        :raises OffsetStoreError: nothing of the batch was written; but for `RowsRefused`, which says what was stored
+            before the refused record, `CommitUnknown`, where that is the question, and `CommittedBehindOurBack`, where
+            an `Execute` did it.
         """
         self.error = None
         try:

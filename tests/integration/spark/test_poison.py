@@ -1,14 +1,17 @@
-"""A record that the table can't hold: the error names it, nothing of it is written, and a correction lets it pass."""
+"""A record that the table can't hold: the error names it, all before it is written, and it can be passed over."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shlex
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, OffsetRange, TopicPartition, Upsert
-from offsetstore.errors import RowsRefused, StaleClaim
+from offsetstore.cli.commands import cli
+from offsetstore.errors import RowsRefused, SinkError, StaleClaim
 from offsetstore.spark import partition_atomicity
 from tests.support.transforms import EVENTS, traced
 
@@ -28,9 +31,10 @@ CONSTRAINTS = {
 }
 
 
+@pytest.mark.behaviour("TX-17")
 @pytest.mark.parametrize("atomicity", ["batch", "partition"])
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
-def test_the_record_that_violates_a_constraint_is_named(
+def test_the_command_in_the_error_passes_over_the_named_record_alone(
     world: World, offsetstore_topic: NewTopic, constraint: str, atomicity: Atomicity
 ) -> None:
     world.database.execute(EVENTS)
@@ -40,19 +44,101 @@ def test_the_record_that_violates_a_constraint_is_named(
     world.produce(topic, ["a", "b"])
     world.produce(topic, ["c", "d", "toxic", "e"], partition=1)
 
-    failed = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity=atomicity)
+    claim = world.claim(topic)
+    failed = world.run_to_failure(claim, traced, Append("events"), atomicity=atomicity)
 
     assert isinstance(failed.error, RowsRefused)
-    assert (failed.error.topic_partition, failed.error.offsets) == (TopicPartition(topic, 1), OffsetRange(2, 3))
+    record = TopicPartition(topic, 1)
+    assert (failed.error.topic_partition, failed.error.offsets) == (record, OffsetRange(2, 3))
     assert f"{topic}-1@2" in failed.text
     assert failed.error.constraint == "rule"
     assert "toxic" not in failed.text
-    assert world.stored(topic)[1] == 0
-    assert "c" not in world.database.column(VALUES)
+    assert failed.error.stored[record] == OffsetRange(0, 2)
+    assert world.stored(topic) == {0: 2, 1: 2}
+    assert world.database.column(VALUES) == ["a", "b", "c", "d", "toxic"]
 
-    world.database.execute("ALTER TABLE events DROP CONSTRAINT rule")
+    claim.close()
+    done = run_recipe(world, failed.error)
+    assert done.exit_code == 0, done.output
     world.run(world.claim(topic), traced, Append("events"), atomicity=atomicity)
-    assert world.database.column(VALUES) == ["a", "b", "c", "d", "e", "toxic", "toxic"]
+    assert world.database.column(VALUES) == ["a", "b", "c", "d", "e", "toxic"]
+    assert world.stored(topic) == {0: 2, 1: 4}
+
+
+def run_recipe(world: World, error: RowsRefused) -> Any:
+    """Run the command that the error gives, as it stands there."""
+    _, _, command = error.next_step.partition("offsetstore ")
+    return CliRunner(env={"OFFSETSTORE_URL": world.database.url}).invoke(cli, shlex.split(command))
+
+
+@pytest.mark.behaviour("TX-17")
+def test_where_several_outputs_are_written_the_records_before_are_in_all_of_them(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("CREATE TABLE counts (value text PRIMARY KEY, records bigint)")
+    world.database.execute(f"ALTER TABLE events {CONSTRAINTS['checked']}")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b", "toxic", "c", "toxic", "a"])
+
+    def transform(batch: DataFrame) -> dict[str, DataFrame]:
+        return {"counts": counted(batch), "events": traced(batch)}
+
+    into = {"counts": Upsert("counts", key=["value"], add=["records"]), "events": Append("events")}
+    failed = world.run_to_failure(world.claim(topic), transform, into)
+
+    assert isinstance(failed.error, RowsRefused)
+    assert (failed.error.output, failed.error.offsets) == ("events", OffsetRange(2, 3))
+    assert world.stored(topic) == {0: 2}
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.database.rows("SELECT * FROM counts ORDER BY value") == [("a", 1), ("b", 1)]
+
+
+@pytest.mark.behaviour("TX-18")
+@pytest.mark.parametrize("atomicity", ["batch", "partition"])
+def test_a_batch_whose_refusal_does_not_recur_is_written(
+    world: World, offsetstore_topic: NewTopic, atomicity: Atomicity
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("CREATE TABLE topics (name text PRIMARY KEY)")
+    world.database.execute("ALTER TABLE events ADD FOREIGN KEY (topic) REFERENCES topics")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b", "c", "d"])
+    asked: list[DataFrame] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        asked.append(batch)
+        if len(asked) == 2:  # the first part of the search: another job has brought the parent meanwhile
+            world.database.execute(f"INSERT INTO topics VALUES ('{topic}')")
+        return traced(batch)
+
+    world.run(world.claim(topic), transform, Append("events"), atomicity=atomicity)
+
+    assert world.database.column(VALUES) == ["a", "b", "c", "d"]
+    assert world.stored(topic) == {0: 4}
+
+
+def test_a_refusal_that_comes_and_goes_ends_after_some_plans_and_names_no_record(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    """A trigger that refuses each first try: the search's own tries are accepted."""
+    world.database.execute(EVENTS)
+    world.database.execute("CREATE SEQUENCE tries")
+    world.database.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF nextval('tries') % 4 = 1 THEN RAISE EXCEPTION 'not now'; END IF; RETURN NULL; END $$"
+    )
+    world.database.execute("CREATE TRIGGER refuse AFTER INSERT ON events EXECUTE FUNCTION refuse()")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b", "c", "d"])
+
+    failed = world.run_to_failure(world.claim(topic), traced, Append("events"))
+
+    assert isinstance(failed.error, SinkError)
+    assert not isinstance(failed.error, RowsRefused)
+    assert "@" not in str(failed.error)
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0}
 
 
 def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
@@ -107,5 +193,6 @@ def test_a_record_is_found_behind_an_aggregation(world: World, offsetstore_topic
 
     assert isinstance(failed.error, RowsRefused)
     assert failed.error.column == "value"
-    assert failed.error.found == f"string; the record {topic}-1@1 is the first with which the batch is refused"
-    assert world.database.rows("SELECT * FROM counts") == []
+    assert str(failed.error.found).startswith(f"string; the record {topic}-1@1 is the first with which the batch is")
+    assert world.database.rows("SELECT * FROM counts ORDER BY value") == [("a", 3), ("b", 1)]
+    assert world.stored(topic) == {0: 3, 1: 1}

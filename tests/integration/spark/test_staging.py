@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import text
 
-from offsetstore import Append, Execute, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Execute, OffsetRange, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, RowsRefused, SchemaError, SchemaMissing, SinkError, StaleClaim
 from offsetstore.spark.staging import StagingArea
 from offsetstore.store.schema import STAGING_SCHEMA
@@ -236,7 +236,7 @@ def test_a_value_that_an_executor_refuses_ends_the_query_with_the_typed_error(wo
     error = failure(world, world.claim(topic), events, Append("events"))
     assert isinstance(error, RowsRefused)
     assert (error.table, error.column) == ("events", "value")
-    assert world.stored(topic) == {0: 0, 1: 0}
+    assert (world.database.column(VALUES), world.stored(topic)) == (["a", "b", "c", "d"], {0: 2, 1: 2})
     assert world.database.column(STAGING_TABLES) == []
 
 
@@ -244,8 +244,8 @@ def test_a_row_that_the_target_refuses_ends_the_query_with_the_typed_error(world
     world.database.execute("CREATE UNIQUE INDEX once ON events (partition)")
     error = failure(world, world.claim(topic), events, Append("events"))
     assert isinstance(error, RowsRefused)
-    assert error.constraint == "once"
-    assert (world.database.column(VALUES), world.stored(topic)) == ([], {0: 0, 1: 0})
+    assert (error.constraint, error.offsets) == ("once", OffsetRange(1, 2))
+    assert (world.database.column(VALUES), world.stored(topic)) == (["a"], {0: 1, 1: 0})
     assert world.database.column(STAGING_TABLES) == []
 
 

@@ -15,7 +15,7 @@ from offsetstore.replay import decide
 from offsetstore.spark import task
 from offsetstore.spark.batch_atomicity import OnDriver, write_and_advance
 from offsetstore.spark.micro_batch import PlanOutdated
-from offsetstore.spark.poison import find_poison, try_out
+from offsetstore.spark.poison import isolate, try_out
 from offsetstore.spark.task import Ending, Work
 from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.refusals import refusals
@@ -24,12 +24,13 @@ from tests.integration.writers.writing import batch, kafka
 from tests.support.background import in_background
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection
 
     from offsetstore import Claim, Transaction
     from offsetstore.ports import Writer
+    from offsetstore.spark.poison import Ranges, Record, Verdict
     from tests.integration.store.conftest import Query
 
 P0 = TopicPartition("payments", 0)
@@ -50,20 +51,22 @@ def claim(store: OffsetStore) -> Claim:
     return store.claim("billing", topics=["payments"])
 
 
-def attempt(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]], part: Mapping[Any, OffsetRange]) -> None:
+def attempt(
+    claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]], part: Ranges, without: Collection[Record] = ()
+) -> None:
     """Write some of the rows, of which each is one record's, and take them back."""
-    chosen = rows[part[P0].from_ : part[P0].until]
-    batches = [batch({name: [row[name] for row in chosen] for name in rows[0]})]
+    chosen = [rows[at] for at in range(part[P0].from_, part[P0].until) if (P0, at) not in without]
+    batches = [batch({name: [row[name] for row in chosen] for name in rows[0]})] if chosen else []
     plan = {P0: decide(0, OffsetRange(0, len(rows)))}
     try_out(claim, plan, lambda connection: writer.write(connection, batches))
 
 
-def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> RowsRefused:
+def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> Verdict:
     """Fail with all of them, as the batch does, and look for the one."""
     whole = {P0: OffsetRange(0, len(rows))}
     with pytest.raises(RowsRefused) as caught:
         attempt(claim, writer, rows, whole)
-    return find_poison(caught.value, whole, lambda part: attempt(claim, writer, rows, part))
+    return isolate(caught.value, whole, lambda part, without: attempt(claim, writer, rows, part, without))
 
 
 def test_a_withdrawal_that_an_earlier_deposit_covers_is_not_blamed(claim: Claim, query: Query) -> None:
@@ -74,8 +77,8 @@ def test_a_withdrawal_that_an_earlier_deposit_covers_is_not_blamed(claim: Claim,
 
     found = search(claim, Upsert("balances", key=["account"], add=["amount"]), rows)
 
-    assert (found.topic_partition, found.offsets) == (P0, OffsetRange(7, 8))
-    assert found.constraint == "balances_amount_check"
+    assert found.record == (P0, 7)
+    assert found.error.constraint == "balances_amount_check"
     assert query("SELECT * FROM balances") == []
 
 
@@ -102,8 +105,47 @@ def test_a_child_whose_parent_comes_later_is_not_blamed(claim: Claim, query: Que
 
     found = search(claim, Execute(insert_family), rows)
 
-    assert (found.column, found.offsets) == ("note", OffsetRange(0, 8))
-    assert "one of the records payments-0 [0, 8)" in str(found)
+    assert (found.error.column, found.record, found.suspects) == ("note", None, {P0: OffsetRange(0, 8)})
+
+
+@pytest.mark.behaviour("TX-18")
+def test_a_withdrawal_that_a_later_deposit_covers_is_not_blamed(claim: Claim, query: Query) -> None:
+    """The whole batch is combined by key first; a part of it may end before the deposit."""
+    query("CREATE TABLE balances (account text PRIMARY KEY, amount bigint CHECK (amount >= 0))")
+    rows = [{"account": f"other {number}", "amount": 1} for number in range(8)]
+    rows[1], rows[5] = {"account": "A", "amount": -50}, {"account": "A", "amount": 100}
+    rows[7] = {"account": "B", "amount": -5}
+
+    found = search(claim, Upsert("balances", key=["account"], add=["amount"]), rows)
+
+    assert (found.record, found.suspects) == (None, {P0: OffsetRange(1, 8)})
+    assert found.accepted == {P0: OffsetRange(0, 1)}
+
+
+@pytest.mark.behaviour("TX-18")
+def test_a_parent_that_comes_a_moment_later_is_no_records_fault(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    query("CREATE TABLE children (id bigint, parent bigint REFERENCES parents)")
+    rows = [{"id": number, "parent": 1} for number in range(8)]
+    whole = {P0: OffsetRange(0, 8)}
+    with pytest.raises(RowsRefused) as caught:
+        attempt(claim, Append("children"), rows, whole)
+    query("INSERT INTO parents VALUES (1)")
+
+    with pytest.raises(PlanOutdated, match="a moment later they were not"):
+        isolate(caught.value, whole, lambda part, without: attempt(claim, Append("children"), rows, part, without))
+
+
+def test_of_several_children_without_a_parent_the_first_is_named(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    query("INSERT INTO parents VALUES (1)")
+    query("CREATE TABLE children (id bigint, parent bigint REFERENCES parents)")
+    rows = [{"id": number, "parent": 7 if number in {3, 5, 6} else 1} for number in range(8)]
+
+    found = search(claim, Append("children"), rows)
+
+    assert (found.record, found.accepted) == ((P0, 3), {P0: OffsetRange(0, 3)})
+    assert query("SELECT * FROM children") == []
 
 
 def test_a_search_of_a_job_that_was_taken_over_ends_with_that(store: OffsetStore, claim: Claim, query: Query) -> None:
@@ -117,7 +159,7 @@ def test_a_search_of_a_job_that_was_taken_over_ends_with_that(store: OffsetStore
     store.claim("billing", topics=["payments"])
 
     with pytest.raises(StaleClaim):
-        find_poison(caught.value, whole, lambda part: attempt(claim, Append("once"), rows, part))
+        isolate(caught.value, whole, lambda part, without: attempt(claim, Append("once"), rows, part, without))
 
 
 def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(
@@ -178,7 +220,7 @@ ROWS = batch({"record": [3, 4], "_kafka": kafka(("payments", 0, 3), ("payments",
 
 def write_batch(tx: Transaction, *, until: int) -> None:
     plan = tx.lock({P0: OffsetRange(3, until)})
-    computed = [OnDriver(Append("results"), cast("Any", pa).Table.from_batches([ROWS]))]
+    computed = {"": OnDriver(Append("results"), cast("Any", pa).Table.from_batches([ROWS]))}
     write_and_advance(computed, tx, {P0: plan[P0].remaining})
 
 

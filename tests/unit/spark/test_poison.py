@@ -8,168 +8,341 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offsetstore import OffsetRange, TopicPartition
-from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim
+from offsetstore import Append, Execute, OffsetRange, TopicPartition, Upsert
+from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
 from offsetstore.spark.micro_batch import PlanOutdated
-from offsetstore.spark.poison import find_poison
+from offsetstore.spark.poison import conclude, is_of_records, is_row_local, isolate
 from offsetstore.writers.staging import StagedRowsLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
+
+    from offsetstore.ports import Writer
+    from offsetstore.spark.poison import Ranges, Record, Verdict
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 
 
-def refused() -> RowsRefused:
+def refused(**fields: Any) -> RowsRefused:
     what = "too large"
-    return RowsRefused(what, table="payments", column="amount", found="int64", next_step="Correct it.")
+    given: dict[str, Any] = {"table": "payments", "column": "amount", "found": "int64", "next_step": "Correct it."}
+    return RowsRefused(what, **(given | fields))
+
+
+def records_of(ranges: Ranges, without: Collection[Record] = ()) -> set[Record]:
+    return {(tp, offset) for tp, range_ in ranges.items() for offset in range(range_.from_, range_.until)} - {*without}
 
 
 class Table:
-    """Refuses some records; or any parts that have ``together``."""
+    """Refuses what ``rule`` says of a set of records; counts how often it was asked."""
 
-    def __init__(self, *poison: tuple[TopicPartition, int], together: bool = False) -> None:
-        self.poison = set(poison)
-        self.together = together
+    def __init__(self, rule: Callable[[set[Record]], bool]) -> None:
+        self.rule = rule
         self.asked = 0
 
-    def attempt(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+    def attempt(self, ranges: Ranges, without: Collection[Record] = ()) -> None:
         self.asked += 1
-        records = {(tp, offset) for tp, range_ in ranges.items() for offset in range(range_.from_, range_.until)}
-        found = self.poison & records
-        if found and (not self.together or found == self.poison):
+        if self.rule(records_of(ranges, without)):
             raise refused()
 
 
+def with_any(*poison: Record) -> Table:
+    return Table(lambda records: not records.isdisjoint(poison))
+
+
+def rule_of(poison: Mapping[Record, Record | None]) -> Callable[[set[Record]], bool]:
+    """A record is refused, unless the one that makes it good is there too."""
+    return lambda records: any(bad in records and good not in records for bad, good in poison.items())
+
+
+def named(verdict: Verdict) -> Record | None:
+    """The record that is named; then the suspects are it alone."""
+    if verdict.record is not None:
+        tp, offset = verdict.record
+        assert verdict.suspects == {tp: OffsetRange(offset, offset + 1)}
+    return verdict.record
+
+
 @given(
-    st.sets(st.tuples(st.sampled_from([P0, P1]), st.integers(40, 99)), min_size=1),
-    st.sampled_from([{P0: (40, 100), P1: (40, 100)}, {P0: (40, 100)}, {P0: (40, 41)}, {P0: (0, 10_000), P1: (40, 41)}]),
+    poison=st.sets(st.tuples(st.sampled_from([P0, P1]), st.integers(40, 99)), min_size=1, max_size=5),
+    bounds=st.sampled_from(
+        [{P0: (40, 100), P1: (40, 100)}, {P0: (40, 100)}, {P0: (40, 41)}, {P0: (0, 10_000), P1: (40, 41)}]
+    ),
+    local=st.booleans(),
 )
-def test_the_first_poisonous_record_is_named(
-    poison: set[tuple[TopicPartition, int]], bounds: dict[TopicPartition, tuple[int, int]]
+def test_the_first_bad_record_is_named_and_all_before_it_are_accepted(
+    poison: set[Record], bounds: dict[TopicPartition, tuple[int, int]], *, local: bool
 ) -> None:
     ranges = {tp: OffsetRange(*pair) for tp, pair in bounds.items()}
-    there = sorted((tp, offset) for tp, offset in poison if tp in bounds and bounds[tp][0] <= offset < bounds[tp][1])
+    there = sorted(poison & records_of(ranges))
     if not there:
         return
-    table = Table(*there)
+    table = with_any(*there)
 
-    found = find_poison(refused(), ranges, table.attempt)
+    verdict = isolate(refused(), ranges, table.attempt, is_local=lambda: local)
 
-    tp, offset = there[0]
-    assert (found.topic_partition, found.offsets) == (tp, OffsetRange(offset, offset + 1))
-    assert found.found == f"int64; the record {tp}@{offset} is the first with which the batch is refused"
-    assert (found.table, found.column, found.next_step) == ("payments", "amount", "Correct it.")
-    assert table.asked <= 15
+    assert named(verdict) == there[0]
+    assert records_of(verdict.accepted) == {record for record in records_of(ranges) if record < there[0]}
+    assert table.asked <= 15 if local else 90
 
 
-def test_of_records_that_are_refused_together_the_last_is_named_in_words_that_hold_for_it() -> None:
-    table = Table((P0, 3), (P1, 20), together=True)
-    found = find_poison(refused(), {P0: OffsetRange(0, 64), P1: OffsetRange(0, 64)}, table.attempt)
-    assert (found.topic_partition, found.offsets) == (P1, OffsetRange(20, 21))
-    assert found.found == "int64; the record payments-1@20 is the first with which the batch is refused"
+@given(
+    st.dictionaries(
+        st.tuples(st.just(P0), st.integers(0, 15)),
+        st.one_of(st.none(), st.tuples(st.just(P0), st.integers(0, 15))),
+        min_size=1,
+        max_size=6,
+    )
+)
+@pytest.mark.behaviour("TX-18")
+def test_a_record_is_named_only_if_it_is_a_cause(poison: dict[Record, Record | None]) -> None:
+    """The plain rule: with it the batch is refused, and without it, and some others, it is not."""
+    ranges = {P0: OffsetRange(0, 16)}
+    rule = rule_of(poison)
+    if not rule(records_of(ranges)):
+        return
+
+    verdict = isolate(refused(), ranges, Table(rule).attempt)
+
+    assert not rule(records_of(verdict.accepted))
+    record = named(verdict)
+    if record is not None:
+        good = poison[record]
+        assert good is None or good == record or good in poison
+
+
+def test_many_bad_records_are_told_by_their_range_where_another_row_might_lift_them() -> None:
+    ranges, bad = {P0: OffsetRange(0, 64)}, [(P0, offset) for offset in range(20, 60)]
+
+    unproven = isolate(refused(), ranges, with_any(*bad).attempt)
+    local = isolate(refused(), ranges, with_any(*bad).attempt, is_local=lambda: True)
+
+    assert (named(unproven), unproven.suspects) == (None, {P0: OffsetRange(20, 64)})
+    assert unproven.accepted == {P0: OffsetRange(0, 20)}
+    assert named(local) == (P0, 20)
+
+
+def test_of_records_that_are_refused_together_the_last_is_named() -> None:
+    pair = {(P0, 3), (P1, 20)}
+    ranges = {P0: OffsetRange(0, 64), P1: OffsetRange(0, 64)}
+    assert named(isolate(refused(), ranges, Table(lambda records: pair <= records).attempt)) == (P1, 20)
 
 
 def test_a_record_that_needs_an_earlier_one_is_not_blamed() -> None:
     """As a child needs its parent: without it, it would be refused for the same reason."""
+    table = Table(lambda records: (P0, 7) in records or ((P0, 5) in records and (P0, 1) not in records))
+    assert named(isolate(refused(), {P0: OffsetRange(0, 8)}, table.attempt)) == (P0, 7)
 
-    def attempt(ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        range_ = ranges[P0]
-        if 7 in range(range_.from_, range_.until) or (range_.from_ > 1 and range_.until > 5):
-            raise refused()
 
-    assert find_poison(refused(), {P0: OffsetRange(0, 8)}, attempt).offsets == OffsetRange(7, 8)
+@pytest.mark.behaviour("TX-18")
+def test_a_record_that_a_later_one_makes_good_is_not_blamed() -> None:
+    """A withdrawal at 5 that a deposit at 50 covers; the batch is refused for what is at 60."""
+    table = Table(rule_of({(P0, 5): (P0, 50), (P0, 60): None}))
+
+    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt)
+
+    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(5, 64)})
+    assert verdict.accepted == {P0: OffsetRange(0, 5)}
+
+
+@pytest.mark.behaviour("TX-18")
+@pytest.mark.parametrize("local", [True, False])
+def test_a_refusal_that_does_not_recur_names_no_record(*, local: bool) -> None:
+    table = Table(lambda _: False)
+    with pytest.raises(PlanOutdated, match="a moment later they were not"):
+        isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt, is_local=lambda: local)
+
+
+@pytest.mark.behaviour("TX-18")
+def test_a_refusal_that_goes_away_during_the_search_names_no_record() -> None:
+    """As the parent of a child is inserted by another job."""
+    table = with_any((P0, 7))
+
+    def attempt(ranges: Ranges, without: Collection[Record]) -> None:
+        if table.asked < 3:
+            table.attempt(ranges, without)
+
+    with pytest.raises(PlanOutdated):
+        isolate(refused(), {P0: OffsetRange(0, 8)}, attempt, is_local=lambda: True)
 
 
 @pytest.mark.parametrize(
     "other", [{"sqlstate": "23503"}, {"column": "id"}, {"table": "refunds"}, {"constraint": "positive"}], ids=str
 )
+@pytest.mark.parametrize(("local", "until"), [(True, 64), (False, 64)])
 def test_another_refusal_than_the_batches_ends_the_search(
-    other: dict[str, Any], caplog: pytest.LogCaptureFixture
+    other: dict[str, Any], until: int, caplog: pytest.LogCaptureFixture, *, local: bool
 ) -> None:
     fields: dict[str, Any] = {"sqlstate": "23514", "column": "amount", "table": "payments", "constraint": "rule"}
-    what = "no"
-    original, another = RowsRefused(what, **fields), RowsRefused(what, **(fields | other))
+    original, another = refused(**fields), refused(**(fields | other))
 
-    def attempt(ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+    def attempt(ranges: Ranges, _: Collection[Record]) -> None:
         """The upper half lets the lower one pass, and is refused itself."""
         if ranges[P0].until > 32:
             raise original if ranges[P0].until > 48 else another
 
-    found = find_poison(original, {P0: OffsetRange(0, 64)}, attempt)
+    verdict = isolate(original, {P0: OffsetRange(0, 64)}, attempt, is_local=lambda: local)
 
-    assert (found.sqlstate, found.offsets) == ("23514", OffsetRange(32, 64))
-    assert found.found == "one of the records payments-0 [32, 64) is the first with which the batch is refused"
+    assert (verdict.error.sqlstate, verdict.suspects, verdict.record) == ("23514", {P0: OffsetRange(32, until)}, None)
+    assert verdict.accepted == {P0: OffsetRange(0, 32)}
     assert "given up: RowsRefused" in caplog.text
 
 
 def test_a_refusal_that_tells_less_is_the_same() -> None:
-    what = "no"
-    original = RowsRefused(what, sqlstate="22003")
+    original = refused(sqlstate="22003", column=None, table=None)
 
-    def attempt(ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        if ranges[P0].until > 5:
-            raise RowsRefused(what, sqlstate="22003", column="amount")
+    def attempt(ranges: Ranges, without: Collection[Record]) -> None:
+        if (P0, 5) in records_of(ranges, without):
+            raise refused(sqlstate="22003", column="amount", table=None)
 
-    found = find_poison(original, {P0: OffsetRange(0, 64)}, attempt)
-    assert (found.column, found.offsets) == ("amount", OffsetRange(5, 6))
+    verdict = isolate(original, {P0: OffsetRange(0, 64)}, attempt)
+    assert (verdict.error.column, named(verdict)) == ("amount", (P0, 5))
 
 
 @pytest.mark.parametrize("sqlstate", ["42501", "42P01", "0A000", "09000"])
 def test_no_record_is_blamed_for_what_none_can_cause(sqlstate: str) -> None:
-    what = "not allowed"
-    original = RowsRefused(what, sqlstate=sqlstate)
-    table = Table((P0, 3))
-    found = find_poison(original, {P0: OffsetRange(0, 64)}, table.attempt)
-    assert found is original
-    assert (found.offsets, found.found, table.asked) == (None, None, 0)
+    assert not is_of_records(refused(sqlstate=sqlstate))
 
 
-@pytest.mark.parametrize("sqlstate", ["21000", "22003", "23505", "44000", "54000", "P0001"])
-def test_for_what_a_record_can_cause_one_is_looked_for(sqlstate: str) -> None:
-    what = "no"
-    original = RowsRefused(what, sqlstate=sqlstate)
-
-    def attempt(ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        if ranges[P0].until > 3:
-            raise original
-
-    assert find_poison(original, {P0: OffsetRange(0, 8)}, attempt).offsets == OffsetRange(3, 4)
+@pytest.mark.parametrize("sqlstate", [None, "21000", "22003", "23505", "44000", "54000", "P0001"])
+def test_for_what_a_record_can_cause_one_is_looked_for(sqlstate: str | None) -> None:
+    assert is_of_records(refused(sqlstate=sqlstate))
 
 
-def test_several_partitions_are_told_with_their_ranges(caplog: pytest.LogCaptureFixture) -> None:
-    found = find_poison(refused(), {P1: OffsetRange(0, 4), P0: OffsetRange(0, 4)}, Table().attempt, seconds=0)
-    assert (found.topic_partition, found.offsets) == (None, None)
-    assert "one of the records payments-0 [0, 4), payments-1 [0, 4)" in str(found)
-    assert "payments-0 [0, 4), payments-1 [0, 4): too large" in caplog.text
+APPEND, UPSERT = Append("payments"), Upsert("payments", key=["id"])
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "writer", "local"),
+    [
+        (None, APPEND, True),
+        ("22003", APPEND, True),
+        ("23502", APPEND, True),
+        ("23505", APPEND, True),
+        ("23514", APPEND, True),
+        ("23P01", APPEND, True),
+        ("23503", APPEND, False),  # the parent may come later
+        ("P0001", APPEND, False),  # a trigger may look at anything
+        (None, UPSERT, True),
+        ("23514", UPSERT, False),  # of a sum, to which a later record may add
+        ("22003", UPSERT, False),
+        (None, Execute(print), False),
+        ("23514", None, False),
+    ],
+)
+def test_only_what_no_other_row_can_lift_is_proven_by_the_row_alone(
+    sqlstate: str | None, writer: Writer | None, *, local: bool
+) -> None:
+    assert is_row_local(refused(sqlstate=sqlstate), writer) is local
 
 
 @pytest.mark.parametrize("error", [StaleClaim, PlanOutdated, StagedRowsLost])
 def test_a_batch_that_is_ours_no_more_ends_the_search_with_that_error(error: type[Exception]) -> None:
-    def attempt(_: Mapping[TopicPartition, OffsetRange]) -> None:
+    def attempt(_: Ranges, __: Collection[Record]) -> None:
         what = "another job has it"
         raise error(what)
 
     with pytest.raises(error):
-        find_poison(refused(), {P0: OffsetRange(0, 64)}, attempt)
+        isolate(refused(), {P0: OffsetRange(0, 64)}, attempt)
 
 
-def test_a_search_that_is_hindered_tells_what_it_knows(caplog: pytest.LogCaptureFixture) -> None:
-    table = Table((P0, 3))
+@pytest.mark.parametrize(("local", "until"), [(True, 16), (False, 64)])
+def test_a_search_that_is_hindered_tells_what_it_knows(
+    until: int, caplog: pytest.LogCaptureFixture, *, local: bool
+) -> None:
+    table = with_any((P0, 3))
 
-    def attempt(ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+    def attempt(ranges: Ranges, without: Collection[Record]) -> None:
         if table.asked == 2:
-            what = "somebody is in the way"
+            what = "another session is in the way"
             raise LockTimeout(what)
-        table.attempt(ranges)
+        table.attempt(ranges, without)
 
-    found = find_poison(refused(), {P0: OffsetRange(0, 64)}, attempt)
+    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, attempt, is_local=lambda: local)
 
-    assert found.offsets == OffsetRange(0, 16)
+    assert (verdict.suspects, verdict.record) == ({P0: OffsetRange(0, until)}, None)
     assert "given up: LockTimeout" in caplog.text
 
 
 def test_a_search_ends_in_time() -> None:
-    table = Table((P0, 3))
-    found = find_poison(refused(), {P0: OffsetRange(0, 64)}, table.attempt, seconds=0)
-    assert (found.offsets, table.asked) == (OffsetRange(0, 64), 0)
+    table = with_any((P0, 3))
+    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt, seconds=0)
+    assert (verdict.suspects, verdict.accepted, verdict.record) == ({P0: OffsetRange(0, 64)}, {}, None)
+    assert table.asked == 0
+
+
+# -- what is stored, and what the error says
+
+
+BATCH = {P0: OffsetRange(40, 60), P1: OffsetRange(0, 64)}
+
+
+def searched(*poison: Record, **arguments: Any) -> Verdict:
+    return isolate(refused(), BATCH, with_any(*poison).attempt, **arguments)
+
+
+@pytest.mark.behaviour("TX-17")
+def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_that_record_alone() -> None:
+    stored: list[Ranges] = []
+    error = conclude(searched((P1, 20)), BATCH, stored.append, group="the billing")
+
+    assert stored == [error.stored] == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
+    assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 21))
+    assert error.found == (
+        "int64; the record payments-1@20 is the first with which the batch is refused; "
+        "stored before it: payments-0 [40, 60), payments-1 [0, 20)"
+    )
+    assert error.next_step == (
+        "Correct it. To pass over this record alone: "
+        "offsetstore reset -g 'the billing' -t payments:1 --to-offset 21 --reason \"…\" --execute"
+    )
+    assert (error.table, error.column) == ("payments", "amount")
+
+
+def test_nothing_is_stored_before_the_first_record() -> None:
+    error = conclude(searched((P0, 40)), BATCH, lambda _: pytest.fail("stored"), group="billing")
+    assert "the record payments-0@40 is the first" in str(error)
+    assert "nothing before it was stored" in str(error)
+    assert error.stored == {}
+
+
+def test_where_no_record_is_named_no_reset_is_offered() -> None:
+    stored: list[Ranges] = []
+    verdict = searched(*[(P1, offset) for offset in range(20, 60)])
+
+    error = conclude(verdict, BATCH, stored.append, group="billing")
+
+    assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 64))
+    assert "one of the records payments-1 [20, 64) is the first with which the batch is refused" in str(error)
+    assert error.next_step == "Correct it."
+    assert stored == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
+
+
+def test_several_partitions_are_told_with_their_ranges(caplog: pytest.LogCaptureFixture) -> None:
+    error = conclude(searched((P0, 50), seconds=0), BATCH, lambda _: None, group="billing")
+    assert (error.topic_partition, error.offsets) == (None, None)
+    assert "one of the records payments-0 [40, 60), payments-1 [0, 64)" in str(error)
+    assert "payments-0 [40, 60), payments-1 [0, 64): too large" in caplog.text
+
+
+@pytest.mark.behaviour("TX-18")
+def test_where_what_was_accepted_is_refused_when_it_is_stored_no_record_is_named() -> None:
+    def store(_: Ranges) -> None:
+        raise refused(column="id")
+
+    error = conclude(searched((P1, 20)), BATCH, store, group="billing")
+
+    assert error.stored == {}
+    assert (error.topic_partition, error.offsets) == (None, None)
+    assert "one of the records payments-0 [40, 60), payments-1 [0, 64)" in str(error)
+    assert "reset" not in str(error)
+
+
+@pytest.mark.parametrize("trouble", [StaleClaim, PlanOutdated, StoreUnavailable])
+def test_what_keeps_the_records_before_it_from_being_stored_is_raised(trouble: type[Exception]) -> None:
+    def store(_: Ranges) -> None:
+        what = "in the way"
+        raise trouble(what)
+
+    with pytest.raises(trouble):
+        conclude(searched((P1, 20)), BATCH, store, group="billing")
