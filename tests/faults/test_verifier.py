@@ -165,6 +165,28 @@ def test_a_batch_that_was_reported_failed_and_is_there() -> None:
     assert found == "I6: payments-0 0 -> 8 was reported failed (TransactionLost), and advanced"
 
 
+def test_a_part_of_a_failed_batch_that_is_there_without_a_word() -> None:
+    begun = (Event("begun", 1.0, {"ranges": {"payments-0": [0, 9]}}), FAILED[1])
+
+    [found] = check(Tables(8), [look(8)], events=begun)
+
+    assert found == "I6: payments-0 0 -> 8 was reported failed (TransactionLost), and advanced"
+
+
+def test_what_a_refused_batch_has_stored_before_the_record() -> None:
+    told = {"class_name": "RowsRefused", "stored": {"payments-0": [0, 8]}}
+    begun = Event("begun", 1.0, {"ranges": {"payments-0": [0, 9]}})
+
+    assert check(Tables(8), [look(8)], events=(begun, Event("failed", 2.0, told))) == []
+
+    told["stored"] = {"payments-0": [0, 7]}
+    [found] = check(Tables(8), [look(8)], events=(begun, Event("failed", 2.0, told)))
+    assert found == (
+        "I6: payments-0 0 -> 8 was reported failed (RowsRefused), and advanced; "
+        "payments-0 0 -> 7 was reported stored, and did not advance"
+    )
+
+
 def test_a_commit_of_which_nobody_knows_may_be_there() -> None:
     unknown = (FAILED[0], Event("failed", 2.0, {"class_name": "CommitUnknown"}))
 

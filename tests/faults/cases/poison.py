@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shlex
+import time
+from typing import TYPE_CHECKING, Final
 
 from tests.faults.harness.registry import fault
+from tests.faults.means.commands import offsetstore
 from tests.faults.means.poison import KINDS, SECRET, scatter
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.faults.harness.errors import Report
     from tests.faults.harness.scene import Job, Scene
 
+SEARCHING: Final = "looking for the refused record"
+
 
 @fault(
     row="poison records",
-    must="the job ends with an error that names the record, of whose batch or partition nothing is written",
+    must="the job ends with an error that names the record; of its batch or partition all before it is stored, and "
+    "nothing else",
     variants=tuple(KINDS),
     seeds=6,
 )
@@ -54,6 +61,68 @@ def _check(scene: Scene, job: Job, report: Report, bad: set[str]) -> None:
     begin, until = ranges[place]
     assert begin <= int(offset) < until, f"{named} is not in {ranges}"
     stored = {f"{scene.topic}-{partition}": at for partition, at in scene.stored().items()}
-    assert stored[place] == begin, f"{stored} though {named} was refused in {ranges}"
+    assert stored[place] == int(offset), f"{stored} though {named} was refused in {ranges}"
     if scene.way != "partition":
-        assert all(stored[tp] == at for tp, (at, _) in ranges.items()), f"{stored}, and the batch was {ranges}"
+        expected = {tp: until if tp < place else begin for tp, (begin, until) in ranges.items() if tp != place}
+        assert {tp: stored[tp] for tp in expected} == expected, f"{stored}, and the batch was {ranges}"
+
+
+@fault(
+    row="a refused record passed over by reset",
+    must="the error names the record and gives the command; after it all other records are there, once",
+    variants=("check", "deferred", "nul"),
+)
+def passed_over(scene: Scene) -> None:
+    """Records that the tables refuse, scattered among good ones; after each error its own command is run, and the job
+    is started again."""
+    kind = KINDS[scene.variant]
+    scene.database.execute(kind.rule)
+    scene.expect("RowsRefused")
+    scene.allow("reset")
+    bad = scatter(scene, kind, good=200, bad=scene.random.randint(1, 3))
+    size = scene.random.choice([30, 60, 120])
+    for _ in bad:
+        job = scene.start(records_per_trigger=size)
+        report = scene.expect_error(job, "RowsRefused", timeout=120)
+        _check(scene, job, report, bad)
+        job.wait_for("ended")
+        job.close()
+        _, _, command = report.next_step.partition("offsetstore ")
+        told = offsetstore(scene, *shlex.split(command))
+        scene.fired(f"job {job.pid} met {report.found}; {told.splitlines()[-1]}")
+    scene.produce(50)
+    with scene.supervise(records_per_trigger=size):
+        scene.caught_up()
+    keys = scene.database.rows("SELECT count(*) FROM landed WHERE key LIKE '%canary%'")
+    assert keys == [(0,)], "a refused record is in the results"
+
+
+@fault(
+    row="a refusal that does not recur",
+    must="all records are there, once; no record is named",
+    variants=("at once", "later"),
+)
+def not_recurring(scene: Scene) -> None:
+    """A record's parent is missing, and another session inserts it when the search for the record has begun: at its
+    first part, or while it goes on."""
+    scene.database.execute(KINDS["deferred"].rule.replace("DEFERRABLE INITIALLY DEFERRED", ""))
+    before = scatter(scene, KINDS["deferred"], good=200, bad=scene.random.randint(1, 3))
+    settings = {"records_per_trigger": scene.random.choice([60, 240])}
+    job = scene.start(**settings)
+    wait_until(lambda: f"{SEARCHING} among {scene.topic}" in job.process.end_of_log(), timeout=60)
+    if scene.variant == "later":
+        time.sleep(scene.random.random())  # any moment will do
+    scene.database.execute(f"INSERT INTO known SELECT 'k77 {SECRET}'")
+    scene.fired(f"the parent of {sorted(before)} was inserted when the search had begun")
+    scene.produce(50)
+    scene.expect("RowsRefused")  # it may have ended before: then the next start has nothing to refuse
+    wait_until(lambda: job.has_ended or _is_caught_up(scene), timeout=60)
+    if job.error is not None:
+        scene.fired(f"the search had ended before: {job.error.found}")
+    job.stop()
+    with scene.supervise(**settings):
+        scene.caught_up()
+
+
+def _is_caught_up(scene: Scene) -> bool:
+    return scene.stored() == scene.ends()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job failed: ``during`` connect, claim or batch. ``ours`` is whether the class is of offsetstore's tree."""
+    """How a job failed: ``during`` connect, claim or batch. ``ours`` is whether the class is of offsetstore's tree.
+
+    ``stored`` is what a refused batch has stored all the same: begin and end of each partition.
+    """
 
     class_name: str
     text: str
@@ -20,6 +26,7 @@ class Report:
     next_step: str
     topic_partition: str | None
     during: str
+    stored: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     spark: str = ""
 
     @classmethod

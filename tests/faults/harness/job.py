@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from offsetstore import Broker, OffsetStore, StartPolicy, TransactionalSink, failpoints
-from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import OffsetStoreError, RowsRefused
 from offsetstore.local.spark import local_session, quick_conf, spark_conf
 from offsetstore.spark.query import RunningQuery
 from offsetstore.store.store import Retries, Timeouts
@@ -249,6 +249,9 @@ def report(error: BaseException, *, during: str) -> dict[str, Any]:
         "expected": None if not is_ours or error.expected is None else str(error.expected)[:_TEXT],
         "next_step": error.next_step if is_ours else "",
         "topic_partition": str(error.topic_partition) if is_ours and error.topic_partition else None,
+        "stored": {str(tp): (r.from_, r.until) for tp, r in error.stored.items()}
+        if isinstance(error, RowsRefused)
+        else {},
     }
 
 
