@@ -13,6 +13,8 @@ _SCAN: Final = "offsetstore/spark/scan.py"
 _SPARK: Final = "tests/integration/spark/"
 _PLACED: Final = f"{_SPARK}test_scan.py::test_each_task_has_the_rows_of_one_partition_and_all_of_them"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
+_POISON: Final = "offsetstore/spark/poison.py"
+_SEARCHES: Final = "tests/unit/spark/test_poison.py::"
 
 _RE_PLAN: Final = """\
             if locked != planned.plan:
@@ -115,7 +117,7 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "topic-id-of-each-batch",
-        (_BATCH, "            check_topics(self._claim, planned.rows, batch.ranges)\n", ""),
+        (_BATCH, "            check_topics(self._claim, planned.rows, planned.plan)\n", ""),
         tests=(
             (
                 f"{_SPARK}test_recreated.py::"
@@ -123,6 +125,57 @@ BATCHES: Final[tuple[Mutant, ...]] = (
             ),
         ),
         why="Records of a topic that was recreated in mid run have the old one's offsets: they would be mixed.",
+    ),
+)
+
+REFUSED: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "refused-once-more",
+        (_POISON, "        if not search.refuses(search.size):\n", "        if search.refused is None:\n"),
+        tests=(f"{_SEARCHES}test_a_refusal_that_does_not_recur_names_no_record",),
+        why="A parent that arrives a moment later would leave the batch's last record accused.",
+    ),
+    mutant(
+        "accepted-without-the-record",
+        (_POISON, "        if local or search.is_cause(first):\n", "        if search.is_cause:\n"),
+        tests=(f"{_SEARCHES}test_a_record_that_a_later_one_makes_good_is_not_blamed",),
+        why="The error would offer to pass over a good record, which a later one makes good.",
+    ),
+    mutant(
+        "what-another-row-can-lift",
+        (_POISON, '(refused.sqlstate[:2] == "22" or refused.sqlstate in _ROW_LOCAL)', "is_of_records(refused)"),
+        tests=(f"{_SEARCHES}test_only_what_no_other_row_can_lift_is_proven_by_the_row_alone",),
+        why="The same, for foreign keys and triggers, without a look at the batch without the record.",
+    ),
+    mutant(
+        "what-a-sum-can-lift",
+        (_POISON, "return type(writer) is Append and", "return"),
+        tests=(f"{_SEARCHES}test_only_what_no_other_row_can_lift_is_proven_by_the_row_alone",),
+        why="The same, for a CHECK on a sum to which a later record adds.",
+    ),
+    mutant(
+        "records-before-the-refused-one",
+        (_POISON, "    if verdict.accepted:\n", "    if verdict is None:\n"),
+        tests=(
+            f"{_SEARCHES}test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_that_record_alone",
+        ),
+        why="The reset that the error offers would lose every good record before the refused one.",
+    ),
+    mutant(
+        "records-before-that-are-refused",
+        (_POISON, "            suspects, record = ranges, None\n", "            pass\n"),
+        tests=(f"{_SEARCHES}test_where_what_was_accepted_is_refused_when_it_is_stored_no_record_is_named",),
+        why="The same, where the records before it could not be stored.",
+    ),
+    mutant(
+        "records-before-and-no-others",
+        (
+            "offsetstore/spark/micro_batch.py",
+            "OffsetRange(self.plan[tp].range.from_, range_.until)",
+            "OffsetRange(self.plan[tp].range.from_, max(range_.until, self.plan[tp].range.until))",
+        ),
+        tests=(f"{_SPARK}test_poison.py::test_the_command_in_the_error_passes_over_the_named_record_alone",),
+        why="The offset would move over the refused record and all behind it, with the records before it.",
     ),
 )
 
@@ -160,4 +213,4 @@ PLACEMENT: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-SPARK: Final = (*TASKS, *BATCHES, *PLACEMENT)
+SPARK: Final = (*TASKS, *BATCHES, *REFUSED, *PLACEMENT)

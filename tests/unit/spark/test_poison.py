@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -297,6 +299,14 @@ def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_th
         "offsetstore reset -g 'the billing' -t payments:1 --to-offset 21 --reason \"…\" --execute"
     )
     assert (error.table, error.column) == ("payments", "amount")
+
+
+def test_the_readme_gives_the_same_command() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    error = conclude(searched((P0, 41)), BATCH, lambda _: None, group="billing")
+    _, _, command = error.next_step.partition("this record alone: ")
+    told, reason = command.replace(" 42 ", " 1042 ").split("…")
+    assert re.search(f'^\\$ {re.escape(told)}[^"]+{re.escape(reason)}$', readme, re.MULTILINE)
 
 
 def test_nothing_is_stored_before_the_first_record() -> None:
