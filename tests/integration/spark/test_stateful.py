@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, TopicPartition, TransactionalSink, Upsert, failpoints
-from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap, StaleClaim, UnsupportedQuery
+from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap, RowsRefused, StaleClaim, UnsupportedQuery
 from tests.support.transforms import EVENTS, events
 from tests.support.windows import WINDOWS, rows, timed, windows
 
@@ -112,6 +112,25 @@ def test_a_window_comes_out_once_wherever_the_job_breaks(job: Job, monkeypatch: 
     world.produce(job.topic, ["36", "61"])
     job.run()
     assert world.database.rows(COUNTS) == [(0, 4), (10, 2), (20, 1), (30, 2)]
+
+
+@pytest.mark.behaviour("SINK-6")
+def test_a_row_that_is_refused_stores_nothing_of_the_batch_and_no_reset_is_offered(job: Job) -> None:
+    """It may be made of records of earlier batches: no offset would be the right one to go on at."""
+    world = job.world
+    world.database.execute("ALTER TABLE windows ADD CONSTRAINT few CHECK (records < 3)")
+    world.produce(job.topic, [str(second) for second in (1, 2, 11, 3, 12, 21, 35)])
+
+    failed = job.run(fails=True)
+
+    assert isinstance(failed.error, RowsRefused)
+    assert (failed.error.offsets, failed.error.stored) == (None, {})
+    assert "offsetstore reset" not in str(failed.error)
+    assert world.stored(job.topic) == {0: 3}  # the window came with the second batch
+    assert world.database.rows(COUNTS) == []
+    world.database.execute("ALTER TABLE windows DROP CONSTRAINT few")
+    job.run()
+    assert world.database.rows(COUNTS) == [(0, 3), (10, 2), (20, 1)]
 
 
 @pytest.mark.behaviour("SINK-6")
