@@ -42,6 +42,7 @@
      +-- MetadataError               metadata that can't be serialized, read back, or is too large
      +-- SinkError
           +-- ColumnMismatch         the DataFrame does not fit the table; no byte was written
+          +-- UnsafeTarget           a target that a crash empties, or that commits apart; no byte was written
           +-- RowsRefused            a value or a row that the table can't hold
           +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
           +-- ExecutorEnvironment    Spark's executors lack the packages that write, or have other versions
@@ -381,6 +382,14 @@ class SinkError(OffsetStoreError):
 
 class ColumnMismatch(SinkError):
     """The DataFrame's columns don't fit the table's. No byte was written."""
+
+
+class UnsafeTarget(SinkError):
+    """The target, or a partition of it, can't hold results as long as the stored offsets say so. No byte was written.
+
+    It is UNLOGGED (a crash of the database empties it), temporary (it ends with its connection), or a foreign table
+    (its server commits apart).
+    """
 
 
 class RowsRefused(SinkError):

@@ -96,7 +96,8 @@ class Writer(Protocol):
     def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
         """Write all rows of the batches, which share one schema; return how many. Neither commits nor rolls back.
 
-        The batches are gone through once, one after the other, so that memory does not grow with their number.
+        The batches are gone through once, one after the other, so that memory does not grow with their number. Nothing
+        may be left in the connection's session (``SET`` without ``LOCAL``, temporary tables, advisory locks).
 
         What concerns the database and not the rows (lost connections, locks, serialization) is raised as the driver
         raises it, as ``psycopg.Error`` or wrapped by SQLAlchemy; the caller may repeat the whole transaction.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pyspark.sql import DataFrame
@@ -11,6 +12,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from offsetstore.errors import ConfigurationError, SinkError
 from offsetstore.spark.cropping import KAFKA
 from offsetstore.spark.micro_batch import patiently
+from offsetstore.writers.append import Append
+from offsetstore.writers.upsert import Upsert
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +28,8 @@ UNNAMED: Final = ""
 
 class Outputs:
     """The transform and its writers.
+
+    ``writers`` are copies where they have a table: the schema that this claim's database has it in is not another's.
 
     :raises ConfigurationError: no writer, or no function.
     """
@@ -42,7 +47,10 @@ class Outputs:
         if not callable(transform):
             what = "transform is no function"
             raise ConfigurationError(what, found=repr(transform), expected="a function of a DataFrame")
-        self.writers: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
+        given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
+        self.writers: Mapping[str, Writer] = {
+            name: copy(writer) if isinstance(writer, (Append, Upsert)) else writer for name, writer in given.items()
+        }
         self._claim = claim
         self._transform = transform
 
@@ -52,6 +60,7 @@ class Outputs:
         :param keep_kafka: leave ``_kafka`` in, also where the writer does not look at it.
         :raises SinkError: other names than the writers', or no DataFrames.
         :raises ColumnMismatch, KafkaColumnsMissing: the columns don't fit the tables; no byte was written.
+        :raises UnsafeTarget: a table does not survive a crash, or commits apart; no byte was written.
         """
         result = self._transform(batch)
         frames: Mapping[Any, Any] = result if isinstance(result, Mapping) else {UNNAMED: result}
@@ -76,6 +85,8 @@ class Outputs:
 
     def _check(self, name: str, schema: pa.Schema, connection: Any) -> bool:
         writer = self.writers[name]
+        if isinstance(writer, (Append, Upsert)):
+            writer.resolve_table(connection)  # at the first look, before the writer is sent anywhere
         writer.check(connection, schema)
         return writer.uses_offset(schema)
 

@@ -6,7 +6,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import event, text
+from sqlalchemy import Connection, event, text
 
 from offsetstore import failpoints
 from offsetstore.errors import CommittedBehindOurBack
@@ -18,14 +18,24 @@ from offsetstore.store.session import GroupRow, HistoryEvent, NewOffset
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from sqlalchemy import Connection, CursorResult
+    from sqlalchemy import CursorResult
 
 _log = logging.getLogger(__name__)
 _NOBODY = uuid.UUID(int=0)
+_DISCARD = "offsetstore_discard"
+
+
+def discard_at_end(connection: object) -> None:
+    """Let the session of this connection close it at its end, for code that may change its settings: see 0024.
+
+    Where the transaction is no database's, there is nothing to close.
+    """
+    if isinstance(connection, Connection):
+        connection.execution_options(**{_DISCARD: True})
 
 
 class PostgresSession:
-    """One transaction on one connection, which goes back to its pool at the end."""
+    """One transaction on one connection, which goes back to its pool at the end, unless it is to be discarded."""
 
     def __init__(self, connection: Connection, schema: str, settings: Mapping[str, str]) -> None:
         self._connection = connection
@@ -81,6 +91,8 @@ class PostgresSession:
         self._closed = True
         event.remove(self._connection, "commit", self._refuse)
         event.remove(self._connection, "rollback", self._refuse)
+        if self._connection.get_execution_options().get(_DISCARD):
+            self._connection.invalidate()
         self._connection.close()
 
     def _refuse(self, _: Connection) -> None:

@@ -81,6 +81,9 @@ class Transaction:
     def connection(self) -> Any:
         """The SQLAlchemy ``Connection`` to write results with; psycopg's is under it.
 
+        It goes back to its pool. What your SQL leaves in its session (``SET`` without ``LOCAL``, temporary tables,
+        advisory locks) comes to a later transaction, so leave nothing there. After an `Execute` it is closed instead.
+
         :raises LockFirst: before `lock`: what is written then could be a stale job's.
         """
         session, _ = self._locked("tx.connection was used before tx.lock")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from offsetstore.writers.catalogue import read_columns
-from offsetstore.writers.copying import copy_batches, driver_connection, lock_against_change
+from offsetstore.writers.catalogue import locate, read_target
+from offsetstore.writers.copying import copy_batches, driver_connection, locked_target
 from offsetstore.writers.encoding import Encoding
 from offsetstore.writers.kafka_column import drop_kafka, without_kafka
 from offsetstore.writers.matching import Match, match_columns
@@ -24,13 +24,13 @@ from offsetstore.writers.staging import (
 from offsetstore.writers.streaming import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from uuid import UUID
 
-    import psycopg
     import pyarrow as pa
     from sqlalchemy import Connection, Table
 
+    from offsetstore.writers.catalogue import Column
     from offsetstore.writers.staging import Staged, Staging
 
 
@@ -41,7 +41,9 @@ class Append:
     """Adds each row of the DataFrame to a table, by COPY.
 
     :param table: ``"payments"``, ``"schema.payments"`` or a SQLAlchemy ``Table``. Columns go by name, exactly; those
-        that the DataFrame does not have get their default.
+        that the DataFrame does not have get their default. Without a schema, a sink looks it up once, by the search
+        path of the driver's connection, and keeps to it, on executors too. The table and its partitions must survive a
+        crash and be of this database; what its triggers write to is up to you.
     :raises ConfigurationError: that can't be a table's name.
     """
 
@@ -59,27 +61,32 @@ class Append:
         """Never: rows are not compared."""
         return False
 
+    def resolve_table(self, connection: Connection) -> None:
+        """Look up the table's schema by the connection's search path, if none was named, and keep to it."""
+        with refusals(self.table):
+            self.table = locate(driver_connection(connection), self.table)
+
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Compare the columns with the table's.
 
         :raises ColumnMismatch: they don't fit, or there is no such table.
+        :raises UnsafeTarget: the table, or a partition of it, is UNLOGGED, temporary or foreign.
         """
         with refusals(self.table):
-            self._match(driver_connection(connection), schema)
+            self._match(read_target(driver_connection(connection), self.table).columns, schema)
 
     def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
         """Add the rows; return how many.
 
-        :raises ColumnMismatch: as `check`.
+        :raises ColumnMismatch, UnsafeTarget: as `check`.
         :raises RowsRefused: a value or a row that the table can't hold.
         """
         rows = Stream.of(batches)
         if rows is None:
             return 0
         driver = driver_connection(connection)
-        with refusals(self.table, rows.schema.names):
-            lock_against_change(driver, self.table)
-            encoding = Encoding(self.table, self._match(driver, rows.schema))
+        with refusals(self.table, rows.schema.names), locked_target(driver, self.table) as columns:
+            encoding = Encoding(self.table, self._match(columns, rows.schema))
             copy_batches(driver, self.table.identifier, encoding, map(drop_kafka, rows))
         return rows.rows
 
@@ -87,7 +94,8 @@ class Append:
         """Make the table for rows of this schema; see `StagingWriter`, as for what follows."""
         driver = driver_connection(connection)
         with refusals(self.table):
-            create(driver, staging, self.table, [match.column.name for match in self._match(driver, schema)])
+            matches = self._match(read_target(driver, self.table).columns, schema)
+            create(driver, staging, self.table, [match.column.name for match in matches])
 
     def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
         """Copy the rows into the table."""
@@ -104,10 +112,9 @@ class Append:
     def move(self, connection: Connection, staged: Staged) -> int:
         """Add the staged rows."""
         driver = driver_connection(connection)
-        with refusals(self.table):
-            lock_against_change(driver, self.table)
+        with refusals(self.table), locked_target(driver, self.table) as target:
             columns = staged_columns(driver, staged.staging)
-            check_staged(driver, staged, columns, read_columns(driver, self.table))
+            check_staged(driver, staged, columns, target)
             parts = {
                 "table": self.table.identifier,
                 "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
@@ -117,5 +124,5 @@ class Append:
             driver.execute(_MOVE.format(**parts))
         return staged.rows
 
-    def _match(self, driver: psycopg.Connection, schema: pa.Schema) -> list[Match]:
-        return match_columns(without_kafka(schema), read_columns(driver, self.table), self.table)
+    def _match(self, columns: Mapping[str, Column], schema: pa.Schema) -> list[Match]:
+        return match_columns(without_kafka(schema), columns, self.table)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from offsetstore.errors import ColumnMismatch
+from offsetstore.errors import ColumnMismatch, UnsafeTarget
+from offsetstore.writers.names import TableName
 
 if TYPE_CHECKING:
-    from psycopg import Connection
+    from collections.abc import Sequence
 
-    from offsetstore.writers.names import TableName
+    from psycopg import Connection
 
 _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
 
 # A domain's values travel as its base type's do, so domains are followed down to it. An array's modifier is its
 # elements'. `kind` is a built-in type's name, 'enum', or '' for all that only its text form is known of.
+#
+# `unsafe`: of the table and all its partitions, those that lose rows or commit apart. A partitioned table itself holds
+# no rows, so that it may be UNLOGGED (up to PostgreSQL 17). pg_partition_tree() would lock each partition.
 _COLUMNS = """
 WITH RECURSIVE target AS (
     SELECT oid, relkind, ARRAY(
@@ -24,6 +28,22 @@ WITH RECURSIVE target AS (
         ORDER BY rulename
     ) AS insert_rules
     FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%(name)s)
+), tree AS (
+    SELECT oid, relkind, 'table' AS part FROM target
+  UNION ALL
+    SELECT inhrelid, pg_class.relkind, 'partition'
+    FROM tree
+    JOIN pg_catalog.pg_inherits ON inhparent = tree.oid AND tree.relkind = 'p'
+    JOIN pg_catalog.pg_class ON pg_class.oid = inhrelid
+), unsafe AS (
+    SELECT part, nspname::text, relname::text,
+        CASE WHEN tree.relkind = 'f' THEN 'foreign' WHEN relpersistence = 't' THEN 'temporary' ELSE 'unlogged' END
+            AS why
+    FROM tree
+    JOIN pg_catalog.pg_class ON pg_class.oid = tree.oid
+    JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE tree.relkind = 'f' OR relpersistence = 't' OR relpersistence = 'u' AND tree.relkind <> 'p'
+    ORDER BY 1 DESC, 2, 3
 ), typed AS (
     SELECT attnum, atttypid AS type, atttypmod AS modifier
     FROM pg_catalog.pg_attribute JOIN target ON attrelid = target.oid
@@ -33,6 +53,7 @@ WITH RECURSIVE target AS (
     FROM typed JOIN pg_catalog.pg_type AS domain ON domain.oid = typed.type AND domain.typtype = 'd'
 )
 SELECT target.relkind, target.insert_rules,
+    ARRAY(SELECT ARRAY[part, nspname, relname, why] FROM unsafe),
     a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
     CASE WHEN element.oid IS NOT NULL THEN 'array' ELSE base.kind END, element.kind,
     a.attnotnull OR declared.typnotnull,
@@ -67,6 +88,20 @@ WHERE i.indrelid = pg_catalog.to_regclass(%(name)s)
 GROUP BY i.indexrelid
 """
 
+# A temporary table is left without its schema's name, to be refused by the next look.
+_PLACE = """
+SELECT nspname, relname
+FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+WHERE pg_class.oid = pg_catalog.to_regclass(%(name)s) AND relpersistence <> 't'
+"""
+
+_SHOWN = 3
+_WHY_UNSAFE = {
+    "unlogged": "is UNLOGGED: a crash of the database empties it, and the stored offsets stay",
+    "temporary": "is temporary: it ends with its connection, and the stored offsets stay",
+    "foreign": "is a foreign table: its server commits apart from the stored offsets",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -95,14 +130,53 @@ class Column:
         return self.not_null and not self.has_default and not self.computed
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table that results may go to."""
+
+    columns: dict[str, Column]
+    is_partitioned: bool
+
+
+def locate(connection: Connection, table: TableName) -> TableName:
+    """Add the schema in which the connection's search path finds the table.
+
+    The name stays as it is where it has a schema, and where there is no such table but a temporary one.
+    """
+    if table.schema is not None:
+        return table
+    row = connection.execute(_PLACE, {"name": table.identifier.as_string(connection)}).fetchone()
+    return table if row is None else TableName(*row)
+
+
+def read_target(connection: Connection, table: TableName) -> Target:
+    """Read what results can be written to.
+
+    :raises UnsafeTarget: the table, or any of its partitions, is UNLOGGED, temporary or foreign.
+    :raises ColumnMismatch: as `read_columns` does.
+    """
+    rows = _read(connection, table)
+    if unsafe := rows[0][2]:
+        raise _unsafe(connection, table, unsafe)
+    return Target(_columns(table, rows), rows[0][0] == "p")
+
+
 def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
     """Read the columns by name, in the table's order.
 
     :raises ColumnMismatch: there is no such table, it is a view, or it has rules that COPY would pass by.
     """
+    return _columns(table, _read(connection, table))
+
+
+def _read(connection: Connection, table: TableName) -> Sequence[tuple[Any, ...]]:
     rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
     if not rows:
         raise missing(table)
+    return rows
+
+
+def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Column]:
     if rows[0][0] not in _TABLES:
         what = f"{table} is not a table (pg_class.relkind)"
         raise ColumnMismatch(what, found=rows[0][0], expected="a table", next_step="Name the table behind it.")
@@ -111,7 +185,7 @@ def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
         next_step = "Name the table that the rule writes to, or replace the rule by a trigger."
         raise ColumnMismatch(what, found=", ".join(rules), expected="no rules ON INSERT", next_step=next_step)
     columns: dict[str, Column] = {}
-    for _, _, name, number, type_name, modifier, kind, element, not_null, has_default, computed in rows:
+    for _, _, _, name, number, type_name, modifier, kind, element, not_null, has_default, computed in rows:
         if name is not None:  # a table without any column
             columns[name] = Column(
                 name=name,
@@ -131,6 +205,27 @@ def read_unique_keys(connection: Connection, table: TableName) -> list[frozenset
     """Read the sets of columns that ``ON CONFLICT`` can name."""
     rows = connection.execute(_UNIQUE_KEYS, {"name": table.identifier.as_string(connection)}).fetchall()
     return [frozenset(row[0]) for row in rows]
+
+
+def _unsafe(connection: Connection, table: TableName, found: Sequence[Sequence[str]]) -> UnsafeTarget:
+    part, schema, name, kind = found[0]
+    first = TableName(schema, name)
+    which = f"the table {first}" if part == "table" else f"the partition {first} of {table}"
+    if kind == "unlogged":
+        next_step = f"ALTER TABLE {first.identifier.as_string(connection)} SET LOGGED;"
+    elif kind == "temporary":
+        next_step = 'Drop it, or name the schema of the table that is meant: "schema.table".'
+    elif part == "table":
+        next_step = "Write to a table of this database, and copy its rows to the other server from there."
+    else:
+        next_step = "Detach it, or put a partition of this database in its place."
+    names = [f"{other}.{one} ({why})" for _, other, one, why in found[:_SHOWN]]
+    return UnsafeTarget(
+        f"{which} {_WHY_UNSAFE[kind]}",
+        found=", ".join([*names, *(["..."] if len(found) > _SHOWN else [])]),
+        expected="tables of this database that survive a crash",
+        next_step=next_step,
+    )
 
 
 def missing(table: TableName) -> ColumnMismatch:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from psycopg import errors, sql
 
 from offsetstore import failpoints
-from offsetstore.writers.catalogue import missing
+from offsetstore.errors import UnsafeTarget
+from offsetstore.writers.catalogue import missing, read_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
 
     import psycopg
     import pyarrow as pa
     from psycopg.copy import Copy
     from sqlalchemy import Connection
 
+    from offsetstore.writers.catalogue import Column
     from offsetstore.writers.encoding import Encoding
     from offsetstore.writers.names import TableName
 
@@ -44,11 +47,32 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
     eight bytes of a bigint are a valid numeric, of another value.
 
     :raises ColumnMismatch: there is no such table.
+    :raises UnsafeTarget: it can't be locked, as a foreign table can't.
     """
     try:
         connection.execute(_LOCK.format(table=table.identifier))
     except (errors.UndefinedTable, errors.InvalidSchemaName):
         raise missing(table) from None
+    except errors.WrongObjectType as error:
+        what = f"{table} can't be locked as a table (is it a foreign table, or a materialized view?)"
+        found = error.diag.message_detail or error.diag.message_primary
+        raise UnsafeTarget(what, found=found, next_step="Name a table of this database.") from None
+
+
+@contextmanager
+def locked_target(connection: psycopg.Connection, table: TableName) -> Generator[dict[str, Column]]:
+    """Lock the target, and read its columns for what is written in the block.
+
+    The lock does not keep partitions from being attached, nor one's kind from being changed before rows come to it: so
+    a partitioned table is looked at again when all is written. What has rows of ours by then, they keep locked.
+
+    :raises ColumnMismatch, UnsafeTarget: as `read_target` does; the transaction has to be rolled back.
+    """
+    lock_against_change(connection, table)
+    target = read_target(connection, table)
+    yield target.columns
+    if target.is_partitioned:
+        read_target(connection, table)
 
 
 def copy_batches(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offsetstore.store.postgres import discard_at_end
 from offsetstore.writers.kafka_column import drop_kafka
 from offsetstore.writers.streaming import Stream
 
@@ -21,7 +22,11 @@ class Execute:
         on an executor; and not at all without rows. The iterable of record batches can be gone through once. The
         function must neither commit nor roll back, and its SQL has no effect without the offsets'. It may be run again
         on the same rows, after a rollback; errors that it raises are passed on as they are. The search for a record
-        that was refused runs it on the driver, on parts of a batch, in transactions that are rolled back.
+        that was refused runs it on the driver, on parts of a batch, in transactions that are rolled back. Which
+        tables it writes to, whether they survive a crash, and where a name without a schema leads it (executors do not
+        run the listeners of the driver's engine), is up to you. The connection is closed at the transaction's end, so
+        that nothing of its session (``SET``, temporary tables, advisory locks) comes to the next one; behind PgBouncer
+        use ``SET LOCAL``, since its connections to the server stay open.
     """
 
     def __init__(self, function: Callable[[Connection, Iterable[pa.RecordBatch]], object]) -> None:
@@ -46,6 +51,7 @@ class Execute:
         rows = Stream.of(batches)
         if rows is None:
             return 0
+        discard_at_end(connection)
         self.function(connection, map(drop_kafka, rows))
         for _ in rows:
             pass

@@ -16,7 +16,7 @@ _MAX_PARTS = 2
 class TableName:
     """A table's name, exactly as the catalogue spells it: ``Payments`` is not ``payments``.
 
-    Without a schema, the connection's ``search_path`` decides.
+    Without a schema, the connection's ``search_path`` decides; see `offsetstore.writers.catalogue.locate`.
     """
 
     schema: str | None

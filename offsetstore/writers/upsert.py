@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
 from offsetstore.writers import merging
-from offsetstore.writers.catalogue import read_columns, read_unique_keys
-from offsetstore.writers.copying import copy_batches, driver_connection, lock_against_change
+from offsetstore.writers.catalogue import locate, read_target, read_unique_keys
+from offsetstore.writers.copying import copy_batches, driver_connection, locked_target
 from offsetstore.writers.encoding import Encoding
 from offsetstore.writers.kafka_column import COORDINATES, KAFKA, coordinate_matches, flatten_kafka, without_kafka
 from offsetstore.writers.matching import Match, match_columns
@@ -79,22 +79,28 @@ class Upsert:
         """Whether columns are replaced: beside a version, the offset decides between equal ones."""
         return bool(self.roles.replaced(without_kafka(schema).names))
 
+    def resolve_table(self, connection: Connection) -> None:
+        """Look up the table's schema by the connection's search path, if none was named, and keep to it."""
+        with refusals(self.table):
+            self.table = locate(driver_connection(connection), self.table)
+
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Compare the columns and the key with the table's.
 
         :raises ColumnMismatch: they don't fit, the key is not unique there, or there is no such table.
+        :raises UnsafeTarget: as `Append.check`.
         :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is not there.
         """
         self._check_order(schema)
         driver = driver_connection(connection)
         with refusals(self.table):
-            self._match(schema, read_columns(driver, self.table))
+            self._match(schema, read_target(driver, self.table).columns)
             self.roles.check_key(read_unique_keys(driver, self.table), self.table)
 
     def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
         """Merge the rows; return how many the batches had.
 
-        :raises ColumnMismatch: as `check`.
+        :raises ColumnMismatch, UnsafeTarget: as `check`.
         :raises KafkaColumnsMissing: as `check`.
         :raises RowsRefused: a value or a row that the table can't hold; a NULL in the key.
         """
@@ -104,9 +110,7 @@ class Upsert:
         self._check_order(rows.schema)
         driver = driver_connection(connection)
         staging = Staging.temporary()
-        with refusals(self.table, rows.schema.names):
-            lock_against_change(driver, self.table)
-            columns = read_columns(driver, self.table)
+        with refusals(self.table, rows.schema.names), locked_target(driver, self.table) as columns:
             matches = self._match(rows.schema, columns)
             names = [match.column.name for match in matches]
             create(driver, staging, self.table, names, [merging.no_coordinates()])
@@ -118,7 +122,7 @@ class Upsert:
         """Make the table for rows of this schema; see `StagingWriter`, as for what follows."""
         driver = driver_connection(connection)
         with refusals(self.table):
-            matches = self._match(schema, read_columns(driver, self.table))
+            matches = self._match(schema, read_target(driver, self.table).columns)
             names = [match.column.name for match in matches]
             create(driver, staging, self.table, names, [merging.no_coordinates()])
 
@@ -137,9 +141,7 @@ class Upsert:
     def move(self, connection: Connection, staged: Staged) -> int:
         """Merge the staged rows."""
         driver = driver_connection(connection)
-        with refusals(self.table):
-            lock_against_change(driver, self.table)
-            columns = read_columns(driver, self.table)
+        with refusals(self.table), locked_target(driver, self.table) as columns:
             staged_as = {
                 name: column
                 for name, column in staged_columns(driver, staged.staging).items()

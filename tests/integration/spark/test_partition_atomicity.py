@@ -265,7 +265,7 @@ def test_a_poison_row_ends_the_query_with_its_table_and_partition(world: World, 
     failed = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity="partition")
 
     assert isinstance(failed.error, RowsRefused)
-    assert (failed.error.table, failed.error.column) == ("events", "value")
+    assert (failed.error.table, failed.error.column) == ("public.events", "value")
     assert failed.error.topic_partition == TopicPartition(topic, 1)
     assert "toxic" not in failed.text
     assert world.database.column(VALUES) == ["a", "b", "c"]

@@ -235,7 +235,7 @@ def test_a_value_that_an_executor_refuses_ends_the_query_with_the_typed_error(wo
     world.produce(topic, ["with a \0"], partition=1)
     error = failure(world, world.claim(topic), events, Append("events"))
     assert isinstance(error, RowsRefused)
-    assert (error.table, error.column) == ("events", "value")
+    assert (error.table, error.column) == ("public.events", "value")
     assert (world.database.column(VALUES), world.stored(topic)) == (["a", "b", "c", "d"], {0: 2, 1: 2})
     assert world.database.column(STAGING_TABLES) == []
 

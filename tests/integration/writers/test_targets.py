@@ -1,0 +1,249 @@
+"""Which tables results may go to: those that keep rows as long as the offsets are kept, found once by name."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from offsetstore.errors import ColumnMismatch, UnsafeTarget
+from offsetstore.store.schema import STAGING_SCHEMA
+from offsetstore.writers import Append, Upsert
+from offsetstore.writers.staging import Staged
+from offsetstore.writers.staging_area import StagingOwner
+from tests.integration.writers.writing import batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+
+    from tests.integration.writers.writing import Database
+
+ROWS = batch({"id": [1], "n": [1]})
+FOREIGN = "CREATE FOREIGN DATA WRAPPER {0}; CREATE SERVER {0} FOREIGN DATA WRAPPER {0};"
+TREE = """
+CREATE TABLE t (id bigint, n bigint, UNIQUE (id)) PARTITION BY RANGE (id);
+CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10);
+CREATE TABLE high PARTITION OF t FOR VALUES FROM (10) TO (100) PARTITION BY RANGE (id);
+CREATE TABLE higher PARTITION OF high FOR VALUES FROM (10) TO (50);
+"""
+
+each_writer = pytest.mark.parametrize(
+    "writer",
+    [lambda: Append("t"), lambda: Upsert("t", key=["id"], add=["n"])],
+    ids=["append", "upsert"],
+)
+
+
+@pytest.fixture
+def server(database: Database) -> Iterator[str]:
+    """The name of a foreign server; of what is there, only the catalogue is asked."""
+    name = f"server_{uuid4().hex[:12]}"
+    database.run(FOREIGN.format(name))
+    yield name
+    database.run(f"DROP FOREIGN DATA WRAPPER {name} CASCADE")
+
+
+def refused_everywhere(database: Database, writer: Append | Upsert) -> UnsafeTarget:
+    """By the check, and without one by a write and by the making of a staging table; no row is there."""
+    error = database.refusal(UnsafeTarget, writer, ROWS)
+    with database.engine.begin() as connection, pytest.raises(UnsafeTarget):
+        writer.write(connection, [ROWS])
+    with database.engine.begin() as connection, pytest.raises(UnsafeTarget):
+        writer.create_staging(connection, StagingOwner.of(uuid4(), "group", 1).fresh(), ROWS.schema)
+    return error
+
+
+@pytest.mark.behaviour("SINK-18")
+@each_writer
+def test_an_unlogged_table_is_refused_by_name_until_it_is_logged(
+    database: Database, writer: Callable[[], Append | Upsert]
+) -> None:
+    database.run("CREATE UNLOGGED TABLE t (id bigint PRIMARY KEY, n bigint)")
+
+    error = refused_everywhere(database, writer())
+
+    assert "the table public.t is UNLOGGED: a crash of the database empties it" in str(error)
+    assert error.found == "public.t (unlogged)"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
+    assert database.rows("SELECT * FROM t") == []
+    database.run(error.next_step)
+    assert database.write(writer(), ROWS) == 1
+
+
+@pytest.mark.behaviour("SINK-18")
+@each_writer
+def test_a_foreign_table_is_refused(database: Database, server: str, writer: Callable[[], Append | Upsert]) -> None:
+    database.run(f"CREATE FOREIGN TABLE t (id bigint, n bigint) SERVER {server}")
+
+    assert "the table public.t is a foreign table: its server commits apart" in str(
+        refused_everywhere(database, writer())
+    )
+
+
+@pytest.mark.behaviour("SINK-18", "SINK-20")
+@each_writer
+@pytest.mark.parametrize("beside", ["a table of its name", "nothing"])
+def test_a_temporary_table_is_refused_also_where_it_hides_the_target(
+    database: Database, writer: Callable[[], Append | Upsert], beside: str
+) -> None:
+    if beside == "a table of its name":
+        database.run("CREATE TABLE t (id bigint PRIMARY KEY, n bigint)")
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TEMPORARY TABLE t (id bigint PRIMARY KEY, n bigint) ON COMMIT DROP")
+        hidden = writer()
+        hidden.resolve_table(connection)
+        with pytest.raises(UnsafeTarget, match=r"the table pg_temp_\d+.t is temporary") as caught:
+            hidden.check(connection, ROWS.schema)
+        with pytest.raises(UnsafeTarget):
+            writer().write(connection, [ROWS])
+        assert '"schema.table"' in caught.value.next_step
+        assert connection.exec_driver_sql("SELECT count(*) FROM t").scalar() == 0
+
+
+@pytest.mark.behaviour("SINK-18")
+@each_writer
+def test_partitions_are_looked_at_down_to_the_last(database: Database, writer: Callable[[], Append | Upsert]) -> None:
+    database.run(TREE)
+    assert database.write(writer(), ROWS) == 1
+    database.run('CREATE UNLOGGED TABLE "Late" PARTITION OF high FOR VALUES FROM (50) TO (90)')
+
+    error = database.refusal(UnsafeTarget, writer(), ROWS)
+
+    assert "the partition public.Late of t is UNLOGGED" in str(error)
+    database.run(error.next_step)
+    database.run("ALTER TABLE low SET UNLOGGED")
+    assert "the partition public.low of t is UNLOGGED" in str(database.refusal(UnsafeTarget, writer(), ROWS))
+    database.run("DROP TABLE low; CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10)")
+    assert database.write(writer(), ROWS) == 1
+
+
+@pytest.mark.behaviour("SINK-18")
+def test_a_partition_on_another_server_is_refused(database: Database, server: str) -> None:
+    """Rows for the other partitions could be written."""
+    database.run(TREE.replace(", UNIQUE (id)", ""))
+    database.run(f"CREATE FOREIGN TABLE far PARTITION OF high FOR VALUES FROM (50) TO (90) SERVER {server}")
+
+    error = database.refusal(UnsafeTarget, Append("t"), ROWS)
+
+    assert "the partition public.far of t is a foreign table" in str(error)
+    database.run("ALTER TABLE high DETACH PARTITION far")
+    assert database.write(Append("t"), ROWS) == 1
+
+
+@pytest.mark.behaviour("SINK-18")
+def test_temporary_partitions_are_refused_with_their_table(database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TEMPORARY TABLE t (id bigint, n bigint) PARTITION BY LIST (id)")
+        connection.exec_driver_sql("CREATE TEMPORARY TABLE one PARTITION OF t FOR VALUES IN (1)")
+        with pytest.raises(UnsafeTarget, match="temporary") as caught:
+            Append("t").write(connection, [ROWS])
+        assert str(caught.value.found).count("temporary") == 2
+        connection.rollback()
+
+
+@pytest.mark.behaviour("SINK-18")
+def test_a_partitioned_table_may_be_unlogged_where_its_partitions_are_not(database: Database) -> None:
+    """It holds no rows, and SET LOGGED changes nothing about it. From PostgreSQL 18 on there is no such table."""
+    [(version,)] = database.rows("SELECT current_setting('server_version_num')::int")
+    unlogged = TREE.replace("CREATE TABLE t", "CREATE UNLOGGED TABLE t")
+    if version >= 180000:
+        with pytest.raises(psycopg.errors.FeatureNotSupported):
+            database.run(unlogged)
+        return
+    database.run(unlogged)
+    assert database.write(Append("t"), ROWS) == 1
+
+
+@pytest.mark.behaviour("SINK-18")
+def test_a_partition_that_is_attached_while_rows_are_on_their_way_is_met(database: Database) -> None:
+    """The lock on the table does not hold ATTACH off. What the batch has for it would be in it when it commits."""
+    database.run(TREE)
+    database.run("CREATE UNLOGGED TABLE late (id bigint NOT NULL UNIQUE, n bigint)")
+    rows = batch({"id": [60], "n": [1]})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield ROWS  # with which the table is locked and its partitions are looked at
+        database.run("ALTER TABLE high ATTACH PARTITION late FOR VALUES FROM (50) TO (90)")
+        yield rows
+
+    with (
+        pytest.raises(UnsafeTarget, match=r"the partition public\.late of t is UNLOGGED"),
+        database.engine.begin() as c,
+    ):
+        Upsert("t", key=["id"], add=["n"]).write(c, batches())
+    assert database.rows("SELECT * FROM t") == []
+
+
+@pytest.mark.behaviour("SINK-18")
+@each_writer
+def test_rows_that_are_staged_are_not_moved_to_an_unlogged_table(
+    database: Database, writer: Callable[[], Append | Upsert]
+) -> None:
+    """The staging tables themselves are UNLOGGED, for which there is another remedy."""
+    database.run(f"DROP SCHEMA IF EXISTS {STAGING_SCHEMA} CASCADE; CREATE SCHEMA {STAGING_SCHEMA}")
+    database.run("CREATE TABLE t (id bigint PRIMARY KEY, n bigint)")
+    into = writer()
+    staging, attempt = StagingOwner.of(uuid4(), "group", 1).fresh(), uuid4()
+    with database.engine.begin() as connection:
+        into.create_staging(connection, staging, ROWS.schema)
+    with database.engine.begin() as connection:
+        staged = Staged(staging, (attempt,), into.stage(connection, staging, attempt, [ROWS]))
+    database.run("ALTER TABLE t SET UNLOGGED")
+    with database.engine.begin() as connection, pytest.raises(UnsafeTarget, match="t is UNLOGGED"):
+        into.move(connection, staged)
+    assert database.rows("SELECT * FROM t") == []
+    database.run("ALTER TABLE t SET LOGGED")
+    with database.engine.begin() as connection:
+        assert into.move(connection, staged) == 1
+
+
+@pytest.mark.behaviour("SINK-20")
+@each_writer
+@pytest.mark.parametrize(
+    "move",
+    [
+        "SET LOCAL search_path = other, public",
+        "CREATE TEMPORARY TABLE t (id bigint PRIMARY KEY, n bigint) ON COMMIT DROP",
+    ],
+    ids=["search_path", "temporary table"],
+)
+def test_a_table_that_was_found_once_is_kept_to(
+    database: Database, writer: Callable[[], Append | Upsert], move: str
+) -> None:
+    """Also by the key's constraints, by the staging table, and in another process."""
+    database.run("DROP SCHEMA IF EXISTS other CASCADE; CREATE SCHEMA other")
+    database.run("CREATE TABLE t (id bigint PRIMARY KEY, n bigint); CREATE TABLE other.t (LIKE public.t)")
+    given = writer()
+    with database.engine.begin() as connection:
+        given.resolve_table(connection)
+        resolved = pickle.loads(pickle.dumps(given))  # noqa: S301 - our own
+        connection.exec_driver_sql(move)
+        resolved.check(connection, ROWS.schema)
+        resolved.write(connection, [ROWS])
+    assert "public.t" in repr(resolved)
+    assert database.rows("SELECT * FROM public.t") == [(1, 1)]
+    assert database.rows("SELECT * FROM other.t") == []
+    database.run("DROP TABLE public.t; CREATE TABLE public.t (id bigint PRIMARY KEY, n bigint)")
+    assert database.write(resolved, ROWS) == 1
+
+
+@pytest.mark.behaviour("SINK-20")
+def test_a_table_that_is_not_there_yet_is_looked_for_again(database: Database) -> None:
+    writer = Append("t")
+    assert table(database, writer) == "t"
+    with pytest.raises(ColumnMismatch, match="there is no table t"):
+        database.write(writer, ROWS)
+    database.run("CREATE TABLE t (id bigint, n bigint)")
+    assert table(database, writer) == "public.t"
+
+
+def table(database: Database, writer: Append) -> str:
+    """As a sink resolves it."""
+    with database.engine.begin() as connection:
+        writer.resolve_table(connection)
+    return str(writer.table)
