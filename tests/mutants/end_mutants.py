@@ -1,4 +1,7 @@
-"""How a transaction ends, what is found out about it afterwards, and how staged rows get into it. PostgreSQL alone."""
+"""How a transaction ends, what is found out about it afterwards, how staged rows get into it, and into which tables.
+
+PostgreSQL alone.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ _SQL: Final = "offsetstore/store/statements.py"
 _TX: Final = "offsetstore/store/transaction.py"
 _LOST: Final = "offsetstore/store/unknown_commit.py"
 _STAGED: Final = "offsetstore/writers/staging.py"
+_CATALOGUE: Final = "offsetstore/writers/catalogue.py"
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _STORE: Final = "tests/integration/store/"
+_TARGETS: Final = "tests/integration/writers/test_targets.py::"
 _SETTLE: Final = "settle(self._database, advanced, timeout=self._commit_timeout, cause=error)"
 
 ENDS: Final[tuple[Mutant, ...]] = (
@@ -137,4 +142,59 @@ STAGING: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-END: Final = (*ENDS, *STAGING)
+TARGETS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "target-unlogged",
+        (_CATALOGUE, " OR relpersistence = 'u' AND tree.relkind <> 'p'", ""),
+        tests=(f"{_TARGETS}test_an_unlogged_table_is_refused_by_name_until_it_is_logged",),
+        why="After a crash of the database the table is empty, and the offsets say that its records were written.",
+    ),
+    mutant(
+        "target-temporary",
+        (_CATALOGUE, " OR relpersistence = 't'", ""),
+        tests=(f"{_TARGETS}test_a_temporary_table_is_refused_also_where_it_hides_the_target",),
+        why="Rows would go to a table that ends with its connection.",
+    ),
+    mutant(
+        "target-foreign",
+        (_CATALOGUE, "WHERE tree.relkind = 'f' OR ", "WHERE "),
+        tests=(f"{_TARGETS}test_a_partition_on_another_server_is_refused",),
+        why="Another server commits apart: rows without their offset, or an offset without its rows.",
+    ),
+    mutant(
+        "target-partitions",
+        (_CATALOGUE, "ON inhparent = tree.oid AND tree.relkind = 'p'", "ON inhparent = tree.oid AND tree.relkind = ''"),
+        tests=(f"{_TARGETS}test_partitions_are_looked_at_down_to_the_last",),
+        why="Rows are in the partitions, and not in the table that the sink names.",
+    ),
+    mutant(
+        "target-partitions-below-partitions",
+        (_CATALOGUE, "tree.oid AND tree.relkind = 'p'", "tree.oid AND tree.part = 'table'"),
+        tests=(f"{_TARGETS}test_partitions_are_looked_at_down_to_the_last",),
+        why="A partition may be partitioned itself.",
+    ),
+    mutant(
+        "target-partitions-of-the-moment",
+        ("offsetstore/writers/copying.py", "    if target.is_partitioned:\n", "    if target is None:\n"),
+        tests=(f"{_TARGETS}test_a_partition_that_is_attached_while_rows_are_on_their_way_is_met",),
+        why="A partition can be attached between the look and the rows: they would be committed into it.",
+    ),
+    mutant(
+        "target-found-once",
+        (_CATALOGUE, "    return table if row is None else TableName(*row)\n", "    return table\n"),
+        tests=(f"{_TARGETS}test_a_table_that_was_found_once_is_kept_to",),
+        why="A search_path or a temporary table of a connection would lead the rows to another table.",
+    ),
+    mutant(
+        "session-after-execute",
+        (
+            "offsetstore/store/postgres.py",
+            "        if self._connection.get_execution_options().get(_DISCARD):\n",
+            "        if self._connection.get_execution_options() is None:\n",
+        ),
+        tests=(f"{_STORE}test_execute.py::test_nothing_of_the_session_comes_to_the_next_transaction",),
+        why="What an Execute has set would come to the next batch, or to another group's, by way of the pool.",
+    ),
+)
+
+END: Final = (*ENDS, *STAGING, *TARGETS)

@@ -9,9 +9,11 @@ from tests.mutants.mutant import Mutant, mutant
 _BATCH: Final = "offsetstore/spark/batch_atomicity.py"
 _TASK: Final = "offsetstore/spark/task.py"
 _SCAN: Final = "offsetstore/spark/scan.py"
+_OUTPUTS: Final = "offsetstore/spark/outputs.py"
 
 _SPARK: Final = "tests/integration/spark/"
 _PLACED: Final = f"{_SPARK}test_scan.py::test_each_task_has_the_rows_of_one_partition_and_all_of_them"
+_FOUND: Final = f"{_SPARK}test_targets.py::test_executors_write_to_the_table_that_the_driver_has_found"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _POISON: Final = "offsetstore/spark/poison.py"
 _SEARCHES: Final = "tests/unit/spark/test_poison.py::"
@@ -213,4 +215,19 @@ PLACEMENT: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-SPARK: Final = (*TASKS, *BATCHES, *REFUSED, *PLACEMENT)
+TARGETS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "target-found-by-the-driver",
+        (_OUTPUTS, "            writer.resolve_table(connection)", "            repr(writer)"),
+        tests=(_FOUND,),
+        why="Executors do not run the listeners of the driver's engine: their rows went to another schema.",
+    ),
+    mutant(
+        "target-of-each-sink",
+        (_OUTPUTS, "copy(writer) if isinstance", "writer if isinstance"),
+        tests=(_FOUND,),
+        why="A writer that serves two stores would carry the first one's schema into the second.",
+    ),
+)
+
+SPARK: Final = (*TASKS, *BATCHES, *REFUSED, *PLACEMENT, *TARGETS)

@@ -95,12 +95,12 @@ def test_a_temporary_table_is_refused_also_where_it_hides_the_target(
         database.run("CREATE TABLE t (id bigint PRIMARY KEY, n bigint)")
     with database.engine.begin() as connection:
         connection.exec_driver_sql("CREATE TEMPORARY TABLE t (id bigint PRIMARY KEY, n bigint) ON COMMIT DROP")
+        with pytest.raises(UnsafeTarget):
+            writer().write(connection, [ROWS])
         hidden = writer()
         hidden.resolve_table(connection)
         with pytest.raises(UnsafeTarget, match=r"the table pg_temp_\d+.t is temporary") as caught:
             hidden.check(connection, ROWS.schema)
-        with pytest.raises(UnsafeTarget):
-            writer().write(connection, [ROWS])
         assert '"schema.table"' in caught.value.next_step
         assert connection.exec_driver_sql("SELECT count(*) FROM t").scalar() == 0
 
@@ -110,14 +110,15 @@ def test_a_temporary_table_is_refused_also_where_it_hides_the_target(
 def test_partitions_are_looked_at_down_to_the_last(database: Database, writer: Callable[[], Append | Upsert]) -> None:
     database.run(TREE)
     assert database.write(writer(), ROWS) == 1
+    others = batch({"id": [2], "n": [1]})
     database.run('CREATE UNLOGGED TABLE "Late" PARTITION OF high FOR VALUES FROM (50) TO (90)')
 
-    error = database.refusal(UnsafeTarget, writer(), ROWS)
+    error = database.refusal(UnsafeTarget, writer(), others)
 
     assert "the partition public.Late of t is UNLOGGED" in str(error)
     database.run(error.next_step)
     database.run("ALTER TABLE low SET UNLOGGED")
-    assert "the partition public.low of t is UNLOGGED" in str(database.refusal(UnsafeTarget, writer(), ROWS))
+    assert "the partition public.low of t is UNLOGGED" in str(database.refusal(UnsafeTarget, writer(), others))
     database.run("DROP TABLE low; CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10)")
     assert database.write(writer(), ROWS) == 1
 
