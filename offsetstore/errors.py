@@ -4,6 +4,7 @@
 
     OffsetStoreError
      +-- ConfigurationError          an argument, option or URL that can't be right
+     |    +-- UnknownGroup           the store has no offsets of the group
      |    +-- UnsupportedQuery       Spark Connect, real-time mode, failOnDataLoss=false, ...
      |    +-- MissingDependency      an optional extra that is not installed, or a Java that is missing
      +-- StoreUnavailable            the database can't be reached, or refuses us
@@ -125,6 +126,12 @@ def _rebuild(cls: type[OffsetStoreError], what: str, fields: dict[str, Any]) -> 
 
 class ConfigurationError(OffsetStoreError):
     """An argument, option or URL can't be right; nothing was contacted."""
+
+
+class UnknownGroup(ConfigurationError):
+    """The store has no offsets of the group."""
+
+    default_next_step = "Correct the name; a group gets its rows from the first claim."
 
 
 class UnsupportedQuery(ConfigurationError):

@@ -9,13 +9,16 @@ import click
 
 from offsetstore import errors
 from offsetstore.cli.output import print_error
-from offsetstore.store import failures
+from offsetstore.store import admin, failures
 
 _OPTIONS = {
     # The library's words, and how the command line says it.
     errors.StoreUnavailable.default_next_step: (
         "Check --url or OFFSETSTORE_URL, that the server runs, and that the role may connect."
     ),
+    admin.CHOOSE: "Name an offset that the log holds, or use --to-earliest or --to-latest.",
+    admin.SHIFT: "Shift by less, or use --to-earliest.",
+    admin.STOP_IT: "Stop it first, or fence it with --force.",
 }
 _REFUSED = "See PostgreSQL's log, and what this role may do."
 _LOCKED = "Somebody holds the tables: see pg_stat_activity, and try again."
@@ -52,7 +55,7 @@ def describe() -> str:
 def exit_code(error: errors.OffsetStoreError) -> ExitCode:
     """Tell by whose fault it is."""
     match error:
-        case errors.StartError():
+        case errors.StartError() | errors.UnknownGroup() | errors.GroupBusy():
             return ExitCode.NO
         case errors.ConfigurationError():
             return ExitCode.USAGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -12,11 +13,10 @@ from offsetstore.cli.exits import ExitCode
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.errors import BrokerError
 from offsetstore.offsets import TopicPartition
-from offsetstore.store.heartbeat import LIVE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime, timedelta
+    from datetime import datetime
     from pathlib import Path
 
     from offsetstore.offsets import BrokerView, StoredOffset, Watermarks
@@ -50,8 +50,8 @@ class GroupState:
 
     @property
     def is_live(self) -> bool:
-        """Whether the owner's heartbeat is younger than the limit at which a claim may take over."""
-        return self.owner is not None and self.owner.alive_for is not None and self.owner.alive_for < LIVE
+        """Whether a job owns the group and runs: what a claim and a reset go by, too."""
+        return self.owner is not None and self.owner.is_live
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +215,12 @@ def _owner_in_words(state: GroupState) -> str:
         return f"epoch {owner.token.epoch} by a {state.decision} of {owner.owner}, {since}; no job has claimed it since"
     if owner.alive_for is None:
         life = "has left"
+    elif owner.alive_for < timedelta(0) and not owner.is_live:
+        life = f"silent, last heartbeat {_short(-owner.alive_for)} ahead of the database's clock"
     else:
-        life = f"{'live' if state.is_live else 'silent'}, last heartbeat {_short(owner.alive_for)} ago"
+        life = (
+            f"{'live' if state.is_live else 'silent'}, last heartbeat {_short(max(timedelta(0), owner.alive_for))} ago"
+        )
     return f"epoch {owner.token.epoch} of {owner.owner}, claimed {since}, {life}"
 
 

@@ -7,51 +7,279 @@ the rows'. Rows that were set are pinned, so that what Kafka still has does not 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 from uuid import uuid4
 
-from offsetstore.errors import ConfigurationError, LockTimeout, TransactionLost
-from offsetstore.offsets import MAX_OFFSET, StoredOffset, Token, TopicPartition
+from offsetstore.errors import (
+    ConfigurationError,
+    GroupBusy,
+    LockTimeout,
+    OffsetOutOfRange,
+    TransactionLost,
+    UnknownGroup,
+    WrongCluster,
+)
+from offsetstore.offsets import MAX_OFFSET, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.store import failures
 from offsetstore.store.claims import name_prefix, this_process
 from offsetstore.store.session import HistoryEvent, NewOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator
 
-    from offsetstore.store.session import Database, Session
+    from offsetstore.offsets import BrokerView
+    from offsetstore.ports import BrokerOffsets
+    from offsetstore.store.session import Database, GroupRow, Session
 
 _GRACE: Final = 15.0
 _AGAIN: Final = "Look at the group's history: it holds what was done. If it is not there, do it again."
+CHOOSE: Final = "Name an offset that the log holds, or reset to the earliest or the latest."
+SHIFT: Final = "Shift by less, or reset to the earliest."
+STOP_IT: Final = 'Stop it first, or fence it with takeover="fence".'
+"""Next steps of a reset; the command line has words of its own for these three."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftBy:
+    """A target of a reset: so many offsets on, or back where negative."""
+
+    offsets: int
+
+
+ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | datetime | ShiftBy
+"""Where a reset moves partitions: an end of the log, an offset, the first record at or after a time, or by a number."""
+
+Decided: TypeAlias = Literal["fence", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a reset does to one partition. ``log`` is what Kafka holds, ``None`` where it was not asked."""
+
+    topic_partition: TopicPartition
+    from_offset: int
+    to_offset: int
+    log: Watermarks | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """What a reset did; of a dry run, what it would do to the offsets as they were then.
+
+    ``owner`` is who had claimed the group last, and ``history`` the lines that the history got, none for a dry run.
+    """
+
+    group: str
+    moves: tuple[Move, ...]
+    owner: GroupRow | None
+    history: tuple[HistoryEvent, ...] = ()
+
+    @property
+    def executed(self) -> bool:
+        """Whether it was done."""
+        return bool(self.history)
+
+    @property
+    def met_live_owner(self) -> bool:
+        """Whether a job was live."""
+        return self.owner is not None and self.owner.is_live
+
+    @property
+    def fenced(self) -> GroupRow | None:
+        """The job that can't write any more, live or silent; ``None`` if the last one had left, and for a dry run."""
+        return self.owner if self.executed and self.owner is not None and self.owner.alive_for is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRequest:
+    """What a reset was asked for; see `OffsetStore.reset`."""
+
+    group: str
+    target: Mapping[TopicPartition, int] | ResetTarget
+    partitions: Mapping[str, Collection[int] | None] | None
+    reason: str
+    actor: str | None
+    takeover: Decided
+    takeover_timeout: float
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be right, before anything is asked.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        _expect_group(self.group)
+        _expect_reason(self.reason, self.takeover_timeout)
+        if self.takeover not in get_args(Decided):
+            what = 'takeover must be "fence" or "refuse"'
+            raise ConfigurationError(what, found=repr(self.takeover))
+        if isinstance(self.target, Mapping):
+            _expect_offsets(self.target)
+            if self.partitions is not None:
+                what = "a reset names its partitions twice: with their offsets, and by partitions="
+                raise ConfigurationError(what, next_step="Leave partitions= out.")
+            return
+        if not self.partitions:
+            what = "a reset names no partitions"
+            raise ConfigurationError(what, expected='partitions={"payments": None}, or {"payments": [0, 2]}')
+        if isinstance(self.target, str) and self.target not in {"earliest", "latest"}:
+            what = "a reset has no such target"
+            raise ConfigurationError(what, found=repr(self.target), expected='"earliest" or "latest"')
+        if isinstance(self.target, datetime) and self.target.tzinfo is None:
+            what = "the reset's target is a time without a zone"
+            raise ConfigurationError(
+                what, found=self.target.isoformat(), expected="a datetime with tzinfo, such as UTC"
+            )
+        if isinstance(self.target, int) and not 0 <= self.target <= MAX_OFFSET:
+            what = "not an offset"
+            raise ConfigurationError(what, found=self.target, expected="a number from 0 to 2**63 - 1")
+
+    @property
+    def needs_broker(self) -> bool:
+        """Whether only Kafka knows where that is."""
+        return isinstance(self.target, (str, datetime))
+
+    def view(self, broker: BrokerOffsets | None, kafka_group: str | None, topics: Collection[str]) -> BrokerView | None:
+        """Ask Kafka, ``None`` without a broker.
+
+        :raises ConfigurationError: there is no broker, and only Kafka knows the target.
+        """
+        if broker is None:
+            if self.needs_broker:
+                what = "only Kafka knows the log's ends and times"
+                raise ConfigurationError(what, expected="broker=Broker(...)")
+            return None
+        timestamp_ms = int(self.target.timestamp() * 1000) if isinstance(self.target, datetime) else None
+        return broker.view(kafka_group or self.group, topics, timestamp_ms=timestamp_ms)
+
+    def chosen(self, rows: Mapping[TopicPartition, StoredOffset]) -> list[TopicPartition]:
+        """Return the partitions that are to be moved, in order.
+
+        :raises UnknownGroup: the group has no offsets.
+        :raises ConfigurationError: the store has none for a partition that was named.
+        """
+        if not rows:
+            what = f"the store has no offsets of group {self.group!r}"
+            raise UnknownGroup(what)
+        if isinstance(self.target, Mapping):
+            _expect_rows(self.group, rows, self.target)
+            return sorted(self.target)
+        chosen: set[TopicPartition] = set()
+        for topic, numbers in (self.partitions or {}).items():
+            there = {tp for tp in rows if tp.topic == topic}
+            asked = there if numbers is None else {TopicPartition(topic, number) for number in numbers}
+            if not asked or asked - there:
+                what = f"the store has no offsets of group {self.group!r} for what was named"
+                found = ", ".join(map(str, sorted(asked - there))) or topic
+                held = ", ".join(map(str, sorted(there))) or ", ".join(sorted({tp.topic for tp in rows}))
+                raise ConfigurationError(what, found=found, expected=f"of {held}")
+            chosen |= asked
+        return sorted(chosen)
+
+    def plan(
+        self,
+        rows: Mapping[TopicPartition, StoredOffset],
+        view: BrokerView | None,
+        seen: Mapping[TopicPartition, StoredOffset],
+    ) -> tuple[Move, ...]:
+        """Decide where each partition goes from what is stored in ``rows``.
+
+        :param seen: what was stored before Kafka was asked. A job that has advanced since has read what it advanced
+            over: the log ends no earlier than there.
+        :raises OffsetOutOfRange, WrongCluster, ConfigurationError: as `OffsetStore.reset`.
+        """
+        return tuple(self._move(tp, rows[tp], view, seen.get(tp)) for tp in self.chosen(rows))
+
+    def _move(self, tp: TopicPartition, row: StoredOffset, view: BrokerView | None, seen: StoredOffset | None) -> Move:
+        log = None if view is None else _log_of(tp, row, view)
+        if log is not None and seen is not None and seen.next_offset < row.next_offset:
+            log = Watermarks(log.beginning, max(log.end, row.next_offset))
+        new = self._offset(tp, row.next_offset, log, view)
+        if not 0 <= new <= MAX_OFFSET:
+            what = "the shift goes below offset 0" if new < 0 else "the shift goes above the largest offset"
+            raise OffsetOutOfRange(what, topic_partition=tp, found=new, expected="0 to 2**63 - 1", next_step=SHIFT)
+        if log is not None and not log.beginning <= new <= log.end:
+            what = f"the log does not hold offset {new}"
+            held = f"from {log.beginning} to {log.end}"
+            raise OffsetOutOfRange(what, topic_partition=tp, expected=held, next_step=CHOOSE)
+        return Move(tp, row.next_offset, new, log)
+
+    def _offset(self, tp: TopicPartition, stored: int, log: Watermarks | None, view: BrokerView | None) -> int:
+        match self.target:
+            case int():
+                return self.target
+            case ShiftBy():
+                return stored + self.target.offsets
+            case Mapping():
+                return self.target[tp]
+            case _:
+                assert log is not None
+                assert view is not None
+        if isinstance(self.target, datetime):
+            return (view.timestamps or {})[tp]
+        return log.beginning if self.target == "earliest" else log.end
 
 
 def reset(
     database: Database,
-    group: str,
-    offsets: Mapping[TopicPartition, int],
+    request: ResetRequest,
+    look: Callable[[], tuple[dict[TopicPartition, StoredOffset], GroupRow | None]],
     *,
-    reason: str,
-    actor: str | None,
-    takeover_timeout: float,
-) -> list[HistoryEvent]:
-    """Set stored offsets; see `OffsetStore.reset`."""
-    _expect_group(group)
-    _expect_reason(reason, takeover_timeout)
-    _expect_offsets(offsets)
-    with _deciding(database, (group,), takeover_timeout) as session:
+    broker: BrokerOffsets | None,
+    kafka_group: str | None,
+    dry_run: bool,
+) -> Reset:
+    """Set stored offsets; see `OffsetStore.reset`.
+
+    Kafka is asked before anything is locked. What is decided is decided under the locks: what a job has stored until
+    then, and whether one is live, since no claim can be made while the group's row is locked.
+
+    :param look: reads the group's rows and its owner, without a lock.
+    """
+    group = request.group
+    seen, owner = look()
+    view = request.view(broker, kafka_group, sorted({tp.topic for tp in request.chosen(seen)}))
+    # What can be seen to be wrong is seen here, before a job's transaction is waited for, or ended.
+    planned = request.plan(seen, view, seen)
+    if dry_run:
+        return Reset(group, planned, owner)
+    _check_owner(request, owner)
+    with _deciding(database, (group,), request.takeover_timeout) as session:
         before = session.lock_group(group)
+        owner = session.group(group)
+        _check_owner(request, owner)
         rows = session.lock_partitions(group, None)
-        _expect_rows(group, rows, offsets)
-        token, who = Token(before.epoch + 1, uuid4()), actor or this_process()
+        moves = request.plan(rows, view, seen)
+        token, who = Token(before.epoch + 1, uuid4()), request.actor or this_process()
         _write_token(session, group, token, who)
-        session.set_partitions(group, token, {tp: _pinned(rows[tp], offsets[tp]) for tp in sorted(offsets)})
-        events = [
-            HistoryEvent("reset", tp, rows[tp].next_offset, offset, token, who, reason)
-            for tp, offset in sorted(offsets.items())
-        ]
+        new = {move.topic_partition: _pinned(rows[move.topic_partition], move.to_offset) for move in moves}
+        session.set_partitions(group, token, new)
+        events = tuple(
+            HistoryEvent("reset", one.topic_partition, one.from_offset, one.to_offset, token, who, request.reason)
+            for one in moves
+        )
         session.append_history(group, events)
-    return events
+    return Reset(group, moves, owner, events)
+
+
+def _check_owner(request: ResetRequest, owner: GroupRow | None) -> None:
+    if request.takeover == "refuse" and owner is not None and owner.is_live:
+        what = f"a job of group {request.group!r} is live; nothing was written"
+        raise GroupBusy(what, found=owner.in_words(), next_step=STOP_IT)
+
+
+def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermarks:
+    if row.cluster_id and view.cluster_id and row.cluster_id != view.cluster_id:
+        what = "the stored offset belongs to another Kafka cluster"
+        raise WrongCluster(what, topic_partition=tp, found=view.cluster_id, expected=row.cluster_id)
+    log = view.topics[tp.topic].partitions.get(tp.partition)
+    if log is None:
+        what = "Kafka does not have this partition"
+        raise ConfigurationError(what, topic_partition=tp, next_step="Name those that it has: TOPIC:0,2.")
+    return log
 
 
 def rename_group(
@@ -70,7 +298,7 @@ def rename_group(
         rows = held[group]
         if not rows:
             what = f"the store has no offsets of group {group!r}"
-            raise ConfigurationError(what, next_step="Correct the name; `offsetstore status` shows a group.")
+            raise UnknownGroup(what, next_step="Correct the name; `offsetstore status` shows a group.")
         if held[new]:
             what = f"there is a group {new!r} already"
             raise ConfigurationError(what, found=f"{len(held[new])} partitions", expected="a name without offsets")
@@ -151,9 +379,6 @@ def _expect_rows(
     group: str, rows: Mapping[TopicPartition, StoredOffset], offsets: Mapping[TopicPartition, int]
 ) -> None:
     """A misspelt topic would get a row of its own, and nobody would notice."""
-    if not rows:
-        what = f"the store has no offsets of group {group!r}"
-        raise ConfigurationError(what, next_step="Correct the name; a group gets its rows from the first claim.")
     unknown = sorted(offsets.keys() - rows.keys())
     if unknown:
         what = f"the store has no offset of this partition for group {group!r}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
 
 EVERY = 5.0
 """Seconds between two beats, and how long one may wait for a lock."""
-
-LIVE = timedelta(seconds=15)
-"""An owner is live whose last beat is younger, by the database's clock: two beats may be lost."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -7,16 +7,20 @@ once, against this.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from contextlib import AbstractContextManager
-    from datetime import datetime, timedelta
+    from datetime import datetime
     from uuid import UUID
 
     from offsetstore.metadata import Keep
     from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
+
+LIVE: Final = timedelta(seconds=15)
+"""An owner is live whose last heartbeat is younger, by the database's clock: two may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,21 @@ class GroupRow:
     owner: str
     claimed_at: datetime
     alive_for: timedelta | None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a job owns the group and runs, for claims, resets and `offsetstore status` alike.
+
+        A heartbeat of the future is not one: the database's clock has stepped back since (a failover, a restored
+        machine), and would call a dead owner live until it has caught up. A job that runs is live again with its next
+        heartbeat, at most five seconds later.
+        """
+        return self.alive_for is not None and -LIVE < self.alive_for < LIVE
+
+    def in_words(self) -> str:
+        """Who it is, for an error's text."""
+        seen = "" if self.alive_for is None else f", seen {max(0.0, self.alive_for.total_seconds()):.0f} s ago"
+        return f"{self.owner}, {self.token}{seen}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.ports import BrokerOffsets, CheckpointFiles
+    from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import Holder
     from offsetstore.store.session import Database, GroupRow, HistoryEvent, Session
 
@@ -200,27 +201,53 @@ class OffsetStore:
     def reset(
         self,
         group: str,
-        offsets: Mapping[TopicPartition, int],
+        offsets: Mapping[TopicPartition, int] | ResetTarget,
         *,
         reason: str,
         actor: str | None = None,
         takeover_timeout: float = 30.0,
-    ) -> list[HistoryEvent]:
+        partitions: Mapping[str, Collection[int] | None] | None = None,
+        broker: BrokerOffsets | None = None,
+        kafka_group: str | None = None,
+        takeover: admin.Decided = "fence",
+        dry_run: bool = False,
+    ) -> Reset:
         """Set stored offsets, backwards or forwards, and pin them: the next claim starts there, whatever Kafka says.
 
-        A job that runs is fenced; `owner` tells whether there is one. Partitions that are not named stay where they
-        are, and so does the metadata. Whether the log holds the offsets is seen by the next claim.
+        A job that runs is fenced. Where the offsets go and whether a job is live is decided under the group's locks, so
+        that what is returned is what was done, also where a job has advanced or claimed meanwhile. Kafka is asked
+        before: what has changed there since, such as records that retention has removed, is seen by the next claim.
+        Partitions that are not named stay where they are, and so does the metadata.
 
-        :param offsets: the next offset for each partition. The group must have a row for it.
+        :param offsets: the next offset for each partition; or where ``partitions`` go: ``"earliest"``, ``"latest"``, an
+            offset, a time (the first record at or after it, or the end), or ``ShiftBy(n)``.
         :param reason: for those who read the history.
         :param actor: who decides; by default user, host and process.
         :param takeover_timeout: seconds to wait for a job's open transaction before its connection is terminated.
-        :return: what the history has now, a line for each partition: from, to, by whom.
-        :raises ConfigurationError: an unknown group or partition, not an offset, no reason.
-        :raises LockTimeout: somebody else holds the group's rows.
+        :param partitions: numbers by topic, ``None`` for all of which the store has an offset.
+        :param broker: asked for the log's ends, so that an offset outside of the log is refused. Without it the next
+            claim does that, and ``"earliest"``, ``"latest"`` and times can't be resolved.
+        :param kafka_group: the group in whose name Kafka is asked, if it is not ``group``.
+        :param takeover: ``"fence"`` a live job, or ``"refuse"``.
+        :param dry_run: lock and write nothing; return what would be done to what is stored now.
+        :raises ConfigurationError: an unknown partition, not an offset, no reason.
+        :raises UnknownGroup: the store has no offsets of the group.
+        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
+        :raises BrokerError: Kafka's part failed; nothing was written, and no job was fenced. So it is for
+        :raises OffsetOutOfRange: the log does not hold the offset.
+        :raises WrongCluster: the stored offset is another cluster's.
+        :raises LockTimeout: a transaction that is no job of the group holds its rows.
         :raises TransactionLost: the connection broke; the history tells whether it happened.
         """
-        return admin.reset(self.database, group, offsets, reason=reason, actor=actor, takeover_timeout=takeover_timeout)
+        request = admin.ResetRequest(group, offsets, partitions, reason, actor, takeover, takeover_timeout)
+        return admin.reset(
+            self.database,
+            request,
+            lambda: self._read(lambda session: (session.read_partitions(group), session.group(group))),
+            broker=broker,
+            kafka_group=kafka_group,
+            dry_run=dry_run,
+        )
 
     def rename_group(
         self, group: str, new: str, *, reason: str, actor: str | None = None, takeover_timeout: float = 30.0

@@ -29,7 +29,6 @@ from offsetstore.stamp import latest_epoch
 from offsetstore.store import adoption, failures
 from offsetstore.store.claims import Claim, ClaimRequest, name_prefix, this_process
 from offsetstore.store.decisions import decisions, new_offsets
-from offsetstore.store.heartbeat import LIVE
 from offsetstore.store.session import HistoryEvent, renamed
 from offsetstore.store.starting import resolve_unlocked
 
@@ -164,8 +163,7 @@ def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
 
 
 def _check_owner(owner: GroupRow | None, request: ClaimRequest, claim_id: uuid.UUID) -> None:
-    if owner is None or owner.token.claim_id == claim_id or owner.alive_for is None or owner.alive_for >= LIVE:
+    if owner is None or owner.token.claim_id == claim_id or not owner.is_live:
         return
     what = f"group {request.group!r} has a live owner"
-    seen = owner.alive_for.total_seconds()
-    raise GroupBusy(what, found=f"{owner.owner}, {owner.token}, seen {seen:.0f} s ago")
+    raise GroupBusy(what, found=owner.in_words())

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from offsetstore.errors import ConfigurationError, GroupRenamed, StaleClaim
+from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, StaleClaim
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.policy import StartPolicy
 from offsetstore.starting import Reason
@@ -49,10 +49,13 @@ class AdminContract(ContractParts):
         assert stored(store) == {P0: 10, P1: 99, P2: 0}
         rows = store.offsets(GROUP)
         assert [rows[tp].pinned for tp in (P0, P1, P2)] == [True, True, False]
-        assert {row.token for row in rows.values()} == {done[0].token}
-        assert [(one.topic_partition, one.from_offset, one.to_offset) for one in done] == [(P0, 40, 10), (P1, 30, 99)]
+        assert {row.token for row in rows.values()} == {done.history[0].token}
+        moved = [(one.topic_partition, one.from_offset, one.to_offset) for one in done.moves]
+        assert moved == [(P0, 40, 10), (P1, 30, 99)]
+        assert done.fenced is not None
+        assert done.fenced.token == advanced.token
         history = store.history(GROUP)
-        assert [replace(line, at=None) for line in history[-2:]] == done
+        assert [replace(line, at=None) for line in history[-2:]] == list(done.history)
         assert {(line.event, line.actor, line.reason) for line in history[-2:]} == {("reset", "ana", REASON)}
 
     def test_a_reset_fences_the_job_that_runs_in_every_partition(
@@ -61,7 +64,7 @@ class AdminContract(ContractParts):
         before = read()
         done = store.reset(GROUP, {P0: 10}, reason=REASON)
 
-        assert done[0].token.epoch > advanced.token.epoch
+        assert done.history[0].token.epoch > advanced.token.epoch
         for range_ in ({P0: OffsetRange(10, 20)}, {P1: OffsetRange(30, 40)}, {NEW: OffsetRange(0, 5)}):
             with pytest.raises(StaleClaim):
                 give(advanced, range_)
@@ -107,6 +110,34 @@ class AdminContract(ContractParts):
         with held(store, advanced, P1):
             store.reset(GROUP, {P0: 10}, reason=REASON, takeover_timeout=0.1)
         assert stored(store)[P0] == 10
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_a_reset_that_is_to_refuse_leaves_a_live_job_alone(
+        self, store: OffsetStore, advanced: Claim, give: Give
+    ) -> None:
+        before = store.history(GROUP)
+        with held(store, advanced, P1), pytest.raises(GroupBusy, match="is live; nothing was written"):
+            store.reset(GROUP, {P0: 10}, reason=REASON, takeover="refuse", takeover_timeout=0)
+
+        assert store.history(GROUP) == before
+        give(advanced, {P0: OffsetRange(40, 41)})
+        advanced.close()
+        done = store.reset(GROUP, {P0: 10}, reason=REASON, takeover="refuse")
+        assert (done.executed, done.met_live_owner, done.fenced) == (True, False, None)
+
+    def test_a_dry_run_says_what_it_would_do_and_neither_waits_nor_writes(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give
+    ) -> None:
+        before = store.history(GROUP)
+        with held(store, advanced, P1):
+            found = store.reset(
+                GROUP, "earliest", partitions={P0.topic: None}, broker=broker, reason=REASON, dry_run=True
+            )
+
+        assert [(one.from_offset, one.to_offset) for one in found.moves] == [(40, 0), (30, 0), (0, 0)]
+        assert (found.executed, found.met_live_owner, found.fenced) == (False, True, None)
+        assert store.history(GROUP) == before
+        give(advanced, {P0: OffsetRange(40, 41)})
 
     @pytest.mark.parametrize(
         ("group", "offsets", "reason", "what"),

@@ -121,8 +121,8 @@ def test_what_was_decided_is_in_the_history_and_pinned(
 ) -> None:
     arguments = ["reset", "-g", stopped, "-t", payments, "--shift-by", "-0", *REASON, "--execute", "--format", "json"]
     found: dict[str, Any] = json.loads(run(*arguments, url=offsetstore_database).stdout)
-    assert found.keys() == {"group", "reason", "executed", "live", "partitions"}
-    assert (found["executed"], found["live"]) == (True, False)
+    assert found.keys() == {"group", "reason", "executed", "live", "fenced", "partitions"}
+    assert (found["executed"], found["live"], found["fenced"]) == (True, False, None)
     first = {"topic": payments, "partition": 0, "stored": 4, "new": 4, "beginning": None, "end": None}
     assert found["partitions"][0] == first
     with OffsetStore.connect(offsetstore_database) as store:
@@ -146,6 +146,7 @@ def test_a_live_job_is_not_fenced_unless_it_is_forced(
     assert stored(offsetstore_database, billing) == [4, 5, 0]
     forced = run(*arguments, "--execute", "--force", url=offsetstore_database, brokers=servers)
     assert forced.exit_code == 0, forced.output
+    assert "The job that was live is fenced: " in forced.stdout
     assert stored(offsetstore_database, billing) == [0, 0, 0]
 
 
@@ -169,7 +170,7 @@ def test_a_job_that_was_fenced_by_force_writes_nothing_more(
     [
         (["--to-offset", "11"], ["the log does not hold offset 11", "from 0 to 10", "--to-latest"]),
         (["--shift-by", "7"], ["the log does not hold offset 11", "from 0 to 10"]),
-        (["--shift-by", "-6"], ["the shift leads to what is no offset", "-2", "Shift by less"]),
+        (["--shift-by", "-6"], ["the shift goes below offset 0", "-2", "Shift by less"]),
     ],
     ids=["beyond", "shifted beyond", "shifted below 0"],
 )

@@ -5,11 +5,16 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka.admin import delete_topic
 from offsetstore.local.free_ports import free_port
+from offsetstore.store import heartbeat
 
 if TYPE_CHECKING:
+    import pytest
+
     from offsetstore.local.kafka import KafkaBroker
     from tests.integration.cli.conftest import Run
 
@@ -99,6 +104,20 @@ def test_an_owner_that_has_stopped_in_order_has_left(
     result = run("status", "-g", offsetstore_group, url=offsetstore_database)
     assert "has left" in result.stdout.splitlines()[0]
     found = json.loads(run("status", "-g", offsetstore_group, "--format", "json", url=offsetstore_database).stdout)
+    assert found["owner"]["live"] is False
+
+
+def test_a_heartbeat_of_before_the_clock_stepped_back_is_no_sign_of_life(
+    run: Run, offsetstore_database: str, offsetstore_group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 3600)
+    with OffsetStore.connect(offsetstore_database) as store, psycopg.connect(offsetstore_database) as connection:
+        store.claim(offsetstore_group, topics=["payments"])
+        connection.execute("UPDATE heartbeats SET beat_at = clock_timestamp() + interval '1 hour'")
+        connection.commit()
+        told = run("status", "-g", offsetstore_group, url=offsetstore_database).stdout.splitlines()[0]
+        found = json.loads(run("status", "-g", offsetstore_group, "--format", "json", url=offsetstore_database).stdout)
+    assert re.search(r", silent, last heartbeat 59m ahead of the database's clock$", told), told
     assert found["owner"]["live"] is False
 
 

@@ -168,14 +168,29 @@ def test_a_group_that_nobody_owns_is_had_at_once(store: OffsetStore, takeover: c
 
 @pytest.mark.behaviour("START-22")
 @pytest.mark.parametrize("takeover", ["refuse", "wait"])
+@pytest.mark.parametrize("since", ["-16", "16"], ids=["silent", "of before the clock stepped back"])
 def test_an_owner_that_died_is_no_owner(
-    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch, takeover: claims.Takeover
+    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch, takeover: claims.Takeover, *, since: str
 ) -> None:
     monkeypatch.setattr(heartbeat, "EVERY", 3600)
     store.claim("billing", broker())
-    query("UPDATE heartbeats SET beat_at = clock_timestamp() - interval '16 seconds'")
+    query(f"UPDATE heartbeats SET beat_at = clock_timestamp() + interval '{since} seconds'")
 
     assert store.claim("billing", broker(), takeover=takeover).token.epoch == 2
+
+
+@pytest.mark.behaviour("START-22")
+def test_an_owner_that_runs_is_live_again_with_its_next_heartbeat_after_the_clock_has_stepped_back(
+    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
+    store.claim("billing", broker())
+    query("UPDATE heartbeats SET beat_at = clock_timestamp() + interval '1 hour'")
+
+    wait_until(lambda: (owner := store.owner("billing")) is not None and owner.is_live)
+
+    with pytest.raises(GroupBusy):
+        store.claim("billing", broker(), takeover="refuse")
 
 
 @pytest.mark.behaviour("START-22")

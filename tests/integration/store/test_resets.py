@@ -1,0 +1,99 @@
+"""Resets by a target that Kafka knows, and what Kafka's view, which is older than the locks, is good for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore
+from offsetstore.errors import BrokerUnavailable, ConfigurationError, OffsetOutOfRange, UnknownGroup, WrongCluster
+from offsetstore.store.admin import ShiftBy
+from tests.integration.store.transacting import GROUP, P0, P1, process
+from tests.support.brokers import ScriptedBroker
+
+if TYPE_CHECKING:
+    from tests.integration.store.conftest import Contents, Query
+
+ALL = {"payments": None}
+
+
+@pytest.fixture
+def broker() -> ScriptedBroker:
+    return ScriptedBroker({"payments": {0: (20, 100), 1: (0, 100)}})
+
+
+@pytest.mark.behaviour("OPS-10")
+@pytest.mark.parametrize(("target", "expected"), [("latest", 120), (ShiftBy(-5), 115)], ids=["latest", "shift"])
+def test_offsets_that_a_job_has_advanced_over_since_kafka_was_asked_are_in_the_log(
+    store: OffsetStore, results: str, broker: ScriptedBroker, target: Any, expected: int
+) -> None:
+    claim = store.claim(GROUP, topics=["payments"])
+    process(store, claim, P0, range_=OffsetRange(20, 100))
+    broker.script = [lambda: process(store, claim, P0, range_=OffsetRange(100, 120))]
+
+    done = store.reset(GROUP, target, partitions=ALL, broker=broker, reason="ticket 17")
+
+    assert [(one.from_offset, one.to_offset) for one in done.moves] == [(120, expected)]
+    assert store.offsets(GROUP)[P0].next_offset == expected
+    assert [(line.from_offset, line.to_offset) for line in done.history] == [(120, expected)]
+
+
+@pytest.mark.behaviour("OPS-10")
+@pytest.mark.parametrize(
+    ("target", "partitions", "error", "words"),
+    [
+        (101, ALL, OffsetOutOfRange, "payments-0: the log does not hold offset 101; expected from 20 to 100"),
+        ("earliest", {"payments": [0, 7]}, ConfigurationError, "payments-7"),
+        ("earliest", {"refunds": None}, ConfigurationError, "refunds"),
+        (ShiftBy(-51), ALL, OffsetOutOfRange, "payments-0: the shift goes below offset 0; found -1"),
+        ("latest", ALL, WrongCluster, "payments-0: the stored offset belongs to another Kafka cluster"),
+        (datetime(2026, 1, 1), ALL, ConfigurationError, "without a zone"),  # noqa: DTZ001 - that is the point
+        ("newest", ALL, ConfigurationError, "no such target"),
+        ("earliest", None, ConfigurationError, "names no partitions"),
+        ({P0: 30}, ALL, ConfigurationError, "twice"),
+    ],
+)
+def test_a_target_that_cant_be_reached_is_refused_before_any_job_is_fenced(
+    store: OffsetStore, results: str, query: Query, contents: Contents, broker: ScriptedBroker, *, target: Any,
+    partitions: Any, error: type[Exception], words: str,
+) -> None:  # fmt: skip
+    claim = store.claim(GROUP, broker, mirror_every=None)
+    process(store, claim, P0, range_=OffsetRange(20, 50))
+    claim.close()
+    if error is WrongCluster:
+        query("UPDATE kafka_partitions SET cluster_id = 'another'")
+    before = contents()
+
+    with pytest.raises(error) as caught:
+        store.reset(GROUP, target, partitions=partitions, broker=broker, reason="ticket 17")
+
+    assert words in str(caught.value)
+    assert contents() == before
+
+
+def test_without_kafka_nothing_is_fenced(store: OffsetStore, contents: Contents, broker: ScriptedBroker) -> None:
+    store.claim(GROUP, broker, mirror_every=None).close()
+    before = contents()
+    down = BrokerUnavailable("no answer")
+    broker.script = [down]
+
+    with pytest.raises(BrokerUnavailable):
+        store.reset(GROUP, "latest", partitions=ALL, broker=broker, reason="ticket 17")
+    with pytest.raises(ConfigurationError, match="only Kafka knows"):
+        store.reset(GROUP, datetime(2026, 1, 1, tzinfo=UTC), partitions=ALL, reason="ticket 17")
+    with pytest.raises(UnknownGroup, match="no offsets of group 'nobody'"):
+        store.reset("nobody", "latest", partitions=ALL, broker=broker, reason="ticket 17")
+
+    assert contents() == before
+
+
+def test_the_partitions_named_go_to_either_end_and_the_others_stay(store: OffsetStore, broker: ScriptedBroker) -> None:
+    with store.claim(GROUP, broker, mirror_every=None):
+        pass
+
+    store.reset(GROUP, "latest", partitions={"payments": [1]}, broker=broker, kafka_group="theirs", reason="ticket 17")
+
+    assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 20, P1: 100}
+    assert "theirs" in broker.groups
