@@ -57,6 +57,11 @@ class RunningQuery:
             )
         return cls(query_id, execution.runId().toString(), execution)
 
+    def is_active(self) -> bool:
+        """Whether the query runs, in this run or in one that was started since; any thread may ask."""
+        queries = self.execution.sparkSession().sharedState().activeStreamingQueries()
+        return bool(queries.containsKey(self.execution.id()))
+
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
         """Exactly what the current batch reads, in order; empty ranges are left out.
 

@@ -132,7 +132,7 @@ class TransactionalSink:
         ranges = query.ranges()
         self._check_claimed(ranges)
         try:
-            self._claim.bind(query.query_id)
+            self._claim.bind(query.query_id, query.is_active)
             if not ranges and self._kept is None:
                 return
             self._write(MicroBatch(batch, batch_id, query, ranges))

@@ -19,6 +19,7 @@ from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.mirror import EVERY, Mirror, MirrorTarget
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from offsetstore.offsets import BrokerView, Token, TopicPartition
@@ -151,11 +152,14 @@ class Claim:
         own = "kept" if keep else f"{self.token.epoch}-{self.token.claim_id}"
         return f"{self.checkpoint_base}/{own}"
 
-    def bind(self, query_id: str) -> None:
+    def bind(self, query_id: str, is_active: Callable[[], bool] | None = None) -> None:
         """Tie the claim to the first streaming query that writes with it.
 
         In memory is enough: a claim lives in one process, and its token nowhere else.
 
+        :param is_active: says whether the query runs. While it does not, the claim sends no heartbeats, so that the
+            next claim need not wait for a driver that only lives on for other queries. Called every 5 s, by another
+            thread; an error counts as yes.
         :raises ClaimInUse: it is tied to another query.
         """
         with self._binding:  # two queries may come at once
@@ -164,6 +168,8 @@ class Claim:
         if self._query_id != query_id:
             what = f"the claim of group {self.group!r} is used by a second streaming query"
             raise ClaimInUse(what, found=f"query {query_id}", expected=f"query {self._query_id}")
+        if is_active is not None:
+            self._heartbeat.follow(is_active)
 
     def close(self) -> None:
         """Leave: copy the last offsets to Kafka, and tell the next claim that it need not wait. The offsets stay.

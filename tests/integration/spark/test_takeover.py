@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore import Append, TopicPartition, TransactionalSink
-from offsetstore.errors import BrokerRefused, BrokerUnavailable, ClaimInUse, StaleClaim, TopicMissing
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ClaimInUse, GroupBusy, StaleClaim, TopicMissing
 from offsetstore.kafka import Broker, admin
 from offsetstore.local.free_ports import free_port
+from offsetstore.store import heartbeat, session
 from tests.support.gate import Gate
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
@@ -125,6 +127,35 @@ def test_a_second_query_on_one_claim_is_refused_and_the_first_goes_on(
     query.stop()
     assert sink.error is None
     assert world.database.column(VALUES) == ["a", "b"]
+
+
+@pytest.mark.behaviour("START-22")
+def test_a_query_that_has_ended_does_not_keep_its_claim_alive_in_a_driver_that_goes_on(
+    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
+    monkeypatch.setattr(session, "LIVE", timedelta(seconds=1))
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    claim = world.claim(topic)
+    query, _ = run_on(world, claim, events)
+    wait_until(lambda: world.stored(topic) == {0: 1}, timeout=SECONDS)
+    with pytest.raises(GroupBusy):  # it is idle, and runs
+        world.claim(topic, takeover="wait", takeover_timeout=2)
+
+    query.stop()
+    wait_until(lambda: not is_live(world))
+    query, _ = run_on(world, claim, events)  # with no records to write yet
+    wait_until(lambda: is_live(world))
+    query.stop()
+
+    assert world.claim(topic, takeover="wait", takeover_timeout=SECONDS).token.epoch == claim.token.epoch + 1
+
+
+def is_live(world: World) -> bool:
+    owner = world.store.owner(world.group)
+    return owner is not None and owner.is_live
 
 
 def a_missing_topic(world: World, topic: str) -> Broker:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
+from threading import Event
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from offsetstore import OffsetStore
-from offsetstore.store import heartbeat
+from offsetstore.store import heartbeat, session
 from offsetstore.store.url import make_engine
 from tests.support.waiting import wait_until
 
@@ -42,6 +44,84 @@ def test_it_beats_until_the_claim_is_closed(store: OffsetStore, query: Query) ->
         wait_until(lambda: query(BEAT) > first)
 
     assert query(BEAT) == []
+
+
+def beats(query: Query) -> bool:
+    """Whether a heartbeat comes within twenty intervals."""
+    before = query(BEAT)
+    deadline = time.monotonic() + 20 * heartbeat.EVERY
+    while time.monotonic() < deadline:
+        if query(BEAT) != before:
+            return True
+    return False
+
+
+@pytest.mark.behaviour("START-22")
+def test_it_skips_its_beats_while_the_bound_query_has_ended_and_beats_again_once_it_runs(
+    store: OffsetStore, query: Query
+) -> None:
+    runs = Event()
+    runs.set()
+    asked: list[bool] = []
+
+    def is_active() -> bool:
+        asked.append(runs.is_set())
+        return asked[-1]
+
+    def ask_twice() -> None:
+        """Until it was asked about what is the case now, and has acted upon it."""
+        seen = len(asked)
+        wait_until(lambda: len(asked) > seen + 2)
+
+    with store.claim("billing", topics=["payments"]) as claim:
+        assert beats(query), "before a query is bound"
+        claim.bind("one", is_active)
+        ask_twice()
+        assert beats(query), "while the query runs"
+        runs.clear()
+        ask_twice()
+        wait_until(lambda: not beats(query))
+        runs.set()
+        ask_twice()
+        assert beats(query), "when it was started again"
+
+
+@pytest.mark.behaviour("START-22")
+def test_the_next_claim_does_not_wait_for_a_query_that_has_ended_in_a_process_that_lives(
+    store: OffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LIVE", timedelta(seconds=1))
+    first = store.claim("billing", topics=["payments"])
+    first.bind("one", lambda: False)
+
+    assert store.claim("billing", topics=["payments"], takeover="wait", takeover_timeout=10).token.epoch == 2
+
+
+@pytest.mark.behaviour("START-22")
+def test_a_query_that_can_t_be_asked_or_does_not_answer_counts_as_running(store: OffsetStore, query: Query) -> None:
+    answers, hangs = Event(), Event()
+    failures: list[int] = []
+
+    def fails() -> bool:
+        failures.append(0)
+        what = "the JVM is gone"
+        raise ConnectionError(what)
+
+    def never_answers() -> bool:
+        hangs.set()
+        answers.wait()
+        return False
+
+    with store.claim("billing", topics=["payments"]) as claim:
+        claim.bind("one", fails)
+        wait_until(lambda: len(failures) > 2)
+        assert beats(query)
+        claim.bind("one", never_answers)
+        assert hangs.wait(20)
+        assert beats(query)
+        claim.bind("one", lambda: True)  # it was started again
+        answers.set()
+        assert beats(query), "the answer is about an earlier run"
 
 
 def test_closing_the_store_leaves_all_of_its_claims(offsetstore_database: str, query: Query) -> None:
