@@ -101,17 +101,20 @@ class StagingArea:
         self._made = [staging for staging in self._made if not self._drop(staging)]
 
     def drop_abandoned(self) -> None:
-        """Drop what earlier claims of the group have left, and no other group's; failure is only logged."""
-        if not isinstance(self._claim.store.database, PostgresDatabase):
+        """Drop what claims of the store have left that own no group any more; failure is only logged."""
+        database = self._claim.store.database
+        if not isinstance(database, PostgresDatabase):
             return
         try:
-            abandoned = self._run(self._own().abandoned)
+            abandoned = self._run(
+                lambda connection: self._own().abandoned(connection, lambda: database.current_claims(connection))
+            )
         except Exception as error:  # noqa: BLE001 - tables that are left cost space, nothing else
-            _log.warning("no look was had at old staging tables: %s", type(error).__name__)
+            _log.warning("could not look for old staging tables: %s", type(error).__name__)
             return
         for staging in abandoned:
             if self._drop(staging):
-                _log.info("dropped the staging table %s of an earlier claim", staging.table)
+                _log.info("dropped the staging table %s of a claim that owns no group any more", staging.table)
 
     def _prepare(self, session: SparkSession) -> ExecutorStore:
         """Check once what all executors and the database need."""
@@ -132,7 +135,7 @@ class StagingArea:
     def _own(self) -> StagingOwner:
         if self._owner is None:
             store_id = self._claim.store.database.store_id()
-            self._owner = StagingOwner.of(store_id, self._claim.group, self._claim.token.epoch)
+            self._owner = StagingOwner.of(store_id, self._claim.group, self._claim.token)
         return self._owner
 
     def _repeat(self, run: Callable[[], list[StagingOutcome]]) -> list[StagingOutcome]:

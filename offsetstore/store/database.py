@@ -151,6 +151,10 @@ class PostgresDatabase:
             newer = "Update offsetstore: the tables were migrated by a later version." if found > HEAD else None
             raise SchemaNotAtHead(what, found=f"revision {found}", expected=f"revision {HEAD}", next_step=newer)
 
+    def current_claims(self, connection: Connection) -> set[UUID]:
+        """The claims that own a group of this store, as the connection's transaction sees it now."""
+        return {row.claim_id for row in connection.execute(self._text(sql.CURRENT_CLAIMS))}
+
     def store_id(self) -> UUID:
         if self._store_id is None:
             self.check_schema()

@@ -39,6 +39,8 @@ LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
 WHERE g.consumer_group = :group AND g.epoch > 0
 """
 
+CURRENT_CLAIMS = "SELECT claim_id FROM {s}consumer_groups"
+
 END_OTHER_BEATS = """
 DELETE FROM {s}heartbeats
 WHERE claim_id IN (SELECT claim_id FROM {s}consumer_groups WHERE consumer_group = :group)

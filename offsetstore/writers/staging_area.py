@@ -17,12 +17,13 @@ from offsetstore.writers.copying import driver_connection
 from offsetstore.writers.staging import Staging
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable
     from uuid import UUID
 
     import pyarrow as pa
     from sqlalchemy import Connection
 
+    from offsetstore.offsets import Token
     from offsetstore.writers.staging import Staged
 
 _SCHEMA_STATE = """
@@ -31,12 +32,13 @@ SELECT n.oid IS NOT NULL,
     current_user
 FROM (VALUES (1)) AS one LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = %s
 """
-_TABLES_OF = """
-SELECT relname FROM pg_catalog.pg_class
-WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)
-    AND relkind = 'r' AND starts_with(relname, %s)
+# Only tables that the role may drop: several jobs of one database share the schema, each with a role of its own.
+_TABLES = """
+SELECT c.relname
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relkind = 'r'
+    AND (pg_catalog.pg_has_role(c.relowner, 'USAGE') OR pg_catalog.pg_has_role(n.nspowner, 'USAGE'))
 """
-
 
 _DROP = sql.SQL("DROP TABLE IF EXISTS {staging}")
 
@@ -84,26 +86,47 @@ def can_stage(writer: Writer) -> TypeGuard[StagingWriter]:
 
 @dataclass(frozen=True, slots=True)
 class StagingOwner:
-    """Whose tables are which, by their names: a mark of store and group, the claim's epoch, and a fresh uuid."""
+    """Whose tables are which, by their names: marks of the store and the claim, and something fresh.
 
-    mark: str
+    :param former: how the names began that earlier versions gave to the group's tables; its epoch came next.
+    """
+
+    store: str
+    claim: str
+    former: str
     epoch: int
 
     @classmethod
-    def of(cls, store_id: UUID, group: str, epoch: int) -> Self:
+    def of(cls, store_id: UUID, group: str, token: Token) -> Self:
         """Two stores of one database share the schema, and may have groups of one name."""
-        return cls("b" + hashlib.sha256(f"{store_id}:{group}".encode()).hexdigest()[:15], epoch)
+        former = "b" + hashlib.sha256(f"{store_id}:{group}".encode()).hexdigest()[:15]
+        return cls(f"c{hashlib.sha256(store_id.bytes).hexdigest()[:16]}", _mark(token.claim_id), former, token.epoch)
 
     def fresh(self) -> Staging:
-        """Name a table as no other was or will be named."""
-        return Staging(f"{self.mark}_{self.epoch}_{uuid4().hex}")
+        """Name a table as no other was or will be named, in less than PostgreSQL's 63 bytes."""
+        return Staging(f"{self.store}_{self.claim}_{uuid4().hex[:24]}")
 
-    def abandoned(self, connection: Connection) -> list[Staging]:
-        """Find the tables of earlier claims of the group, which can't write their results any more."""
+    def abandoned(self, connection: Connection, current_claims: Callable[[], Collection[UUID]]) -> list[Staging]:
+        """Find the store's tables that no claim can move any more, whatever the name of their group is now.
+
+        :param current_claims: reads the claims that own a group. It is called after the tables were looked up: a claim
+            makes tables when it owns its group, so that a table that was seen is of one that is read, or of none.
+        """
         driver = driver_connection(connection)
-        names = [name for (name,) in driver.execute(_TABLES_OF, (STAGING_SCHEMA, self.mark))]
-        pattern = re.compile(rf"{self.mark}_(\d+)_[0-9a-f]{{32}}")
-        return [Staging(name) for name in names if (found := pattern.fullmatch(name)) and int(found[1]) < self.epoch]
+        names = [name for (name,) in driver.execute(_TABLES, (STAGING_SCHEMA,))]
+        current = {_mark(claim_id) for claim_id in current_claims()}
+        ours = re.compile(rf"{self.store}_([0-9a-f]{{16}})_[0-9a-f]{{24}}")
+        former = re.compile(rf"{self.former}_(\d+)_[0-9a-f]{{32}}")
+        return [
+            Staging(name)
+            for name in names
+            if ((found := ours.fullmatch(name)) and found[1] not in current)
+            or ((found := former.fullmatch(name)) and int(found[1]) < self.epoch)
+        ]
+
+
+def _mark(claim_id: UUID) -> str:
+    return claim_id.hex[:16]
 
 
 def check_schema(connection: Connection) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import text
 
-from offsetstore import Append, Execute, OffsetRange, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Execute, OffsetRange, Token, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, RowsRefused, SchemaError, SchemaMissing, SinkError, StaleClaim
 from offsetstore.spark.staging import StagingArea
 from offsetstore.store.schema import STAGING_SCHEMA
@@ -360,17 +360,17 @@ def test_a_killed_jobs_tables_are_dropped_by_the_next_claim_and_no_others(world:
     assert (world.database.column(VALUES), world.stored(topic)) == ([], {0: 0, 1: 0})
 
     claim = world.claim(topic)
-    store_id, epoch = world.store.database.store_id(), claim.token.epoch
+    store_id, other = world.store.database.store_id(), world.claim(topic, group=f"{world.group}-other")
     others = [
-        StagingOwner.of(store_id, world.group, epoch).fresh(),
-        StagingOwner.of(store_id, f"{world.group}-other", epoch - 1).fresh(),
-        StagingOwner.of(uuid4(), world.group, epoch - 1).fresh(),
+        StagingOwner.of(store_id, world.group, claim.token).fresh(),
+        StagingOwner.of(store_id, other.group, other.token).fresh(),
+        StagingOwner.of(uuid4(), world.group, Token(1, uuid4())).fresh(),
     ]
-    for other in others:
-        world.database.execute(f'CREATE TABLE {STAGING_SCHEMA}."{other.name}" ()')
+    for kept in others:
+        world.database.execute(f'CREATE TABLE {STAGING_SCHEMA}."{kept.name}" ()')
     run(world, claim, events, Append("events"))
 
-    assert world.database.column(STAGING_TABLES) == sorted(other.name for other in others)
+    assert world.database.column(STAGING_TABLES) == sorted(kept.name for kept in others)
     assert world.database.column(VALUES) == ["a", "b", "c", "d"]
 
 

@@ -8,6 +8,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
+from offsetstore import Token
 from offsetstore.errors import ColumnMismatch, RowsRefused
 from offsetstore.store.schema import STAGING_SCHEMA
 from offsetstore.writers import Append, Execute, Upsert
@@ -29,7 +30,7 @@ ROWS = "SELECT id, n, name FROM t ORDER BY id, name"
 @pytest.fixture
 def staging(database: Database) -> Staging:
     database.run(f"DROP SCHEMA IF EXISTS {STAGING_SCHEMA} CASCADE; CREATE SCHEMA {STAGING_SCHEMA}")
-    return StagingOwner.of(uuid4(), "group", 7).fresh()
+    return StagingOwner.of(uuid4(), "group", Token(7, uuid4())).fresh()
 
 
 def rows(*values: tuple[int | None, int | None, str]) -> pa.RecordBatch:
