@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import Connection, event, text
 
 from offsetstore import failpoints
-from offsetstore.errors import CommittedBehindOurBack
+from offsetstore.errors import CommittedBehindOurBack, SchemaError
 from offsetstore.metadata import KEEP, Keep
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.store import statements as sql
@@ -32,6 +32,8 @@ def discard_at_end(connection: object) -> None:
     """
     if isinstance(connection, Connection):
         connection.execution_options(**{_DISCARD: True})
+# How many ids are taken after each failed try; some millions in all, which takes a minute.
+_IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))
 
 
 class PostgresSession:
@@ -189,19 +191,33 @@ class PostgresSession:
         if not events:
             return
         places = [line.topic_partition for line in events]
-        self._run(
-            sql.APPEND_HISTORY,
-            group=group,
-            topics=[tp.topic if tp else None for tp in places],
-            partitions=[tp.partition if tp else None for tp in places],
-            events=[line.event for line in events],
-            froms=[line.from_offset for line in events],
-            tos=[line.to_offset for line in events],
-            epochs=[line.token.epoch for line in events],
-            claim_ids=[line.token.claim_id for line in events],
-            actors=[line.actor for line in events],
-            reasons=[line.reason for line in events],
-        )
+        values = {
+            "group": group,
+            "topics": [tp.topic if tp else None for tp in places],
+            "partitions": [tp.partition if tp else None for tp in places],
+            "events": [line.event for line in events],
+            "froms": [line.from_offset for line in events],
+            "tos": [line.to_offset for line in events],
+            "epochs": [line.token.epoch for line in events],
+            "claim_ids": [line.token.claim_id for line in events],
+            "actors": [line.actor for line in events],
+            "reasons": [line.reason for line in events],
+        }
+        last = 0
+        for count in _IDS_TO_TAKE:
+            with self._connection.begin_nested() as savepoint:
+                row = self._run(sql.APPEND_HISTORY, **values).one()
+                if row.appended == len(events):
+                    return
+                last = row.last
+                # The identity's sequence lags behind the rows: logical replication does not copy sequences.
+                _log.warning("the ids of offset_history lag behind its rows, of which the last is %d", last)
+                self._run(sql.TAKE_HISTORY_IDS, nobody=_NOBODY, count=count)
+                savepoint.rollback()
+        what = "the ids of offset_history lag so far behind its rows that no line can be added"
+        table = f"{self._schema}offset_history".replace("\\:", ":")
+        step = f"As the owner of the table: SELECT setval(pg_get_serial_sequence('{table}', 'id'), {last})."
+        raise SchemaError(what, found=f"the last line has id {last}", next_step=step)
 
     def history(self, group: str) -> list[HistoryEvent]:
         return [

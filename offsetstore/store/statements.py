@@ -127,7 +127,10 @@ RETURNING 1)
 SELECT count(*) AS moved, set_config('offsetstore.moved', CAST(:moved_before + count(*) AS text), true) FROM moved
 """
 
+# ``appended`` counts the lines that come after all lines that were there before.
 APPEND_HISTORY = """
+WITH before AS (SELECT coalesce(max(id), 0) AS last FROM {s}offset_history),
+appended AS (
 INSERT INTO {s}offset_history
        (consumer_group, topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason)
 SELECT :group, e.topic, e.partition, e.event, e.from_offset, e.to_offset, e.epoch, e.claim_id, e.actor, e.reason
@@ -137,6 +140,17 @@ FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:event
      WITH ORDINALITY
      AS e (topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, number)
 ORDER BY e.number
+ON CONFLICT (id) DO NOTHING
+RETURNING id)
+SELECT count(*) FILTER (WHERE appended.id > before.last) AS appended, before.last
+FROM before LEFT JOIN appended ON true GROUP BY before.last
+"""
+
+# Takes ids from the identity's sequence, which a job's role may not set; no ROLLBACK gives them back.
+TAKE_HISTORY_IDS = """
+INSERT INTO {s}offset_history (consumer_group, event, epoch, claim_id, actor, reason)
+SELECT '', '', 0, :nobody, '', '' FROM generate_series(1, :count)
+ON CONFLICT (id) DO NOTHING
 """
 
 RENAME_GROUP = """
