@@ -112,14 +112,18 @@ class AdminContract(ContractParts):
         assert stored(store)[P0] == 10
 
     @pytest.mark.behaviour("OPS-10")
-    def test_a_reset_that_is_to_refuse_leaves_a_live_job_alone(
+    def test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction(
         self, store: OffsetStore, advanced: Claim, give: Give
     ) -> None:
         before = store.history(GROUP)
-        with held(store, advanced, P1), pytest.raises(GroupBusy, match="is live; nothing was written"):
-            store.reset(GROUP, {P0: 10}, reason=REASON, takeover="refuse", takeover_timeout=0)
+        with store.transaction(advanced) as tx:
+            left = tx.lock({P1: OffsetRange(30, 31), NEW: OffsetRange(0, 5)})  # NEW is unknown: the group's row is held
+            with pytest.raises(GroupBusy, match="is live; nothing was written"):
+                store.reset(GROUP, {P0: 10}, reason=REASON, takeover="refuse", takeover_timeout=0)
+            tx.advance({tp: decision.remaining for tp, decision in left.items()})
 
-        assert store.history(GROUP) == before
+        assert [line for line in store.history(GROUP) if line.event == "reset"] == []
+        assert store.history(GROUP)[: len(before)] == before
         give(advanced, {P0: OffsetRange(40, 41)})
         advanced.close()
         done = store.reset(GROUP, {P0: 10}, reason=REASON, takeover="refuse")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tests.mutants.end_mutants import END
+from tests.mutants.operating_mutants import OPERATING
 from tests.mutants.spark_mutants import SPARK
 from tests.mutants.start_mutants import START
 from tests.mutants.store_mutants import STORE
@@ -12,4 +13,4 @@ from tests.mutants.store_mutants import STORE
 if TYPE_CHECKING:
     from tests.mutants.mutant import Mutant
 
-MUTANTS: Final[tuple[Mutant, ...]] = (*START, *STORE, *END, *SPARK)
+MUTANTS: Final[tuple[Mutant, ...]] = (*START, *STORE, *OPERATING, *END, *SPARK)

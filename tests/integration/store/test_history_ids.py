@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from offsetstore.local.postgres import PostgresServer
     from tests.integration.store.conftest import Query
 
-LAGS = "SELECT setval(pg_get_serial_sequence('offset_history', 'id'), 1, false)"
+LAGS = "SELECT setval(pg_get_serial_sequence('offset_history', 'id'), {next}, false)"
 FILL = """
 INSERT INTO offset_history (id, consumer_group, event, epoch, claim_id, actor, reason) OVERRIDING SYSTEM VALUE
 SELECT n, 'other', 'claim', 1, gen_random_uuid(), 'a job', '' FROM generate_series({first}, {last}) AS n
@@ -53,13 +53,13 @@ def test_claims_resets_and_new_partitions_go_on_where_the_ids_lag_behind_the_row
     query(f"GRANT INSERT ON {results} TO PUBLIC")
     query(FILL.format(first=1, last=40))
     query(FILL.format(first=42, last=5000))  # 41 is free: a claim that was rolled back
-    query(LAGS)
+    query(LAGS.format(next=41))
     with OffsetStore.connect(runtime_url) as store:
         claim = store.claim(GROUP, topics=["payments"])
         process(store, claim, P0, range_=OffsetRange(0, 3))
-        query(LAGS)
+        query(LAGS.format(next=1))
         process(store, claim, P1, range_=OffsetRange(0, 3))  # its row is made here, with a line of history
-        query(LAGS)
+        query(LAGS.format(next=1))
         store.reset(GROUP, {P0: 1}, reason="read again")
 
         assert [line.event for line in store.history(GROUP)] == ["claim", "adopt", "adopt", "reset"]
@@ -74,7 +74,7 @@ def test_where_they_lag_too_far_the_owner_is_told_what_to_do_and_that_helps(
 ) -> None:
     monkeypatch.setattr(postgres, "_IDS_TO_TAKE", (10, 20))
     query(FILL.format(first=1, last=200))
-    query(LAGS)
+    query(LAGS.format(next=1))
 
     with pytest.raises(SchemaError, match="the last line has id 200") as caught:
         store.claim(GROUP, broker())

@@ -1,0 +1,104 @@
+"""What operators decide, and who counts as alive: they need PostgreSQL and nothing else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant
+
+_ADMIN: Final = "offsetstore/store/admin.py"
+_HEARTBEAT: Final = "offsetstore/store/heartbeat.py"
+_AREA: Final = "offsetstore/writers/staging_area.py"
+_SQL: Final = "offsetstore/store/statements.py"
+
+_CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
+_MEANWHILE: Final = "tests/integration/cli/test_reset_meanwhile.py::"
+_RESETS: Final = "tests/integration/store/test_resets.py::"
+_BEATS: Final = "tests/integration/store/test_heartbeat.py::"
+_ABANDONED: Final = "tests/integration/writers/test_abandoned_staging.py::"
+_IDS: Final = (
+    "tests/integration/store/test_history_ids.py::"
+    "test_claims_resets_and_new_partitions_go_on_where_the_ids_lag_behind_the_rows"
+)
+
+_TABLES: Final = "        names = [name for (name,) in driver.execute(_TABLES, (STAGING_SCHEMA,))]\n"
+_CLAIMS: Final = "        current = {_mark(claim_id) for claim_id in current_claims()}\n"
+
+OPERATING: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "reset-under-the-lock",
+        (_ADMIN, "        moves = request.plan(rows, view, seen)\n", "        moves = planned\n"),
+        tests=(
+            f"{_MEANWHILE}test_what_a_job_stores_between_the_plan_and_the_fence_is_what_is_moved_printed_and_recorded",
+        ),
+        why="A job that advances between plan and fence is moved from elsewhere than what is printed and recorded.",
+    ),
+    mutant(
+        "live-under-the-lock",
+        (
+            _ADMIN,
+            "        owner = session.group(group)\n        _check_owner(request, owner)\n",
+            "        owner = session.group(group)\n",
+        ),
+        tests=(f"{_MEANWHILE}test_a_job_that_claims_between_the_look_and_the_fence_is_not_fenced_unless_it_is_forced",),
+        why="A job that starts while the operator types would be fenced without --force.",
+    ),
+    mutant(
+        "live-before-the-lock",
+        (_ADMIN, "    _check_owner(request, owner)\n    with _deciding", "    with _deciding"),
+        tests=(f"{_CONTRACT}test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction",),
+        why="A reset that will be refused would first wait for the live job's transaction, and then terminate it.",
+    ),
+    mutant(
+        "log-reaches-to-the-row",
+        (_ADMIN, "max(log.end, row.next_offset)", "log.end"),
+        tests=(f"{_RESETS}test_offsets_that_a_job_has_advanced_over_since_kafka_was_asked_are_in_the_log",),
+        why="--to-latest would move a job back by what it has written since Kafka was asked: it would be there twice.",
+    ),
+    mutant(
+        "live-lower-bound",
+        ("offsetstore/store/session.py", "-LIVE < self.alive_for < LIVE", "self.alive_for < LIVE"),
+        tests=("tests/integration/store/test_claims_takeover.py::test_an_owner_that_died_is_no_owner",),
+        why='After the clock has stepped back, takeover="wait" would wait for a dead job until it has caught up.',
+    ),
+    mutant(
+        "ended-query-is-silent",
+        (_HEARTBEAT, "            if self._has_ended():\n                continue\n", ""),
+        tests=(f"{_BEATS}test_it_skips_its_beats_while_the_bound_query_has_ended_and_beats_again_once_it_runs",),
+        why='takeover="wait" would wait for a query that has failed as long as its driver runs others.',
+    ),
+    mutant(
+        "query-that-cannot-be-asked",
+        (_HEARTBEAT, "                is_active = True\n", "                is_active = False\n"),
+        tests=(f"{_BEATS}test_a_query_that_can_t_be_asked_or_does_not_answer_counts_as_running",),
+        why="A JVM that fails to answer would take the heartbeats from a query that runs.",
+    ),
+    mutant(
+        "staging-of-live-claims",
+        (_AREA, "found[1] not in current", "found[1] != self.claim"),
+        tests=(f"{_ABANDONED}test_tables_of_renamed_reset_deleted_and_claimed_groups_are_dropped_and_no_others",),
+        why="Each job's start would drop what the other jobs of the store have staged.",
+    ),
+    mutant(
+        "staging-tables-first",
+        (_AREA, _TABLES + _CLAIMS, _CLAIMS + _TABLES),
+        tests=(f"{_ABANDONED}test_a_claim_that_is_made_while_tables_are_looked_for_keeps_its_own",),
+        why="The tables of a claim that is made between the two looks would be dropped.",
+    ),
+    mutant(
+        "history-ids-are-new",
+        (_SQL, "count(*) FILTER (WHERE appended.id > before.last) AS appended", "count(appended.id) AS appended"),
+        tests=(_IDS,),
+        why="After a failover, decisions would be put into gaps of the past, and read in the wrong order.",
+    ),
+    mutant(
+        "history-ids-are-taken",
+        (
+            "offsetstore/store/postgres.py",
+            "                self._run(sql.TAKE_HISTORY_IDS, nobody=_NOBODY, count=count)\n",
+            "",
+        ),
+        tests=(_IDS,),
+        why="After a failover of logical replication no claim could be made.",
+    ),
+)
