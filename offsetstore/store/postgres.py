@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _NOBODY = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
+# How many ids are taken after each failed try; some millions in all, which takes a minute.
+_IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))
 
 
 def discard_at_end(connection: object) -> None:
@@ -32,8 +34,6 @@ def discard_at_end(connection: object) -> None:
     """
     if isinstance(connection, Connection):
         connection.execution_options(**{_DISCARD: True})
-# How many ids are taken after each failed try; some millions in all, which takes a minute.
-_IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))
 
 
 class PostgresSession:

@@ -54,7 +54,7 @@ def refused_everywhere(database: Database, writer: Append | Upsert) -> UnsafeTar
     with database.engine.begin() as connection, pytest.raises(UnsafeTarget):
         writer.write(connection, [ROWS])
     with database.engine.begin() as connection, pytest.raises(UnsafeTarget):
-        writer.create_staging(connection, StagingOwner.of(uuid4(), "group", 1).fresh(), ROWS.schema)
+        writer.create_staging(connection, StagingOwner.of(uuid4(), "group", Token(1, uuid4())).fresh(), ROWS.schema)
     return error
 
 
@@ -189,7 +189,7 @@ def test_rows_that_are_staged_are_not_moved_to_an_unlogged_table(
     database.run(f"DROP SCHEMA IF EXISTS {STAGING_SCHEMA} CASCADE; CREATE SCHEMA {STAGING_SCHEMA}")
     database.run("CREATE TABLE t (id bigint PRIMARY KEY, n bigint)")
     into = writer()
-    staging, attempt = StagingOwner.of(uuid4(), "group", 1).fresh(), uuid4()
+    staging, attempt = StagingOwner.of(uuid4(), "group", Token(1, uuid4())).fresh(), uuid4()
     with database.engine.begin() as connection:
         into.create_staging(connection, staging, ROWS.schema)
     with database.engine.begin() as connection:
