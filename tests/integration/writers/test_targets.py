@@ -9,6 +9,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from offsetstore import Token
 from offsetstore.errors import ColumnMismatch, UnsafeTarget
 from offsetstore.store.schema import STAGING_SCHEMA
 from offsetstore.writers import Append, Upsert
