@@ -27,11 +27,13 @@ class Unsafe:
     cure: str
 
 
-# What an application's sessions may do with each connection; from the next connection on it hides the table.
+# As the sessions of an application may have one; here each connection of the job, and none that looks on.
 _HIDDEN: Final = """
 CREATE FUNCTION hide_landed() RETURNS event_trigger LANGUAGE plpgsql AS $$
 BEGIN
-    CREATE TEMPORARY TABLE landed (topic text, partition int, "offset" bigint, seq bigint, key text, amount bigint);
+    IF current_setting('application_name') = 'job' THEN
+        CREATE TEMPORARY TABLE landed (topic text, partition int, "offset" bigint, seq bigint, key text, amount bigint);
+    END IF;
 END $$;
 CREATE EVENT TRIGGER hide_landed ON login EXECUTE FUNCTION hide_landed()
 """
@@ -81,14 +83,15 @@ def unsafe_target(scene: Scene) -> None:
     # A sink that has found the table keeps to it: there is nothing to hide from one that runs.
     is_running = scene.variant != "temporary" and scene.random.random() < 0.5
     job: Job | None = None
+    url = f"{scene.url}?application_name=job"
     if is_running:
-        job = scene.start()
+        job = scene.start(url=url)
         job.wait_for("done", scene.random.randint(1, 2))
     scene.database.execute(kind.make)
     before = scene.stored()
     scene.produce(80)
     for _ in range(scene.random.randint(1, 2)):
-        job = job or scene.start()
+        job = job or scene.start(url=url)
         report = scene.expect_error(job, "UnsafeTarget")
         assert kind.named in report.text, report.text
         scene.fired(f"job {job.pid} was refused {report.found} at {before}")
@@ -104,6 +107,6 @@ def unsafe_target(scene: Scene) -> None:
         scene.postgres.start()
         scene.fired(f"PostgreSQL {crashed} was stopped (immediate)")
     scene.database.execute(kind.cure)
-    with scene.supervise():
+    with scene.supervise(url=url):
         scene.produce(50)
         scene.caught_up()
