@@ -22,28 +22,19 @@ _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know 
 # no rows, so that it may be UNLOGGED (up to PostgreSQL 17). pg_partition_tree() would lock each partition.
 _COLUMNS = """
 WITH RECURSIVE target AS (
-    SELECT oid, relkind, ARRAY(
+    SELECT oid, relkind, relpersistence, relnamespace, relname, ARRAY(
         SELECT rulename::text FROM pg_catalog.pg_rewrite
         WHERE ev_class = pg_class.oid AND ev_type = '3' AND ev_enabled IN ('O', 'A')
         ORDER BY rulename
     ) AS insert_rules
     FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%(name)s)
 ), tree AS (
-    SELECT oid, relkind, 'table' AS part FROM target
+    SELECT 'table' AS part, oid, relkind, relpersistence, relnamespace, relname FROM target
   UNION ALL
-    SELECT inhrelid, pg_class.relkind, 'partition'
+    SELECT 'partition', child.oid, child.relkind, child.relpersistence, child.relnamespace, child.relname
     FROM tree
     JOIN pg_catalog.pg_inherits ON inhparent = tree.oid AND tree.relkind = 'p'
-    JOIN pg_catalog.pg_class ON pg_class.oid = inhrelid
-), unsafe AS (
-    SELECT part, nspname::text, relname::text,
-        CASE WHEN tree.relkind = 'f' THEN 'foreign' WHEN relpersistence = 't' THEN 'temporary' ELSE 'unlogged' END
-            AS why
-    FROM tree
-    JOIN pg_catalog.pg_class ON pg_class.oid = tree.oid
-    JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
-    WHERE tree.relkind = 'f' OR relpersistence = 't' OR relpersistence = 'u' AND tree.relkind <> 'p'
-    ORDER BY 1 DESC, 2, 3
+    JOIN pg_catalog.pg_class AS child ON child.oid = inhrelid
 ), typed AS (
     SELECT attnum, atttypid AS type, atttypmod AS modifier
     FROM pg_catalog.pg_attribute JOIN target ON attrelid = target.oid
@@ -53,7 +44,14 @@ WITH RECURSIVE target AS (
     FROM typed JOIN pg_catalog.pg_type AS domain ON domain.oid = typed.type AND domain.typtype = 'd'
 )
 SELECT target.relkind, target.insert_rules,
-    ARRAY(SELECT ARRAY[part, nspname, relname, why] FROM unsafe),
+    ARRAY(
+        SELECT ARRAY[
+            part, (SELECT nspname FROM pg_catalog.pg_namespace WHERE oid = relnamespace), relname,
+            CASE WHEN relkind = 'f' THEN 'foreign' WHEN relpersistence = 't' THEN 'temporary' ELSE 'unlogged' END
+        ]
+        FROM tree WHERE relkind = 'f' OR relpersistence = 't' OR relpersistence = 'u' AND relkind <> 'p'
+        ORDER BY part DESC, relname
+    ) AS unsafe,
     a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
     CASE WHEN element.oid IS NOT NULL THEN 'array' ELSE base.kind END, element.kind,
     a.attnotnull OR declared.typnotnull,

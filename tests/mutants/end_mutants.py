@@ -145,7 +145,7 @@ STAGING: Final[tuple[Mutant, ...]] = (
 TARGETS: Final[tuple[Mutant, ...]] = (
     mutant(
         "target-unlogged",
-        (_CATALOGUE, " OR relpersistence = 'u' AND tree.relkind <> 'p'", ""),
+        (_CATALOGUE, " OR relpersistence = 'u' AND relkind <> 'p'", ""),
         tests=(f"{_TARGETS}test_an_unlogged_table_is_refused_by_name_until_it_is_logged",),
         why="After a crash of the database the table is empty, and the offsets say that its records were written.",
     ),
@@ -157,7 +157,7 @@ TARGETS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "target-foreign",
-        (_CATALOGUE, "WHERE tree.relkind = 'f' OR ", "WHERE "),
+        (_CATALOGUE, "FROM tree WHERE relkind = 'f' OR ", "FROM tree WHERE "),
         tests=(f"{_TARGETS}test_a_partition_on_another_server_is_refused",),
         why="Another server commits apart: rows without their offset, or an offset without its rows.",
     ),

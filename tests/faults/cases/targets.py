@@ -20,11 +20,14 @@ class Unsafe:
     :param make: what turns the table into one.
     :param named: how the error names it.
     :param cure: what makes it safe again.
+    :param rewrites: whether that writes the table anew: to a snapshot from before it, its rows are not there then, so
+        that it is done while there are none.
     """
 
     make: str
     named: str
     cure: str
+    rewrites: bool = True
 
 
 # As the sessions of an application may have one; here each connection of the job, and none that looks on.
@@ -55,9 +58,10 @@ KINDS: Final[Mapping[str, Unsafe]] = {
         "ALTER TABLE sums SET LOGGED",
     ),
     "unlogged-partition": Unsafe(
-        f"{_PARTITIONED} ALTER TABLE landed_here SET UNLOGGED",
-        "landed_here",
-        "ALTER TABLE landed_here SET LOGGED",
+        f"{_PARTITIONED} CREATE UNLOGGED TABLE landed_late PARTITION OF landed FOR VALUES IN ('late')",
+        "landed_late",
+        "ALTER TABLE landed_late SET LOGGED",
+        rewrites=False,
     ),
     "foreign-partition": Unsafe(
         f"{_PARTITIONED} CREATE EXTENSION file_fdw; CREATE SERVER far FOREIGN DATA WRAPPER file_fdw;"
@@ -65,7 +69,9 @@ KINDS: Final[Mapping[str, Unsafe]] = {
         " OPTIONS (filename '/dev/null')",
         "landed_far",
         "ALTER TABLE landed DETACH PARTITION landed_far",
+        rewrites=False,
     ),
+    # A sink that has found the table keeps to it: there is nothing to hide from a job that runs.
     "temporary": Unsafe(_HIDDEN, "landed is temporary", "DROP EVENT TRIGGER hide_landed"),
 }
 
@@ -80,8 +86,7 @@ def unsafe_target(scene: Scene) -> None:
     the beginning, with a crash of the server after the refusal, or from some moment of a running job on."""
     kind = KINDS[scene.variant]
     scene.produce(scene.random.randint(100, 300))
-    # A sink that has found the table keeps to it: there is nothing to hide from one that runs.
-    is_running = scene.variant != "temporary" and scene.random.random() < 0.5
+    is_running = not kind.rewrites and scene.random.random() < 0.5
     job: Job | None = None
     url = f"{scene.url}?application_name=job"
     if is_running:
