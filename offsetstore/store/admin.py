@@ -195,7 +195,7 @@ class ResetRequest:
 
     def _move(self, tp: TopicPartition, row: StoredOffset, view: BrokerView | None, seen: StoredOffset | None) -> Move:
         log = None if view is None else _log_of(tp, row, view)
-        if log is not None and seen is not None and seen.next_offset < row.next_offset:
+        if log is not None and (seen is None or seen.next_offset < row.next_offset):
             log = Watermarks(log.beginning, max(log.end, row.next_offset))
         new = self._offset(tp, row.next_offset, log, view)
         if not 0 <= new <= MAX_OFFSET:
