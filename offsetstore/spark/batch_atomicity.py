@@ -7,7 +7,7 @@ the driver; that of a large batch in staging tables, which executors fill.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +19,7 @@ from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.micro_batch import MicroBatch, Planned, PlanOutdated, check_topics
 from offsetstore.spark.poison import conclude, is_of_records, is_row_local, isolate, try_out
 from offsetstore.spark.row_by_row import is_row_by_row
+from offsetstore.spark.sharing import computed_once
 from offsetstore.spark.staging import StagingArea, StagingPolicy
 from offsetstore.writers.refusals import check_deferred
 from offsetstore.writers.staging import Staged, StagedRowsLost
@@ -149,20 +150,15 @@ class BatchAtomicity:
     def _compute(self, batch: DataFrame, offsets: int) -> dict[str, Computed]:
         writers = self._outputs.writers
         staging = {name: w for name, w in writers.items() if self._policy.wants(offsets) and can_stage(w)}
-        several = len(writers) > 1
-        if several:
-            # Each output is an action of its own, and would read Kafka again. A large batch is kept off the heap.
-            batch.persist(StorageLevel.DISK_ONLY) if staging else batch.persist()
-        try:
-            frames = self._outputs.of(batch)
+        # A large batch is kept off the heap.
+        level = StorageLevel.DISK_ONLY if staging else StorageLevel.MEMORY_AND_DISK_DESER
+        with computed_once(batch, level) if len(writers) > 1 else nullcontext(dict) as sharing:
+            frames = sharing(self._outputs.of(batch))
             # What is collected first: it can fail by itself, and costs no table.
             collected = {
                 name: OnDriver(writers[name], frames[name].toArrow()) for name in frames if name not in staging
             }
             staged = {name: self._staged(name, writer, frames[name]) for name, writer in staging.items()}
-        finally:
-            if several:
-                batch.unpersist()
         if staged:
             failpoints.reach("staged")
         return {name: {**collected, **staged}[name] for name in writers}

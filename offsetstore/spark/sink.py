@@ -51,6 +51,10 @@ class TransactionalSink:
         DataFrame, or a mapping of names to DataFrames. It may run more than once for a batch, and must not write
         anything itself. With ``claim.checkpoint(base, keep=True)`` a query may have state before the sink, and it gets
         the batch as it is, see docs/stateful.md.
+        Several outputs agree on what they share: a DataFrame that they all come from is computed once for them, and
+        ``current_timestamp()`` is the same in all. So a random id, a ``uuid()`` or the result of a Python function
+        belongs into a column of such a DataFrame; written into each output, it has values of its own in each. Other
+        data that outputs read apart is read at different times.
     :param into: the writer, or a mapping of the same names to writers.
     :param atomicity: ``"batch"``: one transaction for the micro-batch, and any transform. ``"partition"``: one for each
         Kafka partition, by Spark's tasks, in parallel: executors need the driver's packages, an `Execute` is called

@@ -14,6 +14,9 @@ _OUTPUTS: Final = "offsetstore/spark/outputs.py"
 _SPARK: Final = "tests/integration/spark/"
 _PLACED: Final = f"{_SPARK}test_scan.py::test_each_task_has_the_rows_of_one_partition_and_all_of_them"
 _FOUND: Final = f"{_SPARK}test_targets.py::test_executors_write_to_the_table_that_the_driver_has_found"
+_SHARING: Final = "offsetstore/spark/sharing.py"
+_AGREEMENT: Final = f"{_SPARK}test_agreement.py::"
+_SHARED: Final = f"{_SPARK}test_sharing.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _POISON: Final = "offsetstore/spark/poison.py"
 _SEARCHES: Final = "tests/unit/spark/test_poison.py::"
@@ -230,4 +233,39 @@ TARGETS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-SPARK: Final = (*TASKS, *BATCHES, *REFUSED, *PLACEMENT, *TARGETS)
+AGREEMENT: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "what-outputs-share",
+        (
+            _SHARING,
+            "self._is_whole(*place) and self._may_differ(node)",
+            "self._is_whole(*place) and node is None",
+        ),
+        tests=(f"{_SHARED}test_what_outputs_share_is_computed_once[from_a_function]",),
+        why="Orders and their lines would have other ids, since Spark computes each output apart.",
+    ),
+    mutant(
+        "lineage-of-what-outputs-share",
+        (
+            _SHARING,
+            "        rdd.localCheckpoint()  # a block that is lost is then an error, and not computed again\n",
+            "",
+        ),
+        tests=((f"{_AGREEMENT}test_a_lost_part_of_what_is_shared_is_not_computed_again_for_one_output_alone"),),
+        why="A block that is lost would be computed again with other values, between two outputs.",
+    ),
+    mutant(
+        "blocks-of-what-outputs-share",
+        (_SHARING, "        if not sharing.is_intact():\n            raise PlanOutdated(_LOST)\n", ""),
+        tests=(f"{_SHARED}test_a_lost_block_makes_the_outputs_outdated",),
+        why="A speculative twin's block has other values than the one that the first output was made of.",
+    ),
+    mutant(
+        "one-clock",
+        (_SHARING, "if not any(plan.containsPattern(self._patterns.CURRENT_LIKE()) for plan in plans):", "if plans:"),
+        tests=(f"{_AGREEMENT}test_outputs_that_look_at_the_clock_apart_see_the_same_time",),
+        why="Rows of one batch would have other times of loading in each table.",
+    ),
+)
+
+SPARK: Final = (*TASKS, *BATCHES, *REFUSED, *PLACEMENT, *TARGETS, *AGREEMENT)

@@ -1,0 +1,147 @@
+"""Several outputs of one batch agree on what they share, also on what Spark would compute otherwise a second time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from offsetstore import Append, TransactionalSink
+from offsetstore.spark.staging import StagingArea
+from tests.support.transforms import EVENTS, events
+from tests.support.waiting import wait_until
+from tests.support.world import SECONDS, counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from offsetstore.testing.fixtures import NewTopic
+    from offsetstore.writers.staging import Staged
+    from offsetstore.writers.staging_area import StagingWriter
+from tests.support.world import World
+
+Outputs: TypeAlias = "dict[str, DataFrame]"
+
+new_id: Any = F.udf(lambda: str(uuid4()))  # which says of itself that it is deterministic, as each does by default
+
+TABLES = (
+    "CREATE TABLE orders (name text, id text, uuid text, number double precision, at timestamptz)",
+    "CREATE TABLE lines (item int, id text, uuid text, number double precision, at timestamptz)",
+)
+INTO = {"orders": Append("orders"), "lines": Append("lines")}
+JOINED = "SELECT count(*) FROM orders JOIN lines USING (id, uuid, number, at)"
+
+
+def orders_and_lines(batch: DataFrame) -> Outputs:
+    """One line for each order, with all that may come out differently when it is computed again."""
+    orders = batch.select(
+        F.col("value").cast("string").alias("name"),
+        new_id().alias("id"),
+        F.expr("uuid() AS uuid"),
+        F.rand().alias("number"),
+        F.current_timestamp().alias("at"),
+    )
+    lines = orders.select(F.explode(F.array(F.lit(1))).alias("item"), "id", "uuid", "number", "at")
+    return {"orders": orders, "lines": lines}
+
+
+def run(world: World, topic: str, transform: Callable[[DataFrame], Outputs], *, keep: bool = False, **more: Any) -> Any:
+    claim = world.claim(topic)
+    sink = TransactionalSink(claim, transform, into=INTO, **more)
+    query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints, keep=keep))
+    assert query.awaitTermination(SECONDS)
+    assert sink.error is None
+    return query
+
+
+def lose_blocks(session: SparkSession) -> list[int]:
+    """Lose a block of everything that is persisted; return the RDDs' numbers."""
+    spark: Any = session
+    master = spark._jvm.org.apache.spark.SparkEnv.get().blockManager().master()
+    rdds = list(spark.sparkContext._jsc.getPersistentRDDs())
+    for rdd in rdds:
+        block = spark._jvm.org.apache.spark.storage.RDDBlockId(rdd, 0)
+        assert master.contains(block)
+        master.removeBlock(block)
+        wait_until(lambda block=block: not master.contains(block))
+    return rdds
+
+
+@pytest.fixture
+def topic(world: World, offsetstore_topic: NewTopic) -> str:
+    """Ten records in two partitions."""
+    for statement in TABLES:
+        world.database.execute(statement)
+    name = offsetstore_topic(2)
+    for partition in range(2):
+        world.produce(name, [f"order {number}" for number in range(5)], partition=partition)
+    return name
+
+
+# -- what is written
+
+
+@pytest.mark.behaviour("SINK-19")
+@pytest.mark.parametrize(
+    "settings", [{"staging": "never"}, {"staging": "always"}, {"keep": True}], ids=["collected", "staged", "kept"]
+)
+def test_each_line_has_an_order(world: World, topic: str, settings: dict[str, Any]) -> None:
+    query = run(world, topic, orders_and_lines, **settings)
+    assert [world.database.one(f"SELECT count(*) FROM {table}") for table in ("orders", "lines")] == [10, 10]
+    assert world.database.one(JOINED) == 10
+    assert world.database.one("SELECT count(DISTINCT id) FROM orders") == 10
+    assert world.database.one("SELECT count(DISTINCT number) FROM orders") == 10
+    assert counts(query) == [10], "Kafka was read once"
+    context: Any = world.spark.sparkContext
+    assert list(context._jsc.getPersistentRDDs()) == []
+
+
+@pytest.mark.behaviour("SINK-19")
+def test_a_lost_part_of_what_is_shared_is_not_computed_again_for_one_output_alone(
+    world: World, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = StagingArea.stage
+    lost: list[int] = []
+
+    def losing(area: StagingArea, writer: StagingWriter, frame: DataFrame) -> Staged:
+        staged = stage(area, writer, frame)
+        if not lost:
+            lost.extend(lose_blocks(world.spark))
+        return staged
+
+    monkeypatch.setattr(StagingArea, "stage", losing)
+    run(world, topic, orders_and_lines, staging="always")
+    assert lost, "nothing was persisted"
+    assert world.database.one(JOINED) == 10
+    assert world.database.one("SELECT count(*) FROM lines") == 10
+
+
+@pytest.mark.behaviour("SINK-19")
+def test_outputs_that_look_at_the_clock_apart_see_the_same_time(world: World, topic: str) -> None:
+    def transform(batch: DataFrame) -> Outputs:
+        lines = batch.selectExpr("1 AS item", "cast(localtimestamp() AS string) AS id", "now() AS at")
+        orders = batch.select(F.localtimestamp().cast("string").alias("id"), F.current_timestamp().alias("at"))
+        return {"orders": orders, "lines": lines}
+
+    run(world, topic, transform)
+    assert world.database.one("SELECT count(*) FROM orders JOIN lines USING (id, at)") == 100
+
+
+def test_one_output_is_computed_as_it_is(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    claim = world.claim(topic)
+    persisted: list[int] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        context: Any = batch.sparkSession.sparkContext
+        persisted.append(len(context._jsc.getPersistentRDDs()))
+        return events(batch)
+
+    world.run(claim, transform, Append("events"))
+    assert persisted == [0]

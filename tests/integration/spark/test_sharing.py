@@ -1,0 +1,193 @@
+"""Which parts of a batch's outputs are computed once for all, seen without Kafka."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from offsetstore.spark.micro_batch import PlanOutdated
+from offsetstore.spark.sharing import computed_once
+from tests.integration.spark.test_agreement import lose_blocks, new_id
+from tests.support.sharing_job import is_kept, outdated_by_a_dead_executor, outdated_by_twins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.integration.spark.test_agreement import Outputs
+    from tests.support.cluster import Cluster
+
+
+class Given:
+    """A batch without Kafka, and what becomes of the outputs that are made of it."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self.session: Any = session
+        rows = session.sparkContext.parallelize([(number, f"value {number}") for number in range(10)], 2)
+        self.batch = session.createDataFrame(rows, "k int, v string")
+        self.frames: Outputs = {}
+        self.rows: dict[str, list[tuple[Any, ...]]] = {}
+
+    def compute(self, outputs: Outputs) -> None:
+        """Compute each output, as the sink does."""
+        with computed_once(self.batch, StorageLevel.MEMORY_AND_DISK_DESER) as sharing:
+            self.frames = sharing(outputs)
+            self.rows = {name: [tuple(row) for row in frame.collect()] for name, frame in self.frames.items()}
+
+    def persisted(self) -> int:
+        """How many RDDs Spark keeps now."""
+        context: Any = self.session.sparkContext
+        return len(context._jsc.getPersistentRDDs())
+
+
+def text(frame: DataFrame) -> str:
+    """The plan, with what is persisted in it."""
+    classic: Any = frame
+    return classic._jdf.queryExecution().withCachedData().toString()
+
+
+@pytest.fixture
+def given(offsetstore_spark: SparkSession) -> Given:
+    return Given(offsetstore_spark)
+
+
+def from_a_function(given: Given) -> Outputs:
+    orders = given.batch.select("k", new_id().alias("id"))
+    return {"a": orders.select("id"), "b": orders.select("id", "k")}
+
+
+def in_a_subquery(given: Given) -> Outputs:
+    orders = given.batch.select("k", new_id().alias("id"))
+    orders.createOrReplaceTempView("orders")
+    first = "SELECT newest FROM range(1), (SELECT max(id) AS newest FROM orders)"
+    return {"a": given.session.sql(first), "b": given.session.sql(f"SELECT ({first}) AS id FROM range(1)")}
+
+
+def with_a_correlated_subquery(given: Given) -> Outputs:
+    given.batch.createOrReplaceTempView("batch")
+    sql = "SELECT k, uuid() AS id FROM batch b WHERE EXISTS (SELECT 1 FROM range(20) r WHERE r.id = b.k)"
+    orders = given.session.sql(sql)
+    return {"a": orders.select("id"), "b": orders.select("id", "k")}
+
+
+def in_a_with(given: Given) -> Outputs:
+    given.batch.createOrReplaceTempView("batch")
+    orders = given.session.sql("WITH t AS (SELECT k, uuid() AS id FROM batch) SELECT id, k FROM t WHERE k > 2")
+    return {"a": orders.select("id"), "b": orders.select("id", "k").where("k < 100")}
+
+
+def above_a_with(given: Given) -> Outputs:
+    given.batch.createOrReplaceTempView("batch")
+    orders = given.session.sql("WITH t AS (SELECT k FROM batch) SELECT k FROM t").select(new_id().alias("id"), "k")
+    return {"a": orders.select("id"), "b": orders}
+
+
+def one_in_another(given: Given) -> Outputs:
+    inner = given.batch.select("k", new_id().alias("id"))
+    outer = inner.select("id", new_id().alias("other"))
+    return {"a": outer.select("id", "other"), "b": outer.where("other <> ''").select("id"), "c": inner.select("id")}
+
+
+def of_an_rdd(given: Given) -> Outputs:
+    made: Any = given.batch.rdd.map(lambda row: (str(uuid4()), row.k))
+    orders = given.session.createDataFrame(made, "id string, k int")
+    return {"a": orders.select("id"), "b": orders.select("id", "k")}
+
+
+def of_other_data(given: Given) -> Outputs:
+    lookup = given.session.range(10).select(F.col("id").cast("int").alias("k"), new_id().alias("id"))
+    return {"a": lookup.select("id"), "b": given.batch.join(lookup, "k").select("id", "k")}
+
+
+def planned_before(given: Given) -> Outputs:
+    orders = given.batch.select(new_id().alias("id"), "k")
+    lines = orders.select("id")
+    orders.collect()
+    lines.collect()
+    return {"a": lines, "b": orders}
+
+
+def persisted_by_the_transform(given: Given) -> Outputs:
+    orders = given.batch.select(new_id().alias("id"), "k").persist()
+    return {"a": orders.select("id"), "b": orders}
+
+
+def any_three(given: Given) -> Outputs:
+    chosen = given.batch.repartition(4).orderBy(F.rand()).limit(3).select(F.col("v").alias("id"))
+    return {"a": chosen, "b": chosen.select("id", F.lit(1))}
+
+
+@pytest.mark.behaviour("SINK-19")
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        from_a_function,
+        in_a_subquery,
+        with_a_correlated_subquery,
+        in_a_with,
+        above_a_with,
+        one_in_another,
+        of_an_rdd,
+        of_other_data,
+        planned_before,
+        persisted_by_the_transform,
+        any_three,
+    ],
+)
+def test_what_outputs_share_is_computed_once(given: Given, outputs: Callable[[Given], Outputs]) -> None:
+    made = outputs(given)
+    before = given.persisted()
+    given.compute(made)
+    ids = [{row[0] for row in rows} for rows in given.rows.values()]
+    assert ids[0]
+    assert all(one == ids[0] for one in ids), ids
+    assert given.persisted() == (1 if before or outputs is persisted_by_the_transform else 0), "ours alone is let go"
+    given.session.catalog.clearCache()
+
+
+def test_deterministic_outputs_read_the_batch_and_are_computed_apart(given: Given) -> None:
+    parsed = given.batch.where("k > 1").select(F.upper("v").alias("id"), "k")
+    given.compute({"a": parsed.select("id"), "b": parsed.where("k < 5")})
+    for frame in given.frames.values():
+        [relation] = [line for line in text(frame).splitlines() if "InMemoryRelation" in line]
+        assert "[k#" in relation
+        assert "v#" in relation
+
+
+def test_other_data_that_is_as_it_is_is_not_persisted(given: Given) -> None:
+    lookup = given.session.range(10).selectExpr("cast(id AS int) AS k", "id * 2 AS double").where("k < 8")
+    given.compute({"a": lookup, "b": given.batch.join(lookup, "k")})
+    assert "InMemoryRelation" not in text(given.frames["a"])
+
+
+def test_the_batch_is_not_persisted_beside_what_was_made_of_it(given: Given) -> None:
+    orders = given.batch.select("k", new_id().alias("id"))
+    with computed_once(given.batch, StorageLevel.DISK_ONLY) as sharing:
+        sharing({"a": orders, "b": orders.select("id")})
+        assert given.persisted() == 1
+
+
+@pytest.mark.behaviour("SINK-19")
+def test_a_lost_block_makes_the_outputs_outdated(given: Given) -> None:
+    orders = given.batch.select("k", new_id().alias("id"))
+
+    def compute() -> None:
+        with computed_once(given.batch, StorageLevel.DISK_ONLY) as sharing:
+            sharing({"a": orders, "b": orders.select("id")})
+            assert lose_blocks(given.session)
+
+    with pytest.raises(PlanOutdated):
+        compute()
+    assert given.persisted() == 0
+
+
+@pytest.mark.behaviour("SINK-19")
+def test_executors_that_die_or_compute_a_part_twice_make_the_outputs_outdated(cluster: Cluster) -> None:
+    assert cluster.run(is_kept)
+    assert cluster.run(outdated_by_twins)
+    assert cluster.run(outdated_by_a_dead_executor, executors=cluster.executors()[:1])
