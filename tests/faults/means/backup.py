@@ -13,6 +13,7 @@ from offsetstore.local.binaries import find_binaries
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from offsetstore.local.postgres import PostgresServer
     from tests.faults.harness.scene import Scene
 
 How = Literal["hot", "cold"]
@@ -29,7 +30,7 @@ class Backup:
         self._copy: Path = scene.postgres.directory / "backup"
         shutil.rmtree(self._copy, ignore_errors=True)
         if how == "hot":
-            self._base_backup()
+            base_backup(scene.postgres, self._copy)
         else:
             scene.postgres.stop()
             self._copy_files(scene.postgres.data, self._copy)
@@ -45,21 +46,26 @@ class Backup:
         scene.lost_since = time.monotonic()
         scene.postgres.start()
 
-    def _base_backup(self) -> None:
-        server, account = self._scene.postgres, unprivileged_account()
-        program = find_binaries().reachable_by(account, home=server.directory).program("pg_basebackup")
-        where = ["-d", server.url, "-D", str(self._copy)]
-        done = subprocess.run(
-            [program, *where, "--checkpoint=fast", "--wal-method=stream", "--no-sync"],
-            cwd=server.directory,
-            capture_output=True,
-            text=True,
-            check=False,
-            **account.popen_arguments,
-        )
-        assert done.returncode == 0, done.stderr
-
     @staticmethod
     def _copy_files(source: Path, target: Path) -> None:
         # With their owner: the server refuses files that are not its account's.
         subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+
+
+def base_backup(server: PostgresServer, target: Path, *options: str) -> None:
+    """Copy the server's files with pg_basebackup while it works.
+
+    :param options: further ones of the program's.
+    """
+    account = unprivileged_account()
+    program = find_binaries().reachable_by(account, home=server.directory).program("pg_basebackup")
+    where = ["-d", server.url, "-D", str(target)]
+    done = subprocess.run(
+        [program, *where, "--checkpoint=fast", "--wal-method=stream", "--no-sync", *options],
+        cwd=server.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        **account.popen_arguments,
+    )
+    assert done.returncode == 0, done.stderr
