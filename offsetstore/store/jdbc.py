@@ -31,6 +31,22 @@ _RENAMED = {
     "loginTimeout": "connect_timeout",
     "requireAuth": "require_auth",
 }
+# What else the driver takes (PGProperty in its sources). A name that is not among these may be the rest of a password
+# that has an & in it.
+_ITS_OWN = """
+adaptiveFetch adaptiveFetchMaximum adaptiveFetchMinimum allowEncodingChanges assumeMinServerVersion
+authenticationPluginClassName autosave binaryTransfer binaryTransferDisable binaryTransferEnable cancelSignalTimeout
+classLoaderStrategy cleanupSavepoints connectExecutor connectExecutorArg convertBooleanToNumeric
+databaseMetadataCacheFields databaseMetadataCacheFieldsMiB defaultRowFetchSize disableColumnSanitiser
+escapeSyntaxCallMode flushCacheOnDdl groupStartupParameters gsslib gssResponseTimeout gssUseDefaultCreds
+hideUnprivilegedObjects hostRecheckSeconds jaasApplicationName jaasLogin kerberosServerName loadBalanceHosts
+localSocketAddress loggerFile loggerLevel logServerErrorDetail logUnclosedConnections maxResultBuffer
+maxSendBufferSize PGDBNAME PGHOST PGPORT preferQueryMode preparedStatementCacheQueries
+preparedStatementCacheSizeMiB prepareThreshold protocolVersion queryTimeout quoteReturningIdentifiers readOnly
+readOnlyMode receiveBufferSize reWriteBatchedInserts reWriteBatchedInsertsSize scramMaxIterations sendBufferSize
+socketFactory socketFactoryArg socketTimeout sslfactoryarg sslhostnameverifier sslNegotiation sslpasswordcallback
+sslResponseTimeout sspiServiceClass stringtype tcpNoDelay unknownLength useSpnego xmlFactoryFactory
+"""
 _SERVER_TYPES = {
     "any": "any",
     "master": "primary",
@@ -84,8 +100,15 @@ def _translated(given: Mapping[str, str]) -> dict[str, str]:
             parameters[libpq] = value
         elif name not in {"ssl", "sslfactory", "currentSchema"}:
             ignored.append(name)
-    if ignored:
-        _log.info("parameters of the JDBC URL that only its driver knows are left out: %s", ", ".join(sorted(ignored)))
+    its_own = sorted(set(_ITS_OWN.split()).intersection(ignored))
+    if its_own:
+        _log.info("parameters of the JDBC URL that only its driver knows are left out: %s", ", ".join(its_own))
+    if unknown := len(ignored) - len(its_own):
+        _log.warning(
+            "parameters of the JDBC URL that its driver does not know either are left out: %d. If they are the rest of "
+            "a password, write %%26 for the & in it",
+            unknown,
+        )
     return parameters
 
 

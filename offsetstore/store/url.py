@@ -27,6 +27,7 @@ _EXPECTED = (
 _NAME = f"Set {VARIABLE}, or pass a URL."
 _ONLY = "Name a PostgreSQL database: offsetstore keeps its tables in no other."
 _ENCODE = "Percent-encode what is special in the password: %40 for @, %2F for /, %3A for :, %23 for #, %25 for %."
+_QUERY = "Put ? before the first parameter, and & between them; in the form host=... dbname=... a space."
 _TIMES: Final[dict[str, Any]] = {
     "connect_timeout": 10,
     # A server that fell silent (its machine is gone, a firewall forgot us) is noticed within half a minute: the
@@ -37,6 +38,8 @@ _TIMES: Final[dict[str, Any]] = {
     "tcp_user_timeout": 30_000,
 }
 _SCHEME = re.compile(r"(jdbc:)?([A-Za-z][A-Za-z0-9.-]*)(\+[A-Za-z0-9_]+)?:")
+# "db;password=...", "sales&password=...": parameters in the wrong place, which the server's errors would repeat.
+_PARAMETER = re.compile(r"[&;,?\s]\s*[A-Za-z_]+\s*=")
 _PORTS = re.compile(r"[0-9, ]*")
 
 
@@ -66,7 +69,9 @@ def _libpq_form(url: str) -> str:
     jdbc, scheme, driver = match.groups()
     if scheme not in {"postgresql", "postgres"} or (jdbc and driver):
         what = "not a PostgreSQL URL"
-        raise ConfigurationError(what, found=match[0], expected=_EXPECTED, next_step=_ONLY)
+        # What stands before a colon is a scheme only where // follows; else it may be anything.
+        found = match[0] if jdbc or url.startswith("//", match.end()) else None
+        raise ConfigurationError(what, found=found, expected=_EXPECTED, next_step=_ONLY)
     if jdbc:
         return make_conninfo("", **libpq_parameters(url))
     rest = url[match.end() :]
@@ -82,6 +87,10 @@ def _check_place(parameters: dict[str, Any]) -> None:
     if "@" in parameters.get("host", "") or not _PORTS.fullmatch(parameters.get("port", "")):
         what = "the database URL has no valid host and port"
         raise ConfigurationError(what, expected=_EXPECTED, next_step=_ENCODE)
+    for name in ("host", "dbname", "user"):
+        if _PARAMETER.search(parameters.get(name, "")):
+            what = f"the database URL has parameters in its {name}"
+            raise ConfigurationError(what, expected=_EXPECTED, next_step=_QUERY)
 
 
 def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -> Engine:

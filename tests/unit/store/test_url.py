@@ -8,6 +8,7 @@ from sqlalchemy import create_engine
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.store.url import check_engine, connection_parameters, make_engine
+from tests.support.shown import shown
 
 SECRET = "tOp-sEcret"
 PLACE = {"host": "db", "port": "5433", "dbname": "sales", "user": "me"}
@@ -116,9 +117,46 @@ def test_what_only_the_jdbc_driver_knows_is_logged_by_name_alone(caplog: pytest.
     assert SECRET not in caplog.text
 
 
+@pytest.mark.behaviour("OPS-7")
+@pytest.mark.parametrize("rest", [f"&{SECRET}=1", f"&{SECRET}", f"&a={SECRET}&{SECRET}=b", f"&SSL{SECRET}=true"])
+def test_the_rest_of_a_password_that_has_an_ampersand_is_counted_and_not_logged(
+    caplog: pytest.LogCaptureFixture, rest: str
+) -> None:
+    caplog.set_level("DEBUG")
+
+    connection_parameters(f"jdbc:postgresql://db/sales?prepareThreshold=0&password=abc{rest}")
+
+    assert "left out: prepareThreshold" in caplog.text
+    assert "write %26 for the &" in caplog.text
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.behaviour("OPS-7")
 @pytest.mark.parametrize(
     "url",
     [
+        f"jdbc:postgresql://db/sales&user=me&password={SECRET}",
+        f"jdbc:postgresql://db/sales;password={SECRET}",
+        f"jdbc:postgresql://db;password={SECRET}/sales",
+        f"postgresql://me@db/sales&password={SECRET}",
+        f"postgresql://me;password={SECRET}@db/sales",
+        f"postgresql://db,password={SECRET}/sales",
+        f"host=db user=me,password={SECRET}",
+        f"host='db password={SECRET}'",
+    ],
+)
+def test_parameters_in_the_wrong_place_are_refused_before_a_server_repeats_them(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        connection_parameters(url)
+
+    assert SECRET not in shown(caught.value)
+    assert "parameter" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"{SECRET}:me@db/sales",
         f"mysql://me:{SECRET}@db/sales",
         f"sqlite:///{SECRET}",
         f"jdbc:mysql://db/sales?password={SECRET}",
