@@ -22,9 +22,11 @@ from offsetstore.writers.values import (
     is_list,
     is_string,
     is_wide,
+    refuse_hollow,
     refuse_longer,
     refuse_nul,
     refuse_off_step,
+    refuse_out_of_range,
     refuse_rounding,
     uuids_from_strings,
     value_type,
@@ -116,7 +118,12 @@ def _array(source: pa.DataType, column: Column) -> Cast | None:
     for _ in range(depth):
         arrow = pa.list_(arrow)
     binary = element.binary and depth == 1 and column.element in _BINARY_ELEMENTS
-    return Cast(arrow, binary=binary, check=element.check)
+    check = element.check if depth == 1 else partial(_check_nested, check=element.check)
+    return Cast(arrow, binary=binary, check=check)
+
+
+def _check_nested(array: pa.Array[Any], check: Callable[[pa.Array[Any]], pa.Array[Any]] | None) -> pa.Array[Any]:
+    return refuse_hollow(array) if check is None else check(refuse_hollow(array))
 
 
 def _uuid(source: pa.DataType) -> Cast | None:
@@ -168,7 +175,8 @@ def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
         "timestamptz": (known.is_timestamp(source) and source.tz is not None, pa.timestamp("us", "UTC")),
     }[kind]
     step = moment_step(modifier)
-    return Cast(arrow, check=None if step == 1 else partial(refuse_off_step, step=step)) if fits else None
+    check = refuse_out_of_range if step == 1 else partial(refuse_off_step, step=step)
+    return Cast(arrow, check=check) if fits else None
 
 
 def _numeric(source: pa.DataType, modifier: int) -> Cast | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
 
 from psycopg import errors, sql
+from psycopg.adapt import PyFormat, Transformer
 
 from offsetstore import failpoints
 from offsetstore.errors import UnsafeTarget
 from offsetstore.writers.catalogue import missing, read_target
+from offsetstore.writers.encoding import CONVERSION_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Sequence
 
     import psycopg
     import pyarrow as pa
@@ -105,7 +107,16 @@ def _send_chunks(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatc
 
 def _send_rows(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatch]) -> None:
     for number, row in enumerate(encoding.rows(batches)):
-        copy.write_row(row)
+        _send_row(copy, encoding, row)
         if number == 0:
             copy.connection.pgconn.flush()
             failpoints.reach("in_copy")
+
+
+def _send_row(copy: Copy, encoding: Encoding, row: Sequence[Any]) -> None:
+    """Write one row; what psycopg can't write, such as a letter that the connection's encoding lacks, is refused."""
+    with suppress(*CONVERSION_ERRORS):
+        copy.write_row(row)
+        return
+    transformer = Transformer(copy.connection)
+    raise encoding.refusal(row, lambda value: transformer.get_dumper(value, PyFormat.TEXT).dump(value))

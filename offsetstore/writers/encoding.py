@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+import psycopg
 import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder, encoders
 from pgpq import schema as pgpq_schema
@@ -12,12 +15,19 @@ from offsetstore.errors import RowsRefused
 from offsetstore.writers.values import UUID_TYPE, Unfit, uuid_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from offsetstore.writers.matching import Match
     from offsetstore.writers.names import TableName
 
 _ENCODERS = cast("Any", encoders)  # its stubs leave pyarrow's type parameters open
+
+_T = TypeVar("_T")
+
+CONVERSION_ERRORS: Final = (ArithmeticError, LookupError, TypeError, ValueError, pa.ArrowException, psycopg.DataError)
+"""What Arrow, pgpq, Python and psycopg raise on a value that can't be converted; most of them quote it."""
+
+_NO_FIT: Final = "a value that does not fit, or would lose something"
 
 CHUNK_ROWS = 8192
 """So many rows are encoded and sent at a time, so that a large batch is never in memory twice."""
@@ -45,7 +55,7 @@ class Encoding:
         encoder = ArrowToPostgresBinaryEncoder.new_with_encoders(self._schema, builders)
         header = encoder.write_header()
         for batch in self._converted(batches):
-            yield header + encoder.write_batch(batch)
+            yield header + self._encode(encoder, batch)
             header = b""
         yield header + encoder.finish()
 
@@ -55,27 +65,59 @@ class Encoding:
         :raises RowsRefused: a value that the table can't hold.
         """
         for batch in self._converted(batches):
-            yield from zip(*map(_python_values, _columns(batch)), strict=True)
+            columns = [self._fit(*pair, _python_values) for pair in zip(self._matches, _columns(batch), strict=True)]
+            yield from zip(*columns, strict=True)
+
+    def refusal(self, row: Sequence[Any], dump: Callable[[Any], object]) -> RowsRefused:
+        """Make the error of a row that the driver can't write, of the first column whose value it can't ``dump``."""
+        for match, value in zip(self._matches, row, strict=True):
+            try:
+                dump(value)
+            except CONVERSION_ERRORS:
+                return self._refused(match, _NO_FIT, match.cast.arrow)
+        return self._refused_rows()
+
+    def _encode(self, encoder: Any, batch: pa.RecordBatch) -> bytes:
+        """Encode one batch; where pgpq refuses a value, it quotes it and does not name the column."""
+        with suppress(*CONVERSION_ERRORS):
+            return encoder.write_batch(batch)
+        for match, array in zip(self._matches, _columns(batch), strict=True):
+            name = match.column.name
+            self._fit(match, array, partial(_encode_alone, name, match.column.kind))
+        raise self._refused_rows()
 
     def _converted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for whole in batches:
             for start in range(0, whole.num_rows, CHUNK_ROWS):
                 batch = whole.slice(start, CHUNK_ROWS)
-                converted = [self._convert(*pair) for pair in zip(self._matches, _columns(batch), strict=True)]
+                pairs = zip(self._matches, _columns(batch), strict=True)
+                converted = [self._fit(match, array, match.cast.convert) for match, array in pairs]
                 yield pa.record_batch(converted, schema=self._schema)
 
-    def _convert(self, match: Match, array: pa.Array[Any]) -> pa.Array[Any]:
+    def _fit(self, match: Match, array: pa.Array[Any], convert: Callable[[pa.Array[Any]], _T]) -> _T:
+        """Convert one column; whatever fails, is refused here, and the error that quotes the value is let go."""
         try:
-            return match.cast.convert(array)
-        except ValueError as error:  # Arrow's quotes the value
-            reason = str(error) if isinstance(error, Unfit) else "a value that does not fit, or would lose something"
+            return convert(array)
+        except Unfit as error:
+            reason = str(error)
+        except MemoryError:  # one of Arrow's errors too
+            raise
+        except CONVERSION_ERRORS:
+            reason = _NO_FIT
+        raise self._refused(match, reason, array.type)
+
+    def _refused_rows(self) -> RowsRefused:
+        what = f"rows can't be encoded for {self._table}"
+        return RowsRefused(what, table=str(self._table), expected=", ".join(self.columns))
+
+    def _refused(self, match: Match, reason: str, found: pa.DataType) -> RowsRefused:
         column = match.column
         what = f"column {column.name} of the DataFrame holds {reason}"
-        raise RowsRefused(
+        return RowsRefused(
             what,
             table=str(self._table),
             column=column.name,
-            found=f"{array.type}",
+            found=f"{found}",
             expected=f"values of {column.type_name}",
             next_step="Correct, round or filter such values in the transform.",
         )
@@ -95,5 +137,13 @@ def _builder(name: str, arrow: pa.DataType, kind: str) -> Any:
     return cast("Any", ArrowToPostgresBinaryEncoder).infer_encoder(field)
 
 
-def _python_values(array: pa.Array[Any]) -> Iterable[Any]:
-    return uuid_objects(array) if array.type == UUID_TYPE else array.to_pylist()
+def _encode_alone(name: str, kind: str, array: pa.Array[Any]) -> None:
+    encoder = ArrowToPostgresBinaryEncoder.new_with_encoders(
+        pa.schema([(name, array.type)]), {name: _builder(name, array.type, kind)}
+    )
+    encoder.write_header()
+    encoder.write_batch(pa.record_batch([array], names=[name]))
+
+
+def _python_values(array: pa.Array[Any]) -> list[Any]:
+    return list(uuid_objects(array)) if array.type == UUID_TYPE else array.to_pylist()

@@ -14,21 +14,39 @@ from decimal import Decimal
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from offsetstore.writers.values import Unfit
+from offsetstore.writers.values import Unfit, is_list, refuse_out_of_range
 
 
 def json_texts(array: pa.Array[Any]) -> pa.Array[Any]:
     """Write each value as JSON; NULL stays NULL, and does not become JSON's ``null``.
 
-    :raises Unfit: a NaN or an infinity, which JSON does not have, or a map that has a key twice.
+    :raises Unfit: a NaN or an infinity, which JSON does not have, a map that has a key twice, or a time of day of
+        another day.
     """
+    _check_times(array)
     try:
         values = array.to_pylist(maps_as_pydicts="strict")
     except KeyError:
         reason = "a map that has a key twice"
         raise Unfit(reason) from None
     return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def _check_times(array: Any) -> None:
+    """Look at the times of day, wherever they are: Python's begin anew at midnight, without an error."""
+    kind = array.type
+    if is_list(kind):
+        _check_times(pc.list_flatten(array))
+    elif pa.types.is_struct(kind):
+        for child in array.flatten():
+            _check_times(child)
+    elif pa.types.is_map(kind):
+        _check_times(array.keys)
+        _check_times(array.items)
+    elif pa.types.is_time(kind):
+        refuse_out_of_range(array)
 
 
 def _text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads better than a table

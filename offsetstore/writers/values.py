@@ -12,6 +12,13 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# A sentinel for what a type's largest or smallest number stands for is in no range: PostgreSQL reads infinities there.
+_EPOCH_JULIAN = 2_440_588  # the Julian day of 1970-01-01
+_DAYS = (-_EPOCH_JULIAN, 2_147_483_493 - _EPOCH_JULIAN)
+# The last moment of an Arrow timestamp is of the year 294247, and PostgreSQL's of 294276.
+_MICROSECONDS = (-_EPOCH_JULIAN * 86_400_000_000, 2**63 - 1)
+_OF_A_DAY = (0, 86_400_000_000 - 1)
+
 _NUL = re.compile(b"\0")
 _UUID_BYTES = 16
 UUID_TYPE = pa.binary(_UUID_BYTES)
@@ -118,11 +125,51 @@ def refuse_off_step(array: pa.Array[Any], step: int) -> pa.Array[Any]:
     :raises Unfit: one is not.
     """
     kernels = cast("Any", pc)
-    micros = innermost(array).cast(pa.int64())
+    micros = innermost(refuse_out_of_range(array)).cast(pa.int64())
     whole = kernels.multiply(kernels.divide(micros, step), step)
     if kernels.any(kernels.not_equal(whole, micros)).as_py():
         reason = "a time with more digits of a second than the column keeps"
         raise Unfit(reason)
+    return array
+
+
+def refuse_out_of_range(array: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the array of (lists of) dates, timestamps or times of day, if PostgreSQL and Arrow both have all of them.
+
+    The bounds are those of PostgreSQL's ``timestamp.h`` (4713 BC onwards). Beyond them a number may be one of its
+    infinities, and Python's time of day begins anew at midnight: both would change a value without an error.
+
+    :raises Unfit: one is out of range.
+    """
+    values = innermost(array)
+    types = pa.types
+    if types.is_date(values.type):
+        values, bounds = values.cast(pa.date32()).view(pa.int32()), _DAYS
+    elif types.is_timestamp(values.type):
+        values, bounds = values.cast(pa.timestamp("us", values.type.tz)).view(pa.int64()), _MICROSECONDS
+    elif types.is_time(values.type):
+        values, bounds = values.cast(pa.time64("us"), safe=False).view(pa.int64()), _OF_A_DAY
+    else:
+        return array
+    ends = cast("Any", pc).min_max(values).as_py()
+    if ends["min"] is not None and not bounds[0] <= ends["min"] <= ends["max"] <= bounds[1]:
+        reason = "a date or time that is out of range"
+        raise Unfit(reason)
+    return array
+
+
+def refuse_hollow(array: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the array of lists of lists, if no inner list is NULL or empty: PostgreSQL makes ``{}`` of ``{{}}``.
+
+    :raises Unfit: one is.
+    """
+    kernels = cast("Any", pc)
+    inner = kernels.list_flatten(array)
+    while is_list(inner.type):
+        if inner.null_count or kernels.any(kernels.equal(kernels.list_value_length(inner), 0)).as_py():
+            reason = "an array with NULL or nothing in place of one of its arrays"
+            raise Unfit(reason)
+        inner = kernels.list_flatten(inner)
     return array
 
 

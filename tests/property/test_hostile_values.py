@@ -1,0 +1,214 @@
+"""Whatever bits a batch has for values, they arrive as they are, or are refused with table and column."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from offsetstore.errors import RowsRefused
+from offsetstore.store.url import make_engine
+from offsetstore.writers import Append
+from tests.integration.writers.writing import Database, batch
+from tests.support.shown import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore.local.postgres import PostgresServer
+
+LONG, INT = (-(2**63), 2**63 - 1), (-(2**31), 2**31 - 1)
+TO_2000 = 946_684_800_000_000
+MICROSECONDS = "(extract(epoch from value) * 1000000)::numeric(30)::text"
+
+# As PostgreSQL has them; near the ends, its `extract` rounds.
+STORED = "(('x' || encode({}_send(value), 'hex'))::bit(64)::bigint::numeric + 946684800000000)::text"
+WALL, INSTANT = STORED.format("timestamp"), STORED.format("timestamptz")
+
+# Target, Arrow's type, and what of the target is the number that Arrow holds.
+NUMBERS: list[tuple[str, pa.DataType, str]] = [
+    ("timestamp", pa.timestamp("us"), WALL),
+    ("timestamptz", pa.timestamp("us", "Asia/Kolkata"), INSTANT),
+    ("timestamp", pa.timestamp("s"), "(extract(epoch from value))::numeric(30)::text"),
+    ("timestamptz(3)", pa.timestamp("ms", "UTC"), "(extract(epoch from value) * 1000)::numeric(30)::text"),
+    ("timestamp", pa.timestamp("ns"), "(extract(epoch from value) * 1000000000)::numeric(30)::text"),
+    ("time", pa.time64("us"), MICROSECONDS),
+    ("time", pa.time32("ms"), "(extract(epoch from value) * 1000)::numeric(30)::text"),
+    ("interval", pa.duration("us"), MICROSECONDS),
+    ("date", pa.date32(), "(extract(julian from value) - 2440588)::numeric(30)::text"),
+    ("date", pa.date64(), "((extract(julian from value) - 2440588) * 86400000)::numeric(30)::text"),
+    ("timestamp[]", pa.list_(pa.timestamp("us")), WALL.replace("value", "value[1]")),
+    ("date[]", pa.list_(pa.date32()), "(extract(julian from value[1]) - 2440588)::numeric(30)::text"),
+    ("timestamptz[]", pa.list_(pa.timestamp("us", "UTC")), INSTANT.replace("value", "value[1]")),
+    ("time[]", pa.list_(pa.time64("us")), MICROSECONDS.replace("value", "value[1]")),
+]
+
+
+@pytest.fixture(scope="module")
+def database(offsetstore_postgres: PostgresServer) -> Iterator[Database]:
+    name = f"test_{uuid4().hex[:12]}"
+    engine = make_engine(offsetstore_postgres.create_database(name))
+    yield Database(engine)
+    engine.dispose()
+    offsetstore_postgres.drop_database(name)
+
+
+def is_short(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_date32(kind) or types.is_time32(kind)
+
+
+def of_number(number: int, kind: pa.DataType) -> pa.Array[Any]:
+    """One value, by its bits: Arrow takes any number for a moment, as it may come from another program."""
+    if pa.types.is_list(kind):
+        inner = of_number(number, cast("Any", kind).value_type)
+        return cast("Any", pa).ListArray.from_arrays(pa.array([0, 1], pa.int32()), inner)
+    return pa.array([number], pa.int32() if is_short(kind) else pa.int64()).view(kind)
+
+
+def write(database: Database, values: pa.Array[Any], target: str, form: str) -> bool:
+    """Write them; ``False`` where they are refused, for which column is told and nothing of a value."""
+    database.run(f"DROP TABLE IF EXISTS t; CREATE TABLE t (value {target}, address inet)")
+    # An inet goes in its text form, and so does then the whole COPY.
+    columns = {"value": values, **({"address": ["10.0.0.1"] * len(values)} if form == "text" else {})}
+    refused = None
+    try:
+        database.write(Append("t"), batch(columns))
+    except RowsRefused as error:
+        refused = error
+    if refused is None:
+        return True
+    assert refused.column == "value"
+    assert refused.table in {"t", "public.t"}
+    assert "canary" not in shown(refused)
+    return False
+
+
+@pytest.mark.behaviour("SINK-21")
+@pytest.mark.parametrize("form", ["binary", "text"])
+@pytest.mark.parametrize("case", NUMBERS, ids=lambda case: f"{case[1]} to {case[0]}")
+@settings(max_examples=6)
+@example(number=LONG[0])
+@example(number=LONG[1])
+@example(number=LONG[0] + TO_2000)
+@example(number=LONG[1] - TO_2000)
+@example(number=-1)
+@example(number=86_400_000_000)
+@example(number=INT[0])
+@example(number=INT[1])
+@example(number=INT[0] + 10_957)
+@example(number=-210_866_803_200_000_001)
+@example(number=-2_440_589)
+@example(number=2_145_042_906)
+@given(number=st.one_of(st.integers(*LONG), st.integers(*INT), st.integers(-(10**16), 10**16)))
+def test_a_moment_of_any_bits_arrives_or_is_refused(
+    database: Database, case: tuple[str, pa.DataType, str], form: str, number: int
+) -> None:
+    target, kind, shown_as = case
+    inner = cast("Any", kind).value_type if pa.types.is_list(kind) else kind
+    if is_short(inner):
+        number = (number - INT[0]) % 2**32 + INT[0]
+    if write(database, of_number(number, kind), target, form):
+        assert database.rows(f"SELECT {shown_as} FROM t") == [(str(number),)]
+
+
+@pytest.mark.behaviour("SINK-21")
+@pytest.mark.parametrize("form", ["binary", "text"])
+@pytest.mark.parametrize("target", ["text", "varchar(9)", "char(9)", "json", "jsonb", "uuid", "inet", "text[]"])
+@settings(max_examples=6)
+@example(bits=b"canary\xff")
+@example(bits=b"\xed\xa0\x80")
+@example(bits=b"canary\0")
+@example(bits=b'"\\u0000canary"')
+@example(bits=b"")
+@given(bits=st.binary(max_size=12))
+def test_a_text_of_any_bytes_arrives_or_is_refused(database: Database, target: str, form: str, bits: bytes) -> None:
+    values: Any = pa.array([bits], pa.binary()).view(pa.string())
+    if target == "text[]":
+        values = cast("Any", pa).ListArray.from_arrays(pa.array([0, 1], pa.int32()), values)
+    if write(database, values, target, form) and target not in {"jsonb", "uuid", "inet"}:
+        stored = "value[1]" if target == "text[]" else "value"
+        [(found,)] = database.rows(f"SELECT convert_to({stored}::text, 'UTF8') FROM t")
+        assert found == (bits.rstrip(b" ") if target == "char(9)" else bits)
+
+
+NESTED: list[tuple[str, pa.DataType, Any]] = [
+    ("jsonb", pa.struct([("at", pa.timestamp("us", "UTC"))]), LONG[1]),
+    ("jsonb", pa.struct([("at", pa.timestamp("us", "UTC"))]), LONG[0]),
+    ("json", pa.struct([("at", pa.date32())]), INT[1]),
+    ("json", pa.struct([("at", pa.time64("us"))]), -1),
+    ("jsonb", pa.struct([("at", pa.time64("us"))]), 86_400_000_000),
+    ("jsonb", pa.struct([("at", pa.duration("s"))]), LONG[1]),
+    ("jsonb", pa.struct([("at", pa.timestamp("us", "No/Such_Zone"))]), 1),
+]
+
+
+@pytest.mark.behaviour("SINK-21")
+@pytest.mark.parametrize("form", ["binary", "text"])
+@pytest.mark.parametrize(("target", "kind", "number"), NESTED, ids=str)
+def test_what_json_can_t_hold_is_refused(database: Database, target: str, kind: Any, number: int, form: str) -> None:
+    inner = of_number(number, kind.field("at").type)
+    as_struct = cast("Any", pa).StructArray.from_arrays([inner], names=["at"])
+    assert not write(database, as_struct, target, form)
+    listed = cast("Any", pa).ListArray.from_arrays(pa.array([0, 1], pa.int32()), inner)
+    assert not write(database, listed, target, form)
+    offsets = pa.array([0, 1], pa.int32())
+    assert not write(database, cast("Any", pa).MapArray.from_arrays(offsets, pa.array(["k"]), inner), target, form)
+
+
+@pytest.mark.behaviour("SINK-21")
+def test_invalid_utf_8_inside_json_is_refused(database: Database) -> None:
+    bad = pa.array([b"canary\xff"], pa.binary()).view(pa.string())
+    for form in ("binary", "text"):
+        assert not write(database, cast("Any", pa).StructArray.from_arrays([bad], names=["at"]), "jsonb", form)
+
+
+@pytest.mark.behaviour("SINK-21")
+@pytest.mark.parametrize("value", [[[]], [[], []], [[1], None], [[1, 2], [3]], [None], [[1, 2], []]])
+def test_an_array_of_arrays_that_postgresql_does_not_have_is_refused(database: Database, value: Any) -> None:
+    assert not write(database, pa.array([value], pa.list_(pa.list_(pa.int32()))), "integer[]", "text")
+
+
+@pytest.mark.behaviour("SINK-21")
+@settings(max_examples=30)
+@given(value=st.lists(st.lists(st.one_of(st.none(), st.integers(*INT)), max_size=3), max_size=3))
+def test_any_other_array_of_arrays_arrives_or_is_refused(database: Database, value: list[list[int | None]]) -> None:
+    if write(database, pa.array([value], pa.list_(pa.list_(pa.int32()))), "integer[]", "text"):
+        assert database.rows("SELECT value FROM t") == [(value,)]
+
+
+@pytest.mark.behaviour("SINK-21")
+def test_a_letter_that_the_connection_s_encoding_lacks_is_refused(database: Database) -> None:
+    rows = batch({"id": [1], "value": ["canary 🛬"]})
+    database.run("DROP TABLE IF EXISTS t; CREATE TABLE t (id bigint, value text)")
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("SET client_encoding TO latin1")
+        with pytest.raises(RowsRefused) as caught:
+            Append("t").write(connection, [rows])
+        connection.invalidate()
+    assert (caught.value.table, caught.value.column) == ("t", "value")
+    assert "canary" not in shown(caught.value)
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize("form", ["binary", "text"])
+def test_the_ends_of_what_both_have_arrive(database: Database, form: str) -> None:
+    first, last = dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001 - a wall clock's
+    assert write(database, pa.array([first, last], pa.timestamp("us")), "timestamp", form)
+    assert database.rows("SELECT value FROM t ORDER BY 1") == [(first,), (last,)]
+    assert write(database, pa.array([dt.time(0), dt.time.max]), "time", form)
+    assert database.rows("SELECT value FROM t ORDER BY 1") == [(dt.time(0),), (dt.time.max,)]
+    if form == "binary":  # Python has neither
+        assert write(database, of_number(-2_440_588, pa.date32()), "date", form)
+        assert database.rows("SELECT value::text FROM t") == [("4714-11-24 BC",)]
+        assert write(database, of_number(2_145_042_905, pa.date32()), "date", form)
+        assert database.rows("SELECT value::text FROM t") == [("5874897-12-31",)]
+        assert write(database, of_number(LONG[1], pa.timestamp("us")), "timestamp", form)
+        assert database.rows("SELECT value::text FROM t") == [("294247-01-10 04:00:54.775807",)]
+        assert write(database, of_number(-210_866_803_200_000_000, pa.timestamp("us")), "timestamp", form)
+        assert database.rows("SELECT value::text FROM t") == [("4714-11-24 00:00:00 BC",)]
