@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from offsetstore import failpoints
-from offsetstore.errors import ConfigurationError, RowsRefused, SinkError, StaleClaim
+from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
 from offsetstore.offsets import OffsetRange
 from offsetstore.replay import Outcome
 from offsetstore.spark.batch_atomicity import OnDriver, write_and_advance
@@ -242,7 +242,8 @@ def _judge(results: Sequence[Result]) -> Exception | None:
         first = next((error for error in errors if isinstance(error, StaleClaim)), errors[0])
         for error in errors:
             if error is not first:
-                _log.error("another partition's task failed too: %s: %s", type(error).__name__, error)
+                text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others' may hold values of rows
+                _log.error("another partition's task failed too: %s%s", type(error).__name__, text)
         raise first
     return next((result.why() for result in results if result.ending is Ending.AGAIN), None)
 

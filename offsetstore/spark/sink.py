@@ -23,6 +23,7 @@ from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.partition_atomicity import PartitionAtomicity
 from offsetstore.spark.query import RunningQuery
 from offsetstore.spark.staging import THRESHOLD, StagingMode, StagingPolicy
+from offsetstore.store.failures import strip_chain, stripped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -105,12 +106,15 @@ class TransactionalSink:
         self.error = None
         try:
             self._process(batch, batch_id)
-        except BaseException as error:
-            self.error = error
+        except BaseException as error:  # noqa: BLE001 - raised below, where it does not get the database's for a context
+            strip_chain(error)
+            self.error = stripped(error)
+        if self.error is not None:
             # Spark's own account of it is a hundred lines long.
-            ours = isinstance(error, OffsetStoreError)  # others' texts may hold values of rows
-            _log.error("batch %d failed: %s%s", batch_id, type(error).__name__, f": {error}" if ours else "")
-            raise
+            ours = isinstance(self.error, OffsetStoreError)  # others' texts may hold values of rows
+            name = type(self.error).__name__
+            _log.error("batch %d failed: %s%s", batch_id, name, f": {self.error}" if ours else "")
+            raise self.error
         failpoints.reach("after_sink")
 
     def __reduce__(self) -> NoReturn:

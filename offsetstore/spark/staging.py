@@ -17,7 +17,15 @@ from offsetstore.spark.outputs import arrow_schema
 from offsetstore.spark.preflight import check_executors
 from offsetstore.spark.staging_task import StagingOutcome, StagingTask
 from offsetstore.store.database import PostgresDatabase
-from offsetstore.store.failures import is_connection_lost, is_lock_timeout, may_pass, shortage, words
+from offsetstore.store.failures import (
+    is_connection_lost,
+    is_lock_timeout,
+    may_pass,
+    raise_stripped,
+    stripped,
+    unavailable,
+    words,
+)
 from offsetstore.writers.staging import Staged, Staging
 from offsetstore.writers.staging_area import StagingOwner, check_schema, drop
 
@@ -175,12 +183,13 @@ class StagingArea:
             if is_lock_timeout(error):
                 what = f"a lock on a table that is to be staged for was not had within {timeout:g} s"
                 step = "See who has it locked (pg_locks)."
-                raise LockTimeout(what, found=words(error), next_step=step) from error
+                raise LockTimeout(what, found=words(error), next_step=step) from stripped(error)
             if is_connection_lost(error):
                 what = "the connection to the database was lost while a staging table was made or looked for"
-                raise StoreUnavailable(what, found=words(error)) from error
-            if (lacking := shortage(error)) is not None:
-                raise lacking from error
+                raise StoreUnavailable(what, found=words(error)) from stripped(error)
+            if (lacking := unavailable(error)) is not None:
+                raise lacking from stripped(error)
+            raise_stripped(error)
             raise
         finally:
             session.rollback()

@@ -17,7 +17,15 @@ import pyarrow as pa
 
 from offsetstore import failpoints
 from offsetstore.errors import LockTimeout, OffsetStoreError, TransactionLost
-from offsetstore.store.failures import is_connection_lost, is_lock_timeout, is_repeatable, shortage, words
+from offsetstore.store.failures import (
+    is_connection_lost,
+    is_lock_timeout,
+    is_repeatable,
+    raise_stripped,
+    strip_chain,
+    unavailable,
+    words,
+)
 from offsetstore.writers.staging import StagedRowsLost
 from offsetstore.writers.streaming import Stream
 
@@ -86,6 +94,9 @@ class StagingTask:
         except Exception as error:
             passing = _passing(error)
             if passing is None:
+                # Spark logs it, with all that led to it.
+                strip_chain(error)
+                raise_stripped(error)
                 raise
             return StagingOutcome(attempt, 0, passing)
 
@@ -107,4 +118,4 @@ def _passing(error: Exception) -> OffsetStoreError | None:
     if is_lock_timeout(error) or is_repeatable(error):
         what = "a lock on a staging table was not had"
         return LockTimeout(what, found=words(error))
-    return shortage(error)
+    return unavailable(error)

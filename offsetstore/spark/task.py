@@ -22,7 +22,7 @@ from offsetstore import failpoints
 from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.replay import Outcome
 from offsetstore.spark.worker_input import InputCutOff, check_whole
-from offsetstore.store.failures import may_pass
+from offsetstore.store.failures import may_pass, stripped
 from offsetstore.writers.kafka_column import KAFKA
 from offsetstore.writers.refusals import check_deferred
 
@@ -71,7 +71,7 @@ class Result:
             return pickle.loads(self.error or b"")  # noqa: S301 - from our own task
         except Exception as error:  # noqa: BLE001 - whatever a class does to be loaded
             what = "a task failed with an error that can't be loaded on the driver"
-            return SinkError(what, topic_partition=self.topic_partition, found=repr(error))
+            return SinkError(what, topic_partition=self.topic_partition, found=type(error).__qualname__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Work:
             return Result(tp, back.ending)
         except Exception as error:  # noqa: BLE001 - the driver raises it
             ending = Ending.AGAIN if may_pass(error) else Ending.FAILED
-            return Result(tp, ending, error=_pickled(error, tp))
+            return Result(tp, ending, error=_pickled(cast("Exception", stripped(error)), tp))
         return Result(tp, ending, rows.count if ending is Ending.WRITTEN else 0)
 
     def _write(self, tp: TopicPartition, decision: Decision, rows: _Rows) -> Ending:
@@ -210,6 +210,7 @@ def _pickled(error: Exception, tp: TopicPartition) -> bytes:
         pickled: bytes = _pickler.dumps(error)
         pickle.loads(pickled)  # noqa: S301 - our own: many an error pickles, and does not come back
     except Exception:  # noqa: BLE001 - whatever a class does to be pickled
-        what = f"a task failed with {type(error).__qualname__}: {error}"
-        return pickle.dumps(SinkError(what, topic_partition=tp))
+        # Not as an error of ours, whose text the sink logs: this one may quote a row.
+        stand_in = RuntimeError(f"a task of {tp} failed with {type(error).__qualname__}: {error}")
+        return pickle.dumps(stand_in)
     return pickled

@@ -341,12 +341,13 @@ def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: flo
         session.rollback()
         if failures.is_lock_timeout(error):
             what = f"group {groups[0]!r} is locked by somebody who is no job of this group"
-            raise LockTimeout(what) from error
+            raise LockTimeout(what) from failures.stripped(error)
         if failures.is_connection_lost(error) or failures.is_repeatable(error):
             what = "the connection to the database was lost, or the database gave up the transaction"
-            raise TransactionLost(what, next_step=_AGAIN) from error
-        if (shortage := failures.shortage(error)) is not None:
-            raise shortage from error
+            raise TransactionLost(what, next_step=_AGAIN) from failures.stripped(error)
+        if (unavailable := failures.unavailable(error)) is not None:
+            raise unavailable from failures.stripped(error)
+        failures.raise_stripped(error)
         raise
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, SchemaMissing, SchemaNotAtHead, StoreUnavailable
 from offsetstore.offsets import TopicPartition
+from offsetstore.store import failures
 from offsetstore.store import statements as sql
 from offsetstore.store.postgres import PostgresSession
 from offsetstore.store.schema import HEAD, VERSION_TABLE, quoted
@@ -38,7 +39,7 @@ class PostgresDatabase:
     def __init__(
         self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool, aside: Engine | None = None
     ) -> None:
-        self.engine = engine
+        self.engine = _hiding_parameters(engine)
         # Heartbeats and what frees a claim must not wait until the job's own transactions leave a connection over.
         self._aside = aside or Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
         self._pid = os.getpid()
@@ -66,7 +67,7 @@ class PostgresDatabase:
             # That gives it back to its pool. close() would end its transaction, which the session's guard refuses.
             connection.invalidate()
             if isinstance(error, DBAPIError):
-                raise _unavailable(error) from error
+                raise failures.unavailable(error) or _unavailable(error) from failures.stripped(error)
             raise
 
     def _connect(self, engine: Engine) -> Connection:
@@ -170,6 +171,15 @@ class PostgresDatabase:
 
     def _text(self, statement: str) -> TextClause:
         return text(statement.replace("{s}", self._schema))
+
+
+def _hiding_parameters(engine: Engine) -> Engine:
+    """Return the engine, or a view of the application's own, whose errors and log lines leave parameters out."""
+    if engine.hide_parameters:
+        return engine
+    view = engine.execution_options()  # it has the engine's pool and listeners
+    view.hide_parameters = True
+    return view
 
 
 def _milliseconds(seconds: float | None) -> int:

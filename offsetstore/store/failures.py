@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, Final, TypeVar, cast
+
 import psycopg
-from sqlalchemy.exc import DBAPIError
+from psycopg.pq import DiagnosticField
+from sqlalchemy.exc import DBAPIError, StatementError
 
 from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
 
@@ -13,6 +16,22 @@ _REPEATABLE = frozenset({"40001", "40P01"})
 _CONNECTION_ENDED = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 # The disk, the memory, the number of connections or locks; errors of the system that the server runs on.
 _SHORTAGE = ("53", "58")
+_READ_ONLY = "25006"
+_CANCELLED = "57014"
+
+# Files of PostgreSQL's languages: where a function or trigger raised the error, and its author wrote the message.
+_LANGUAGES = ("pl_", "plperl", "plpy", "pltcl")
+# What an error may keep: names of the catalogue, never DETAIL, HINT or CONTEXT, which quote rows.
+_NAMES: Final = (
+    DiagnosticField.SQLSTATE,
+    DiagnosticField.SCHEMA_NAME,
+    DiagnosticField.TABLE_NAME,
+    DiagnosticField.COLUMN_NAME,
+    DiagnosticField.DATATYPE_NAME,
+    DiagnosticField.CONSTRAINT_NAME,
+)
+
+_E = TypeVar("_E", bound=BaseException)
 
 
 class MemoryLockTimeout(Exception):
@@ -35,8 +54,70 @@ def words(error: BaseException) -> str:
     inner = driver_error(error)
     if inner is None:
         return type(error).__name__
-    lines = (inner.diag.message_primary or str(inner)).splitlines()
-    return f"{type(inner).__name__}: {lines[0].strip() if lines else 'no words'}"
+    return f"{type(inner).__name__}: {_first_line(inner)}"
+
+
+def _first_line(error: psycopg.Error) -> str:
+    diagnostic = error.diag
+    if (diagnostic.source_file or "").startswith(_LANGUAGES):
+        return "raised by a function or trigger, whose message may quote a row"
+    lines = (diagnostic.message_primary or str(error)).splitlines()
+    return lines[0].strip() if lines else "no words"
+
+
+def stripped(error: _E) -> _E | psycopg.Error | StatementError:
+    """Return the database's error without what may quote a row, and without what led to it; another's, as it is.
+
+    It is of the same class, with the same SQLSTATE, and the names of table, column and constraint. What is left out are
+    DETAIL, HINT and CONTEXT, the statement with its parameters, and all but the first line of the message.
+    """
+    if isinstance(error, psycopg.Error):
+        return _stripped_driver(error).with_traceback(error.__traceback__)
+    if isinstance(error, StatementError):
+        return _stripped_alchemy(error).with_traceback(error.__traceback__)
+    return error
+
+
+def raise_stripped(error: BaseException) -> None:
+    """Raise the database's error as `stripped` makes it; return, where it is another's."""
+    if (bare := stripped(error)) is not error:
+        raise bare from None
+
+
+def strip_chain(error: BaseException) -> None:
+    """Strip the database's errors among those that ``error`` was raised from, or in the handling of.
+
+    Those that are not shown (``raise ... from None``) are let go.
+    """
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        cause, context, is_hidden = error.__cause__, error.__context__, error.__suppress_context__
+        error.__context__ = None if is_hidden or context is None else stripped(context)
+        if cause is not None:
+            error.__cause__ = stripped(cause)
+        error = error.__cause__ or error.__context__ or error
+
+
+def _stripped_driver(error: psycopg.Error) -> psycopg.Error:
+    diagnostic = error.diag
+    values = (error.sqlstate, *(getattr(diagnostic, name.name.lower()) for name in _NAMES[1:]))
+    names = {name: value.encode() for name, value in zip(_NAMES, values, strict=True) if value}
+    return type(error)(_first_line(error), info=cast("Any", names) or None)
+
+
+def _stripped_alchemy(error: StatementError) -> StatementError:
+    if not isinstance(error, DBAPIError) or not isinstance(error.orig, psycopg.Error):
+        return StatementError(
+            f"{type(error.orig).__name__} (its text is left out)", "", None, None, hide_parameters=True
+        )
+    return type(error)(
+        None,
+        None,
+        _stripped_driver(error.orig),
+        hide_parameters=True,
+        connection_invalidated=error.connection_invalidated,
+    )
 
 
 def is_lock_timeout(error: BaseException) -> bool:
@@ -53,17 +134,34 @@ def is_repeatable(error: BaseException) -> bool:
     return inner is not None and inner.sqlstate in _REPEATABLE
 
 
-def shortage(error: BaseException) -> StoreUnavailable | None:
-    """What to raise where the server lacks something, such as room on its disk: no record is to blame."""
+def unavailable(error: BaseException) -> StoreUnavailable | None:
+    """What to raise where the server can't do the work now, whatever the rows are: no record is to blame.
+
+    It lacks something, such as room on its disk (classes 53 and 58); it is read-only (25006); or the statement was
+    cancelled (57014). The transaction is gone.
+    """
     inner = driver_error(error)
-    if inner is None or inner.sqlstate is None or not inner.sqlstate.startswith(_SHORTAGE):
+    state = None if inner is None else inner.sqlstate
+    if inner is None or state is None:
         return None
-    what = "the database gave the transaction up because its server lacks something; nothing was written"
-    return StoreUnavailable(
-        what,
-        found=f"SQLSTATE {inner.sqlstate}, {words(inner)}",
-        next_step="See to the server, such as room on its disk; the job, started anew, goes on where it was.",
-    )
+    if state.startswith(_SHORTAGE):
+        what = "the database gave the transaction up because its server lacks something; nothing was written"
+        step = "See to the server, such as room on its disk; the job, started anew, goes on where it was."
+    elif state == _READ_ONLY:
+        what = "the database takes no writes: it is a standby, or read-only by its settings; nothing was written"
+        step = (
+            "Connect to the primary: several hosts in the URL and target_session_attrs=read-write find it. If this is "
+            "the primary, see default_transaction_read_only (ALTER ROLE or ALTER DATABASE ... SET)."
+        )
+    elif state == _CANCELLED:
+        what = "the database cancelled a statement; nothing was written"
+        step = (
+            "If it ran into statement_timeout, raise it for this role (ALTER ROLE ... SET), or make batches smaller; "
+            "otherwise see who called pg_cancel_backend."
+        )
+    else:
+        return None
+    return StoreUnavailable(what, found=f"SQLSTATE {state}, {words(inner)}", next_step=step)
 
 
 def may_pass(error: BaseException) -> bool:

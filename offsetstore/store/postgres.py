@@ -82,10 +82,17 @@ class PostgresSession:
         self._ending = True
         try:
             self._connection.rollback()
+            if self._is_read_only():
+                self._connection.invalidate()  # another one may be the new primary's
             self._close()
         except Exception:  # noqa: BLE001 - of no further use, whatever is wrong with it
             self._connection.invalidate()
             self._close()
+
+    def _is_read_only(self) -> bool:
+        """As the server has told, without a question: PostgreSQL reports these settings when they change."""
+        told = map(self._psycopg.pgconn.parameter_status, (b"in_hot_standby", b"default_transaction_read_only"))
+        return b"on" in told
 
     def _close(self) -> None:
         if self._closed:

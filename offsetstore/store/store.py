@@ -176,7 +176,8 @@ class OffsetStore:
     def run(self, claim: Holder, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
         """Run ``work(tx)`` in a transaction, and repeat all of it where the database says that this may help.
 
-        That is: serialization failures, deadlocks, lock timeouts and lost connections. ``work`` must not consume an
+        That is: serialization failures, deadlocks, lock timeouts, lost connections, cancelled statements, and a server
+        that lacks something or is read-only. ``work`` must not consume an
         iterator that it can't make again.
 
         :return: what ``work`` returned, once it is committed.
@@ -297,9 +298,10 @@ class OffsetStore:
         except Exception as error:
             if failures.is_connection_lost(error):
                 what = "the connection to the database was lost while reading"
-                raise StoreUnavailable(what, found=failures.words(error)) from error
-            if (shortage := failures.shortage(error)) is not None:
-                raise shortage from error
+                raise StoreUnavailable(what, found=failures.words(error)) from failures.stripped(error)
+            if (unavailable := failures.unavailable(error)) is not None:
+                raise unavailable from failures.stripped(error)
+            failures.raise_stripped(error)
             raise
         finally:
             session.rollback()

@@ -98,15 +98,17 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
     except Exception as error:
         if failures.is_connection_lost(error):
             what = "the connection to the database was lost during the claim"
-            raise TransactionLost(what, found=failures.words(error), next_step=_AGAIN) from error
+            raise TransactionLost(what, found=failures.words(error), next_step=_AGAIN) from failures.stripped(error)
         if failures.is_repeatable(error):
             what = "the database gave up the claim's transaction (a deadlock, or a serialization failure)"
-            raise TransactionLost(what, found=failures.words(error), next_step="Claim again.") from error
+            step = "Claim again."
+            raise TransactionLost(what, found=failures.words(error), next_step=step) from failures.stripped(error)
         if failures.is_lock_timeout(error):
             what = f"group {request.group!r} is locked by somebody who is no job of this group"
-            raise LockTimeout(what, found=failures.words(error)) from error
-        if (shortage := failures.shortage(error)) is not None:
-            raise shortage from error
+            raise LockTimeout(what, found=failures.words(error)) from failures.stripped(error)
+        if (unavailable := failures.unavailable(error)) is not None:
+            raise unavailable from failures.stripped(error)
+        failures.raise_stripped(error)
         raise
 
 

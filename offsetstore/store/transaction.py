@@ -263,6 +263,7 @@ class Transaction:
         except BaseException as problem:
             session.rollback()
             self._translate(problem)
+            failures.raise_stripped(problem)
             raise
         if error is not None:
             session.rollback()
@@ -290,6 +291,7 @@ class Transaction:
             session.rollback()
             if not failures.is_connection_lost(error):
                 self._translate(error)
+                failures.raise_stripped(error)
                 raise
             before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
             advanced = Advanced(
@@ -302,18 +304,18 @@ class Transaction:
                 wrote=self._had_connection,
                 mark=self._mark,
             )
-            settle(self._database, advanced, timeout=self._commit_timeout, cause=error)
+            settle(self._database, advanced, timeout=self._commit_timeout, cause=failures.stripped(error))
         failpoints.reach("after_commit")
 
     def _translate(self, error: BaseException) -> None:
         """Raise our error for the database's where we know more than it says; otherwise return."""
         if failures.is_lock_timeout(error):
-            raise self._lock_timeout_error(failures.words(error)) from error
+            raise self._lock_timeout_error(failures.words(error)) from failures.stripped(error)
         if failures.is_connection_lost(error):
             what = "the connection to the database was lost; the transaction did not happen"
-            raise TransactionLost(what, found=failures.words(error)) from error
-        if (shortage := failures.shortage(error)) is not None:
-            raise shortage from error
+            raise TransactionLost(what, found=failures.words(error)) from failures.stripped(error)
+        if (unavailable := failures.unavailable(error)) is not None:
+            raise unavailable from failures.stripped(error)
 
     def _lock_timeout_error(self, words: str) -> LockTimeout:
         if self._plan is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from offsetstore.store.postgres import discard_at_end
 from offsetstore.writers.kafka_column import drop_kafka
+from offsetstore.writers.refusals import refusals
 from offsetstore.writers.streaming import Stream
 
 if TYPE_CHECKING:
@@ -21,12 +22,13 @@ class Execute:
     :param function: called once a transaction: a micro-batch's, or with ``atomicity="partition"`` a Kafka partition's,
         on an executor; and not at all without rows. The iterable of record batches can be gone through once. The
         function must neither commit nor roll back, and its SQL has no effect without the offsets'. It may be run again
-        on the same rows, after a rollback; errors that it raises are passed on as they are. The search for a record
-        that was refused runs it on the driver, on parts of a batch, in transactions that are rolled back. Which
-        tables it writes to, whether they survive a crash, and where a name without a schema leads it (executors do not
-        run the listeners of the driver's engine), is up to you. The connection is closed at the transaction's end, so
-        that nothing of its session (``SET``, temporary tables, advisory locks) comes to the next one; behind PgBouncer
-        use ``SET LOCAL``, since its connections to the server stay open.
+        on the same rows, after a rollback. Errors of the database that leave it become ours, or lose what may quote a
+        row; its own exceptions are passed on as they are. The search for a record that was refused runs it on the
+        driver, on parts of a batch; what was accepted before that record is stored. Which tables it writes to, whether
+        they survive a crash, and where a name without a schema leads it (executors do not run the listeners of the
+        driver's engine), is up to you. The connection is closed at the transaction's end, so that nothing of its
+        session (``SET``, temporary tables, advisory locks) comes to the next one; behind PgBouncer use ``SET LOCAL``,
+        since its connections to the server stay open.
     """
 
     def __init__(self, function: Callable[[Connection, Iterable[pa.RecordBatch]], object]) -> None:
@@ -47,12 +49,17 @@ class Execute:
         """Nothing can be known beforehand."""
 
     def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
-        """Call the function; return how many rows there were, also where it did not go through them all."""
+        """Call the function; return how many rows there were, also where it did not go through them all.
+
+        :raises RowsRefused: the database, or its driver, refuses a row or a value.
+        :raises SinkError: it refuses the SQL.
+        """
         rows = Stream.of(batches)
         if rows is None:
             return 0
         discard_at_end(connection)
-        self.function(connection, map(drop_kafka, rows))
+        with refusals(None, sql_of=repr(self)):
+            self.function(connection, map(drop_kafka, rows))
         for _ in rows:
             pass
         return rows.rows

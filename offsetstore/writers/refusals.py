@@ -1,17 +1,20 @@
 """The database's errors, made ours: typed, and without a row's values.
 
-What the database says about its own state is left alone, since `store.run` repeats on it.
+What the database says about its own state stays its own, since `store.run` repeats on it, and loses what may quote a
+row. Nothing that leaves `refusals` has a cause: py4j and `logging` print them.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import psycopg
 from sqlalchemy import Connection
+from sqlalchemy.exc import StatementError
 
-from offsetstore.errors import RowsRefused
+from offsetstore.errors import RowsRefused, SinkError
+from offsetstore.store import failures
 from offsetstore.writers.copying import driver_connection
 
 if TYPE_CHECKING:
@@ -21,6 +24,16 @@ if TYPE_CHECKING:
 
 # Connections, transactions, resources, locks, operators, the disk, the server: never a row's fault.
 _NOT_THE_ROWS = ("08", "25", "28", "40", "53", "55", "57", "58", "XX")
+
+# Features, prepared statements, cursors, databases, schemas, and what is not there or may not be used: the SQL's fault,
+# where it is the user's own.
+_OF_THE_SQL = ("0A", "26", "34", "3D", "3F", "42")
+
+# "syntax error at or near" quotes the statement, which may have been put together of values.
+_SYNTAX_ERROR = "42601"
+
+# What SQLAlchemy's types and psycopg's adapters raise on a value that they can't send.
+_VALUE_ERRORS = (ArithmeticError, TypeError, ValueError, psycopg.DataError)
 
 _CHECK_DEFERRED = "SET CONSTRAINTS ALL IMMEDIATE"
 
@@ -32,21 +45,24 @@ _NEXT_STEPS = {
 
 
 @contextmanager
-def refusals(table: TableName | None, columns: Collection[str] = ()) -> Generator[None]:
+def refusals(table: TableName | None, columns: Collection[str] = (), *, sql_of: str | None = None) -> Generator[None]:
     """Turn what the database refuses into `RowsRefused`.
 
     :param table: ``None`` where the database alone can tell which one it is.
     :param columns: names that may be looked for in the error's context, where the error itself names no column.
-    :raises RowsRefused: data or statement refused. Its cause is suppressed: PostgreSQL quotes values in messages,
-        DETAIL and CONTEXT.
-    :raises psycopg.Error: untouched, where the reason is not in the rows.
+    :param sql_of: whose SQL it is, where it is the user's own: its errors are not the rows' fault then.
+    :raises RowsRefused: data or statement refused, or a value that the driver can't send. PostgreSQL quotes values in
+        messages, DETAIL and CONTEXT, so that nothing of the original stays.
+    :raises SinkError: the user's own SQL refused.
+    :raises psycopg.Error: stripped, where the reason is not in the rows; SQLAlchemy's in its stead, if that was raised.
     """
     try:
         yield
-    except psycopg.Error as error:
-        if error.sqlstate is None or error.sqlstate.startswith(_NOT_THE_ROWS):
-            raise
-        raise _refused(error, error.sqlstate, table, columns) from None
+    except (psycopg.Error, StatementError) as error:
+        raise _ours(error, table, columns, sql_of) from None
+    except Exception as error:
+        failures.strip_chain(error)  # the user's own may have been raised from the database's
+        raise
 
 
 def check_deferred(connection: object) -> None:
@@ -60,6 +76,33 @@ def check_deferred(connection: object) -> None:
     if isinstance(connection, Connection):
         with refusals(None):
             driver_connection(connection).execute(_CHECK_DEFERRED)
+
+
+def _ours(
+    error: psycopg.Error | StatementError, table: TableName | None, columns: Collection[str], sql_of: str | None
+) -> Exception:
+    inner = failures.driver_error(error)
+    state = None if inner is None else inner.sqlstate
+    if inner is not None and state is not None:
+        if state.startswith(_NOT_THE_ROWS):
+            return failures.stripped(error)
+        if sql_of is not None and state.startswith(_OF_THE_SQL):
+            return _wrong_sql(inner, state, sql_of)
+        return _refused(inner, state, table, columns)
+    of_client = inner or cast("StatementError", error).orig
+    if isinstance(of_client, _VALUE_ERRORS):
+        what = f"a value can't be sent to the database for {table or 'the SQL of ' + (sql_of or 'a writer')}"
+        return RowsRefused(what, table=str(table) if table else None, found=type(of_client).__name__)
+    return failures.stripped(error)
+
+
+def _wrong_sql(error: psycopg.Error, sqlstate: str, sql_of: str) -> SinkError:
+    position = error.diag.statement_position
+    place = f", at character {position}" if position else ""
+    words = f"a syntax error{place}" if sqlstate == _SYNTAX_ERROR else failures.words(error)
+    step = "Grant the role what the SQL needs." if sqlstate == "42501" else "Correct the function's SQL."
+    what = f"the database refused the SQL of {sql_of}"
+    return SinkError(what, found=f"SQLSTATE {sqlstate}, {words}", next_step=step)
 
 
 def _refused(error: psycopg.Error, sqlstate: str, table: TableName | None, columns: Collection[str]) -> RowsRefused:

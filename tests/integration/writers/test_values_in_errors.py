@@ -1,0 +1,212 @@
+"""No error that leaves a writer holds a row's value: not in its text, not in what it was raised from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import errors
+from sqlalchemy import Connection, String, TypeDecorator, bindparam, create_engine, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, StatementError
+
+from offsetstore.errors import RowsRefused, SinkError
+from offsetstore.store import failures
+from offsetstore.writers import Append, Execute, Upsert
+from tests.integration.writers.writing import Database, batch
+from tests.support.shown import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
+
+    from offsetstore.ports import Writer
+
+CANARY = "canary-4111"
+NAMED = batch({"id": [1, 2], "name": ["first", CANARY]})
+# An inet goes in its text form, so that the COPY is a text one, whose CONTEXT quotes the line.
+IN_TEXT = batch({"id": [1, 2], "name": ["first", CANARY], "address": ["10.0.0.1", "10.0.0.2"]})
+
+
+@pytest.fixture
+def people(database: Database) -> Database:
+    database.run("CREATE TABLE people (id bigint PRIMARY KEY, name text, address inet)")
+    return database
+
+
+@pytest.fixture
+def plain(people: Database) -> Iterator[Database]:
+    """An engine of the application's own, whose errors show parameters, as SQLAlchemy's do unless told not to."""
+    with people.engine.connect() as connection:
+        info = connection.connection.driver_connection.info  # type: ignore[union-attr] - psycopg's
+    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(info.dsn, password=info.password))
+    yield Database(engine)
+    engine.dispose()
+
+
+def on_insert(database: Database, body: str) -> None:
+    """Have a trigger run for the row with the canary."""
+    database.run(f"""
+        CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN IF NEW.name = '{CANARY}' THEN {body} END IF; RETURN NEW; END $$;
+        CREATE TRIGGER meet BEFORE INSERT ON people FOR EACH ROW EXECUTE FUNCTION meet()
+    """)
+
+
+def refused(database: Database, writer: Writer, rows: pa.RecordBatch, *settings: str) -> Exception:
+    """Return the error with which a batch is refused, which must not hold the canary."""
+    with database.engine.connect() as connection:
+        for setting in settings:
+            connection.exec_driver_sql(setting)
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - whichever it is
+            writer.write(connection, [rows])
+        connection.invalidate()  # it may be gone
+    assert CANARY not in shown(caught.value)
+    return caught.value
+
+
+STATES: dict[str, tuple[str, type[psycopg.Error]]] = {
+    "cancelled": ("PERFORM pg_sleep(30);", errors.QueryCanceled),
+    "lock timeout": ("RAISE EXCEPTION 'no lock for %', NEW.name USING ERRCODE = '55P03';", errors.LockNotAvailable),
+    "serialization": ("RAISE EXCEPTION 'not now, %', NEW.name USING ERRCODE = '40001';", errors.SerializationFailure),
+    "disk full": ("RAISE EXCEPTION 'no room for %', NEW.name USING ERRCODE = '53100';", errors.DiskFull),
+    "terminated": ("PERFORM pg_terminate_backend(pg_backend_pid());", errors.AdminShutdown),
+}
+
+
+@pytest.mark.behaviour("OPS-7")
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("rows", [NAMED, IN_TEXT], ids=["binary", "text"])
+def test_an_error_that_is_not_the_rows_keeps_class_and_state_and_no_value(
+    people: Database, state: str, rows: pa.RecordBatch
+) -> None:
+    body, kind = STATES[state]
+    on_insert(people, body)
+    error = refused(people, Append("people"), rows, "SET LOCAL statement_timeout = '300ms'")
+    assert isinstance(error, kind)
+    assert error.sqlstate == kind.sqlstate
+    judges = (failures.is_repeatable, failures.is_connection_lost, failures.unavailable, failures.is_lock_timeout)
+    assert sum(bool(judge(error)) for judge in judges) == 1
+
+
+def test_a_statement_that_is_cancelled_in_mid_copy_says_why(people: Database) -> None:
+    on_insert(people, "PERFORM pg_sleep(30);")
+    error = refused(people, Append("people"), IN_TEXT, "SET LOCAL statement_timeout = '200ms'")
+    assert str(error) == "canceling statement due to statement timeout"
+
+
+@pytest.mark.behaviour("OPS-7", "DLQ-2")
+@pytest.mark.parametrize("writer", [Append("people"), Upsert("people", key=["id"], version="name")], ids=str)
+def test_a_constraint_names_itself_and_no_value(people: Database, writer: Writer) -> None:
+    people.run(f"ALTER TABLE people ADD CONSTRAINT no_canary CHECK (name <> '{CANARY}')")
+    error = refused(people, writer, IN_TEXT)
+    assert isinstance(error, RowsRefused)
+    assert error.constraint == "no_canary"
+
+
+def insert(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    for rows in batches:
+        connection.execute(text("INSERT INTO people (id, name) VALUES (:id, :name)"), rows.to_pylist())
+
+
+def insert_beneath(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    """The same with psycopg, and the values in the statement."""
+    for rows in batches:
+        for row in rows.to_pylist():
+            statement = f"INSERT INTO people (id, name) VALUES ({row['id']}, '{row['name']}')"
+            connection.connection.cursor().execute(statement)
+
+
+@pytest.mark.behaviour("OPS-7", "DLQ-2")
+@pytest.mark.parametrize("function", [insert, insert_beneath])
+def test_a_row_that_an_execute_s_sql_is_refused_for_is_a_refused_row(
+    plain: Database, function: Callable[..., None]
+) -> None:
+    plain.run(f"CREATE UNIQUE INDEX only_name ON people (name); INSERT INTO people VALUES (7, '{CANARY}')")
+    error = refused(plain, Execute(function), NAMED)
+    assert isinstance(error, RowsRefused)
+    assert (error.table, error.constraint, error.sqlstate) == ("public.people", "only_name", "23505")
+
+
+@pytest.mark.behaviour("OPS-7")
+@pytest.mark.parametrize("function", [insert, insert_beneath])
+def test_an_execute_s_statement_that_is_cancelled_keeps_its_state_and_no_value(
+    plain: Database, function: Callable[..., None]
+) -> None:
+    on_insert(plain, "PERFORM pg_sleep(30);")
+    error = refused(plain, Execute(function), NAMED, "SET LOCAL statement_timeout = '200ms'")
+    assert isinstance(error, (OperationalError, errors.QueryCanceled))
+    assert failures.unavailable(error)
+    assert "canceling statement due to statement timeout" in str(error)
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_sql_of_an_execute_that_is_wrong_is_told_by_names_alone(plain: Database) -> None:
+    def misspelt(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        for rows in batches:
+            connection.execute(text("INSERT INTO poeple VALUES (:id, :name)"), rows.to_pylist())
+
+    def broken(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        for rows in batches:
+            connection.exec_driver_sql(f"INSERT INTO people (id) SELECT 1 '{rows.to_pylist()[1]['name']}' '")
+
+    error = refused(plain, Execute(misspelt), NAMED)
+    assert isinstance(error, SinkError)
+    assert not isinstance(error, RowsRefused)
+    assert 'relation "poeple" does not exist' in str(error)
+    assert "misspelt" in str(error)
+    error = refused(plain, Execute(broken), NAMED)
+    assert isinstance(error, SinkError)
+    assert "syntax error" in str(error)
+
+
+class Careful(TypeDecorator[str]):
+    """A type that refuses a value in Python."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: object) -> str | None:  # noqa: ARG002 - SQLAlchemy's
+        if value == CANARY:
+            message = f"not {value}"
+            raise ValueError(message)
+        return value
+
+
+@pytest.mark.behaviour("OPS-7", "SINK-21")
+def test_a_value_that_can_t_be_sent_is_a_refused_row(plain: Database) -> None:
+    def bind(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        statement = text("INSERT INTO people (id, name) VALUES (:id, :name)")
+        for rows in batches:
+            connection.execute(statement.bindparams(bindparam("name", type_=Careful())), rows.to_pylist())
+
+    def with_nul(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        for _ in batches:
+            connection.execute(text("INSERT INTO people (id, name) VALUES (1, :name)"), {"name": f"{CANARY}\0"})
+
+    def without(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        for rows in batches:
+            connection.execute(text("INSERT INTO people (id, name) VALUES (:id, :nmae)"), rows.to_pylist()[1])
+
+    assert isinstance(refused(plain, Execute(bind), NAMED), RowsRefused)
+    assert isinstance(refused(plain, Execute(with_nul), NAMED), RowsRefused)
+    assert isinstance(refused(plain, Execute(without), NAMED), StatementError)
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped(plain: Database) -> None:
+    plain.run(f"INSERT INTO people VALUES (2, '{CANARY}')")
+
+    def by_hand(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+        try:
+            insert(connection, batches)
+        except DBAPIError as error:
+            message = "of the user's own"
+            raise LookupError(message) from error
+
+    error = refused(plain, Execute(by_hand), NAMED)
+    assert isinstance(error, LookupError)
+    assert str(error) == "of the user's own"
+    assert isinstance(error.__cause__, IntegrityError)
+    assert failures.driver_error(error.__cause__).diag.constraint_name == "people_pkey"  # type: ignore[union-attr] - it is psycopg's
