@@ -304,7 +304,7 @@ class Transaction:
                 wrote=self._had_connection,
                 mark=self._mark,
             )
-            settle(self._database, advanced, timeout=self._commit_timeout, cause=failures.stripped(error))
+            settle(self._database, advanced, timeout=self._commit_timeout, cause=error)
         failpoints.reach("after_commit")
 
     def _translate(self, error: BaseException) -> None:

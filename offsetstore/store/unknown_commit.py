@@ -63,6 +63,7 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
     :raises TransactionLost: it did not happen.
     :raises CommitUnknown: it can't be told: no answer in time, or every row has moved on since.
     """
+    cause = failures.stripped(cause)
     if not advanced.before:
         if advanced.mark is not None:
             _settle_by_mark(database, advanced, advanced.mark, timeout=timeout, cause=cause)

@@ -9,8 +9,9 @@ from tests.mutants.operating_mutants import OPERATING
 from tests.mutants.spark_mutants import SPARK
 from tests.mutants.start_mutants import START
 from tests.mutants.store_mutants import STORE
+from tests.mutants.value_mutants import VALUES
 
 if TYPE_CHECKING:
     from tests.mutants.mutant import Mutant
 
-MUTANTS: Final[tuple[Mutant, ...]] = (*START, *STORE, *OPERATING, *END, *SPARK)
+MUTANTS: Final[tuple[Mutant, ...]] = (*START, *STORE, *OPERATING, *END, *VALUES, *SPARK)

@@ -6,7 +6,11 @@ import pickle
 import traceback
 
 
+def printed(error: BaseException) -> str:
+    """What `logging`, py4j and an interpreter print of it."""
+    return "\n".join(["".join(traceback.format_exception(error)), str(error), repr(error)])
+
+
 def shown(error: BaseException) -> str:
-    """What `logging`, py4j and an interpreter print of it, and what crosses from a task to the driver."""
-    told = "".join(traceback.format_exception(error))
-    return "\n".join([told, str(error), repr(error), pickle.dumps(error).decode("latin-1")])
+    """The same, and what crosses from a task to the driver."""
+    return "\n".join([printed(error), pickle.dumps(error).decode("latin-1")])

@@ -1,0 +1,188 @@
+"""Values: each arrives as it is or is refused, and none comes into an error or a log."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant
+
+_FAILURES: Final = "offsetstore/store/failures.py"
+_REFUSALS: Final = "offsetstore/writers/refusals.py"
+_VALUES: Final = "offsetstore/writers/values.py"
+_ENCODING: Final = "offsetstore/writers/encoding.py"
+_JSON: Final = "offsetstore/writers/json_text.py"
+
+_ERRORS: Final = "tests/integration/writers/test_values_in_errors.py::"
+_SERVER: Final = "tests/integration/store/test_refused_by_the_server.py::"
+_HOSTILE: Final = "tests/property/test_hostile_values.py::"
+_URL: Final = "tests/unit/store/test_url.py::"
+
+_KEEPS_ITS_STATE: Final = f"{_ERRORS}test_an_error_that_is_not_the_rows_keeps_class_and_state_and_no_value"
+_FROM_NOTHING: Final = f"{_SERVER}test_what_became_ours_was_raised_from_nothing_that_quotes_a_row"
+_MOMENT: Final = f"{_HOSTILE}test_a_moment_of_any_bits_arrives_or_is_refused"
+
+ERRORS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "strip-at-the-writers",
+        (
+            _REFUSALS,
+            "            return failures.stripped(error)\n        if sql_of",
+            "            return error\n        if sql_of",
+        ),
+        tests=(_KEEPS_ITS_STATE,),
+        why="The line of a COPY that was cancelled would be logged with the error's CONTEXT.",
+    ),
+    mutant(
+        "strip-what-a-function-raised",
+        (_FAILURES, "    if (diagnostic.source_file or", "    if False and (diagnostic.source_file or"),
+        tests=(_KEEPS_ITS_STATE,),
+        why="A trigger that asks for a repetition may quote the row in its message.",
+    ),
+    mutant(
+        "strip-the-state-away",
+        (_FAILURES, 'info=cast("Any", names) or None', "info=None"),
+        tests=(f"{_ERRORS}test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped",),
+        why="An application that catches its own IntegrityError could not tell which constraint it was.",
+    ),
+    mutant(
+        "strip-at-the-transaction",
+        (
+            _FAILURES,
+            "    if isinstance(error, psycopg.Error):\n        return _stripped_driver(error).with",
+            "    if isinstance(error, psycopg.Error):\n        return error.with",
+        ),
+        (
+            _FAILURES,
+            "    if isinstance(error, StatementError):\n        return _stripped_alchemy(error).with",
+            "    if isinstance(error, StatementError):\n        return error.with",
+        ),
+        tests=(_FROM_NOTHING,),
+        why="LockTimeout and TransactionLost would be raised from an error that quotes the row.",
+    ),
+    mutant(
+        "strip-at-the-commit",
+        (
+            "offsetstore/store/transaction.py",
+            "                failures.raise_stripped(error)\n                raise\n            before",
+            "                raise\n            before",
+        ),
+        tests=(f"{_SERVER}test_what_the_commit_refuses_quotes_no_row",),
+        why="A deferred constraint that the COMMIT checks quotes the key.",
+    ),
+    mutant(
+        "strip-what-the-users-own-was-raised-from",
+        (_REFUSALS, "        failures.strip_chain(error)", "        error.args"),
+        tests=(f"{_ERRORS}test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped",),
+        why="An Execute that raises its own error from the database's would log both.",
+    ),
+    mutant(
+        "errors-of-the-users-own-sql",
+        (
+            "offsetstore/writers/execute.py",
+            "        with refusals(None, sql_of=repr(self)):\n",
+            "        if True:\n",
+        ),
+        tests=(f"{_ERRORS}test_a_row_that_an_execute_s_sql_is_refused_for_is_a_refused_row",),
+        why="The search would not name the record, and the log would have the parameters and the key.",
+    ),
+    mutant(
+        "cancelled-is-typed",
+        (_FAILURES, '_CANCELLED = "57014"', '_CANCELLED = "none"'),
+        tests=(f"{_SERVER}test_a_cancelled_statement_repeats_the_whole_function",),
+        why="A statement that ran into a timeout once would end the job, with the driver's own error.",
+    ),
+    mutant(
+        "read-only-is-typed",
+        (_FAILURES, '_READ_ONLY = "25006"', '_READ_ONLY = "none"'),
+        tests=(f"{_SERVER}test_a_database_that_became_read_only_is_left_for_a_new_connection",),
+        why="After a failover the job would end with the driver's own error.",
+    ),
+    mutant(
+        "read-only-connections-are-left",
+        ("offsetstore/store/postgres.py", '        return b"on" in told', '        return b"never" in told'),
+        tests=(f"{_SERVER}test_a_database_that_became_read_only_is_left_for_a_new_connection",),
+        why="Each attempt would get the same connection, to what is the standby now.",
+    ),
+    mutant(
+        "names-of-jdbc-parameters",
+        (
+            "offsetstore/store/jdbc.py",
+            "its_own = sorted(set(_ITS_OWN.split()).intersection(ignored))",
+            "its_own = sorted(ignored)",
+        ),
+        tests=(f"{_URL}test_the_rest_of_a_password_that_has_an_ampersand_is_counted_and_not_logged",),
+        why="The rest of a password that has an & in it would be logged as a parameter's name.",
+    ),
+    mutant(
+        "parameters-in-the-wrong-place",
+        ("offsetstore/store/url.py", 'for name in ("host", "dbname", "user"):', "for name in ():"),
+        tests=(f"{_URL}test_parameters_in_the_wrong_place_are_refused_before_a_server_repeats_them",),
+        why="The server's error would repeat the name of the database, and with it the password.",
+    ),
+)
+
+CONVERSIONS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "range-of-dates",
+        (_VALUES, "_DAYS = (-_EPOCH_JULIAN, 2_147_483_493 - _EPOCH_JULIAN)", "_DAYS = (-(2**31), 2**31 - 1)"),
+        tests=(_MOMENT,),
+        why="The smallest number that pgpq takes is PostgreSQL's -infinity, and would be written so.",
+    ),
+    mutant(
+        "range-of-timestamps",
+        (_VALUES, "_MICROSECONDS = (-_EPOCH_JULIAN * 86_400_000_000, ", "_MICROSECONDS = (-(2**63), "),
+        tests=(_MOMENT,),
+        why="The same for timestamps.",
+    ),
+    mutant(
+        "range-of-times",
+        (_VALUES, "_OF_A_DAY = (0, 86_400_000_000 - 1)", "_OF_A_DAY = (-(2**63), 2**63 - 1)"),
+        tests=(_MOMENT,),
+        why="Python's time of day begins anew at midnight: the next day's first second would be written.",
+    ),
+    mutant(
+        "times-in-json",
+        (_JSON, "    _check_times(array)\n    try:", "    try:"),
+        tests=(f"{_HOSTILE}test_what_json_can_t_hold_is_refused",),
+        why="The same inside JSON.",
+    ),
+    mutant(
+        "hollow-arrays",
+        (_VALUES, "        if inner.null_count or kernels.any(", "        if inner.null_count > 99 and kernels.any("),
+        tests=(f"{_HOSTILE}test_an_array_of_arrays_that_postgresql_does_not_have_is_refused",),
+        why="PostgreSQL makes an empty array of an array of empty ones.",
+    ),
+    mutant(
+        "conversions-to-python",
+        (
+            _ENCODING,
+            "[self._fit(*pair, _python_values) for pair in zip(self._matches, _columns(batch), strict=True)]",
+            "[_python_values(array) for array in _columns(batch)]",
+        ),
+        tests=(f"{_HOSTILE}test_a_text_of_any_bytes_arrives_or_is_refused",),
+        why="Invalid UTF-8 would end the job with a UnicodeDecodeError, and no record named.",
+    ),
+    mutant(
+        "conversions-by-pgpq",
+        (
+            _ENCODING,
+            "        with suppress(*CONVERSION_ERRORS):\n            return encoder.write_batch(batch)\n",
+            "        if True:\n            return encoder.write_batch(batch)\n",
+        ),
+        (_VALUES, "_MICROSECONDS = (-_EPOCH_JULIAN * 86_400_000_000, ", "_MICROSECONDS = (-(2**63), "),
+        tests=(_MOMENT,),
+        why="What pgpq refuses would end the job with a ValueError. The range would see it first: both go.",
+    ),
+    mutant(
+        "conversions-by-psycopg",
+        (
+            "offsetstore/writers/copying.py",
+            "    with suppress(*CONVERSION_ERRORS):\n        copy.write_row(row)\n        return\n",
+            "    if True:\n        copy.write_row(row)\n        return\n",
+        ),
+        tests=(f"{_HOSTILE}test_a_letter_that_the_connection_s_encoding_lacks_is_refused",),
+        why="A letter that the connection's encoding lacks would end the job with a UnicodeEncodeError that quotes it.",
+    ),
+)
+
+VALUES: Final = (*ERRORS, *CONVERSIONS)

@@ -1,0 +1,211 @@
+"""A job that fails in every way in which the database can quote a row, with all logs at DEBUG.
+
+``python -m tests.support.canary_job SERVERS TOPIC DIRECTORY LEAK``, run from the top of the checkout; OFFSETSTORE_URL
+names the database, which has the tables of `TABLES`. In the directory it leaves ``driver.log`` (Python's logs),
+``spark.log`` (log4j's, and what Python workers write to stderr), ``events`` (Spark's event log) and ``errors.txt``
+(each error as it can be printed). It does not know the records' values; LEAK is a text that it puts into each of these
+places on purpose.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from sqlalchemy import create_engine, text
+
+from offsetstore import Append, Broker, Execute, OffsetStore, Retries, TransactionalSink, Upsert
+from offsetstore.store.url import connection_parameters
+from tests.support.shown import printed, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from sqlalchemy import Connection
+
+    from offsetstore import Claim
+
+ROOT: Final = Path(__file__).parents[2]
+
+# An inet goes in its text form, so that the COPY is a text one, whose CONTEXT quotes the line.
+_COLUMNS: Final = "(key text, value text, header text, address inet"
+TABLES: Final = f"""
+CREATE TABLE refused {_COLUMNS}, CONSTRAINT is_short CHECK (length(value) < 10));
+CREATE TABLE merged {_COLUMNS}, CONSTRAINT is_short CHECK (length(value) < 10), UNIQUE (key));
+CREATE TABLE slow {_COLUMNS});
+CREATE TABLE raised {_COLUMNS});
+CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$;
+CREATE TRIGGER wait BEFORE INSERT ON slow FOR EACH ROW EXECUTE FUNCTION wait();
+CREATE FUNCTION quote() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'no: %', NEW.value USING ERRCODE = '40001', DETAIL = NEW.key; END $$;
+CREATE TRIGGER quote BEFORE INSERT ON raised FOR EACH ROW EXECUTE FUNCTION quote();
+"""
+"""No statement may take longer than `STATEMENT_SECONDS`, so that an INSERT into ``slow`` is cancelled in mid COPY."""
+
+STATEMENT_SECONDS: Final = 1
+
+_LOG4J: Final = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c: %m%n%ex
+rootLogger.level = debug
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+def run(directory: Path, *, url: str, servers: str, topic: str, leak: str) -> None:
+    """Run the job as its own process, to its end."""
+    with (directory / "spark.log").open("wb") as log:
+        subprocess.run(
+            [sys.executable, "-m", "tests.support.canary_job", servers, topic, str(directory), leak],
+            cwd=ROOT,
+            env={**os.environ, "OFFSETSTORE_URL": url},
+            stdout=log,
+            stderr=log,
+            check=True,
+            timeout=400,
+        )
+
+
+def people(batch: DataFrame) -> DataFrame:
+    """Each record's key, value and header."""
+    return batch.select(
+        F.col("key").cast("string").alias("key"),
+        F.col("value").cast("string").alias("value"),
+        F.element_at("headers", 1)["value"].cast("string").alias("header"),
+        F.lit("10.0.0.1").alias("address"),
+        "_kafka",
+    )
+
+
+def insert(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write with the user's own SQL."""
+    for rows in batches:
+        statement = text("INSERT INTO refused (key, value, header) VALUES (:key, :value, :header)")
+        connection.execute(statement, rows.to_pylist())
+
+
+def insert_slowly(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    """The same with psycopg, and the values in the statement, as it should not be done."""
+    for rows in batches:
+        for row in rows.to_pylist():
+            statement = f"INSERT INTO slow (key, value) VALUES ('{row['key']}', '{row['value']}')"
+            connection.connection.cursor().execute(statement)
+
+
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    "refused": {"into": Append("refused")},
+    "merged": {"into": Upsert("merged", key=["key"], version="value")},
+    "refused-staged": {"into": Append("refused"), "staging": "always"},
+    "refused-task": {"into": Append("refused"), "atomicity": "partition"},
+    "cancelled": {"into": Append("slow")},
+    "cancelled-task": {"into": Append("slow"), "atomicity": "partition"},
+    "raised": {"into": Append("raised")},
+    "raised-task": {"into": Append("raised"), "atomicity": "partition"},
+    "execute": {"into": Execute(insert)},
+    "execute-task": {"into": Execute(insert), "atomicity": "partition"},
+    "execute-cancelled": {"into": Execute(insert_slowly)},
+    "execute-cancelled-task": {"into": Execute(insert_slowly), "atomicity": "partition"},
+}
+"""What the sink is given, by the consumer group that does it."""
+
+
+def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
+    logging.basicConfig(filename=directory / "driver.log", level=logging.DEBUG)
+    for name in ("sqlalchemy", "sqlalchemy.engine", "sqlalchemy.pool", "psycopg", "py4j"):
+        logging.getLogger(name).setLevel(logging.DEBUG)
+    spark = _session(directory)
+    options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "includeHeaders": "true"}
+    url = connection_parameters(None)
+    # The application's own engine, which shows parameters, as SQLAlchemy's do unless they are told not to.
+    engine = create_engine("postgresql+psycopg://", connect_args=url)
+    with (
+        (directory / "errors.txt").open("w", encoding="utf-8") as told,
+        OffsetStore.connect(engine, retries=Retries(attempts=2, shortest=0.01, longest=0.02)) as store,
+    ):
+        for group, way in WAYS.items():
+            claim = store.claim(group, Broker.from_spark({**options, "kafka.debug": "all"}))
+            told.write(f"== {group}: {_failure(spark, claim, options, directory, **way)}\n")
+        claim = store.claim("leak", Broker.from_spark(options))
+        told.write(_failure(spark, claim, options, directory, into=Append("refused"), leak=leak))
+        _leak(spark, engine, leak)
+    spark.stop()
+
+
+def _session(directory: Path) -> SparkSession:
+    from offsetstore.local.spark import local_session  # noqa: PLC0415
+
+    (directory / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
+    events = directory / "events"
+    events.mkdir()
+    conf = {
+        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={directory / "log4j2.properties"}"',
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+    }
+    session = local_session("canary", extra_conf=conf)
+    session.sparkContext.setLogLevel("DEBUG")  # at its start, Python's Spark makes it WARN
+    return session
+
+
+def _failure(
+    spark: SparkSession, claim: Claim, options: dict[str, str], directory: Path, *, leak: str = "", **way: Any
+) -> str:
+    """Run a query to its failure, and return all that can be printed of it; the class of our error first."""
+
+    def transform(batch: DataFrame) -> DataFrame:
+        if leak:
+            message = f"an error of the job's own, {leak}"
+            raise ValueError(message)
+        return people(batch)
+
+    sink = TransactionalSink(claim, transform, **way)
+    reader = spark.readStream.format("kafka").options(**options).option("startingOffsets", claim.starting_offsets)
+    query = (
+        reader.load()
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", claim.checkpoint(str(directory / "checkpoints")))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination(120)
+    except StreamingQueryException as error:
+        logging.getLogger("canary").exception("the query failed")
+        assert sink.error is not None
+        logging.getLogger("canary").exception("with this", exc_info=sink.error)
+        return "\n".join([type(sink.error).__name__, shown(sink.error), printed(error)])
+    return "it did not fail"
+
+
+def _leak(spark: SparkSession, engine: Any, leak: str) -> None:
+    """Put the text into each place that is looked at, in the way in which a value would come there."""
+    logging.getLogger("canary").debug("driver %s", leak)
+    logging.getLogger("psycopg").debug("psycopg %s", leak)
+    with engine.connect() as connection:
+        connection.execute(text("SELECT :leak"), {"leak": f"sqlalchemy {leak}"})
+    context: Any = spark.sparkContext
+    context._jvm.java.lang.String(f"py4j {leak}")
+    context._jvm.org.slf4j.LoggerFactory.getLogger("canary").debug(f"log4j {leak}")
+    context.setJobDescription(f"event {leak}")
+
+    def tell(_: object) -> None:
+        sys.stderr.write(f"worker {leak}\n")
+
+    context.parallelize([1], 1).foreach(tell)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4])
