@@ -104,6 +104,29 @@ def insert_slowly(connection: Connection, batches: Iterable[pa.RecordBatch]) -> 
             connection.connection.cursor().execute(statement)
 
 
+class Careless:
+    """A writer of the application's own, which raises what psycopg does."""
+
+    def needs_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
+        """Never."""
+        return False
+
+    def uses_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
+        """Never."""
+        return False
+
+    def check(self, connection: Connection, schema: pa.Schema) -> None:
+        """Whatever comes, is tried."""
+
+    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
+        """Insert row by row."""
+        for rows in batches:
+            for row in rows.to_pylist():
+                values = (row["key"], row["value"])
+                connection.connection.cursor().execute("INSERT INTO refused (key, value) VALUES (%s, %s)", values)
+        return 0
+
+
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "refused": {"into": Append("refused")},
     "merged": {"into": Upsert("merged", key=["key"], version="value")},
@@ -117,6 +140,8 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "execute-task": {"into": Execute(insert), "atomicity": "partition"},
     "execute-cancelled": {"into": Execute(insert_slowly)},
     "execute-cancelled-task": {"into": Execute(insert_slowly), "atomicity": "partition"},
+    "careless": {"into": Careless()},
+    "careless-task": {"into": Careless(), "atomicity": "partition"},
 }
 """What the sink is given, by the consumer group that does it."""
 

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     from offsetstore.testing.fixtures import NewTopic
 
 # The consumer group, which says how it fails, and the class of the error.
+OF_THE_DRIVER = {"raised": "SerializationFailure", "careless": "CheckViolation"}
 EXPECTED = {
-    group: "StoreUnavailable"
-    if "cancelled" in group
-    else "SerializationFailure"
-    if "raised" in group
-    else "RowsRefused"
+    group: OF_THE_DRIVER.get(group.removesuffix("-task"), "StoreUnavailable" if "cancelled" in group else "RowsRefused")
     for group in canary_job.WAYS
 }
 PLACES = {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
+from psycopg.errors import CheckViolation
 
 from offsetstore import OffsetRange, TopicPartition
-from offsetstore.errors import SinkError
+from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.replay import decide
 from offsetstore.spark import task
 from offsetstore.spark.task import Ending, Work
@@ -168,3 +169,40 @@ def test_rows_that_the_writer_leaves_are_looked_at_all_the_same(store: InMemoryO
 
     assert result.ending is Ending.FAILED
     assert_untouched(store)
+
+
+class Quoting(Exception):
+    """An error of a writer's own that does not pickle, and quotes a value."""
+
+    def __reduce__(self) -> str:
+        return "no such thing"
+
+
+@dataclass
+class Fail(Keep):
+    """A writer that fails with an error of its own, or of the database."""
+
+    error: Exception = field(default_factory=Quoting)
+
+    def write(self, connection: Any, batches: Iterable[pa.RecordBatch]) -> int:  # noqa: ARG002 - the Protocol's
+        raise self.error
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_an_error_that_can_t_be_sent_does_not_become_one_of_ours_whose_text_is_logged(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    error = perform(store, claim, [records((P0, 0))], writer=Fail(error=Quoting("canary"))).why()
+
+    assert not isinstance(error, OffsetStoreError)
+    assert "Quoting: canary" in str(error)
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_an_error_of_the_database_is_sent_without_what_quotes_a_row(store: InMemoryOffsetStore, claim: Claim) -> None:
+    raised = CheckViolation("not so\nDETAIL:  Failing row contains (canary)")
+    result = perform(store, claim, [records((P0, 0))], writer=Fail(error=raised))
+
+    assert b"canary" not in (result.error or b"")
+    assert isinstance(result.why(), CheckViolation)
+    assert str(result.why()) == "not so"
