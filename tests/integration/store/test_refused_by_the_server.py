@@ -188,7 +188,8 @@ def test_a_task_that_is_cancelled_while_it_stages_reports_that(store: OffsetStor
     rows = batch({"name": [CANARY], "address": ["10.0.0.1"]})
     query("CREATE TABLE people (name text, address inet)")
     staging, writer, here = Staging("people_staged", "public"), Append("people"), cast("Any", Here(store))
-    with store.database.engine.begin() as connection:  # type: ignore[attr-defined] - it is PostgreSQL's
+    engine = cast("Any", store.database).engine
+    with engine.begin() as connection:
         writer.create_staging(connection, staging, rows.schema)
     query(
         "CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$"
@@ -196,7 +197,7 @@ def test_a_task_that_is_cancelled_while_it_stages_reports_that(store: OffsetStor
     query("CREATE TRIGGER meet BEFORE INSERT ON people_staged FOR EACH ROW EXECUTE FUNCTION meet()")
     [(name,)] = query("SELECT current_database()")
     query(f"ALTER DATABASE \"{name}\" SET statement_timeout = '300ms'")
-    store.database.engine.dispose()  # type: ignore[attr-defined] - the same
+    engine.dispose()
 
     outcome = StagingTask(here, "a task", writer, staging).stage([rows])
 
