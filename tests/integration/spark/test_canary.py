@@ -62,6 +62,7 @@ def test_no_value_and_no_password_is_in_any_log_event_or_error(
     for name, signs in PLACES.items():
         for sign in signs:
             assert f"{sign} {leak}".encode() in files[name], f"{name} would not show a leak by {sign}"
+    assert b"DEBUG org.apache.spark" in files["spark.log"]
     failed = dict(re.findall(r"^== (\S+): (\w+)", files["errors.txt"].decode(), re.MULTILINE))
     assert failed == EXPECTED
     found = [
