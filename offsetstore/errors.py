@@ -19,7 +19,7 @@
      +-- StartError                  where to start can't be decided safely
      |    +-- OffsetsDisagree        prefer="agree", and they don't
      |    +-- NoStartingOffset       auto_offset_reset="none", and neither has an offset
-     |    +-- OffsetOutOfRange       the records to read next are no longer in the log
+     |    +-- OffsetOutOfRange       the records to read next are not in the log
      |    +-- TopicRecreated         the log is another one than the stored offset belongs to
      |    +-- WrongCluster           the broker belongs to another cluster
      |    +-- StoreRewound           Kafka has what we mirrored, and the database no longer has it
@@ -207,7 +207,11 @@ class NoStartingOffset(StartError):
 
 
 class OffsetOutOfRange(StartError):
-    """The records to read next are not in the log: retention removed them, or another tool committed beyond its end."""
+    """The records to read next are not in the log.
+
+    Retention removed them, or the log ends below the offset although the topic is the same: an open transaction under
+    ``read_committed``, an unclean truncation, an offset that was set too high.
+    """
 
     default_next_step = (
         'Restore the records, or accept the loss with StartPolicy(on_data_loss="earliest"); the history records it.'
@@ -215,7 +219,7 @@ class OffsetOutOfRange(StartError):
 
 
 class TopicRecreated(StartError):
-    """The log is another one than the stored offset belongs to, or ends below it."""
+    """The log is another one than the stored offset belongs to, or ends below it and may be another one."""
 
     default_next_step = (
         "If the topic was recreated on purpose, start once with "

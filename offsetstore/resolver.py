@@ -45,10 +45,10 @@ def resolve(
     :param store_id: whose rows they are, to know our own copies in Kafka by; ``None`` where no store is asked.
     :param adopted: the offsets of a checkpoint that the job ran with before, which count where nothing is stored.
     :raises WrongCluster: a row belongs to another cluster.
-    :raises TopicRecreated: a row belongs to another log, or to more of it than there is, unless
-        ``policy.on_recreated`` is ``"restart"``.
+    :raises TopicRecreated: a row belongs to another log, or to more of it than there is and nothing says that it is the
+        same topic, unless ``policy.on_recreated`` is ``"restart"``.
     :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it; or
-        another tool's committed offset lies beyond the end.
+        another tool's committed offset lies beyond the end; or the stored one does, and the topic is the same.
     :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
     :raises StoreRewound: Kafka has a copy of ours that is beyond the row, unless ``policy.on_rewound`` allows it.
     :raises ForeignStore: Kafka has a copy of another store's.
@@ -267,14 +267,18 @@ def _judge_range(facts: _Facts, start: Start) -> Start:
             next_step="Correct the group's offset in Kafka (kafka-consumer-groups --reset-offsets), or start with "
             'StartPolicy(prefer="stored").',
         )
-    if start.offset > end and start.reason is Reason.PINNED and facts.is_same_log:
-        what = f"offset {start.offset}, which an operator has set, lies beyond the end of the log"
+    if start.offset > end and facts.is_same_log:
+        # What the job reads may end below what it has read: at an open transaction. A restart would double the topic.
+        what = f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log, and the topic is the same"
         raise OffsetOutOfRange(
             what,
             topic_partition=facts.tp,
             found=f"end {end}",
-            expected=f"at most {end}",
-            next_step="Reset the group again (offsetstore reset), to an offset that the log holds.",
+            expected=f"at least {start.offset}",
+            next_step="With isolation.level=read_committed the log ends at its first open transaction: start again "
+            "when that has ended (kafka-transactions.sh find-hanging shows one that does not end). If the log was "
+            "truncated (an unclean leader election), or a reset went too far: offsetstore reset, to an offset that the "
+            "log holds.",
         )
     if start.offset > end:
         what = f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log"

@@ -154,7 +154,8 @@ def resolve(
                     broker, group=group, topics=topics, store=store, policy=policy, kafka_group=kafka_group
                 )
     except StartError as error:
-        if type(error) in _HINTS:
+        # Where the error has a next step of its own, the option is not the way.
+        if type(error) in _HINTS and error.next_step == error.default_next_step:
             error.next_step += f" (To see where it would start then: {_HINTS[type(error)]}.)"
         raise
     if format_ == "spark":

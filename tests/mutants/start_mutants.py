@@ -107,6 +107,16 @@ START: Final[tuple[Mutant, ...]] = (
         why="The first records of a recreated topic would be skipped, up to the old log's offset.",
     ),
     mutant(
+        "end-of-the-same-topic",
+        (
+            _RESOLVER,
+            "    if start.offset > end and facts.is_same_log:\n",
+            "    if start.offset > end and facts.is_same_log and facts.stored is None:\n",
+        ),
+        tests=(f"{_RESOLVED}test_a_log_that_ends_below_the_row_under_the_same_id_is_no_other_topic",),
+        why="An open transaction under read_committed would look like a recreated topic; a restart would double it.",
+    ),
+    mutant(
         "mirror-of-a-stale-claim",
         (
             _MIRROR,

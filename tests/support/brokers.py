@@ -28,6 +28,8 @@ class ScriptedBroker:
         self.script: list[Exception | Mapping[str, Mapping[int, tuple[int, int]]] | Callable[[], object] | None] = []
         self.views = 0
         self.groups: set[str] = set()
+        self.has_ids = True
+        """Whether it tells the topics' ids; brokers before 2.8 do not."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -46,14 +48,17 @@ class ScriptedBroker:
         elif step is not None:
             shown = step
         logs = {
-            topic: TopicLog(f"id of {topic}", {number: Watermarks(*ends) for number, ends in shown[topic].items()})
+            topic: TopicLog(self._id(topic), {number: Watermarks(*ends) for number, ends in shown[topic].items()})
             for topic in topics
         }
         committed = {tp: CommittedOffset(offset) for tp, offset in self.committed.items() if tp.topic in logs}
         return BrokerView("cluster-1", logs, committed)
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
-        return {topic: f"id of {topic}" for topic in topics}
+        return {topic: self._id(topic) for topic in topics}
+
+    def _id(self, topic: str) -> str | None:
+        return f"id of {topic}" if self.has_ids else None
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self.groups.add(group)

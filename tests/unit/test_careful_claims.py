@@ -36,6 +36,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryOffsetStore]:
 @pytest.mark.behaviour("START-10")
 def test_a_log_end_that_is_wrong_for_a_moment_restarts_nothing(store: InMemoryOffsetStore) -> None:
     broker = ScriptedBroker({"payments": {0: (0, 50)}})
+    broker.has_ids = False
     broker.script = [{"payments": {0: (0, 30)}}]
     claim = store.claim("billing", broker, policy=RESTART)
     assert claim.starting is not None
@@ -46,6 +47,7 @@ def test_a_log_end_that_is_wrong_for_a_moment_restarts_nothing(store: InMemoryOf
 @pytest.mark.behaviour("START-8")
 def test_a_log_end_that_stays_below_the_stored_offset_restarts_as_asked(store: InMemoryOffsetStore) -> None:
     broker = ScriptedBroker({"payments": {0: (0, 30)}})
+    broker.has_ids = False
     with pytest.raises(TopicRecreated):
         store.claim("billing", broker)
     claim = store.claim("billing", broker, policy=RESTART)

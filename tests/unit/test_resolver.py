@@ -265,7 +265,7 @@ def test_a_pinned_row_wins_over_every_copy(store_id: UUID) -> None:
 def test_a_reset_beyond_the_end_reads_nothing_again(policy: StartPolicy) -> None:
     pinned = replace(row(9000), pinned=True)
 
-    with pytest.raises(OffsetOutOfRange, match=r"an operator has set.*end 1000.*Reset the group again"):
+    with pytest.raises(OffsetOutOfRange, match=r"pinned by an operator.*end 1000.*offsetstore reset"):
         resolve({P0: pinned, P1: row(800)}, kafka({0: (0, 1000), 1: (0, 1000)}), policy, store_id=US)
     with pytest.raises(TopicRecreated):
         resolve({P0: pinned}, kafka({0: (0, 1000)}, topic_id="other"), store_id=US)
@@ -336,6 +336,29 @@ def test_a_recreated_topic_that_is_longer_is_noticed_by_its_id() -> None:
     assert (caught.value.found, caught.value.expected) == ("topic id another", "topic id this")
 
 
+@pytest.mark.behaviour("START-24")
+@pytest.mark.parametrize("policy", [StartPolicy(), StartPolicy(on_recreated="restart")], ids=["fail", "restart"])
+def test_a_log_that_ends_below_the_row_under_the_same_id_is_no_other_topic(policy: StartPolicy) -> None:
+    with pytest.raises(OffsetOutOfRange, match=r"and the topic is the same.*open transaction") as caught:
+        resolve({P0: row(40)}, kafka({0: (0, 30)}), policy)
+
+    assert (caught.value.topic_partition, caught.value.found, caught.value.expected) == (P0, "end 30", "at least 40")
+
+
+@pytest.mark.behaviour("START-8", "START-24")
+@pytest.mark.parametrize(
+    ("stored", "shown"), [(None, None), (None, "this"), ("this", None)], ids=["neither", "not stored", "not shown"]
+)
+def test_a_log_that_ends_below_the_row_and_may_be_another_one_can_be_restarted(
+    stored: str | None, shown: str | None
+) -> None:
+    start = resolve(
+        {P0: row(40, topic_id=stored)}, kafka({0: (0, 30)}, topic_id=shown), StartPolicy(on_recreated="restart")
+    )
+
+    assert only(start) == (0, Reason.RECREATED_RESTART)
+
+
 @pytest.mark.behaviour("START-8")
 def test_a_vanished_partition_is_noticed() -> None:
     with pytest.raises(TopicRecreated, match="no longer has this partition") as caught:
@@ -355,7 +378,7 @@ def test_a_vanished_partition_of_which_nothing_was_read_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("stored", "view"),
     [
-        pytest.param({P0: row(40)}, kafka({0: (0, 30), 2: (3, 9)}), id="shorter"),
+        pytest.param({P0: row(40, topic_id=None)}, kafka({0: (0, 30), 2: (3, 9)}), id="shorter"),
         pytest.param({P0: row(40)}, kafka({0: (0, 100), 2: (3, 9)}, {0: 77}, topic_id="another"), id="longer"),
         pytest.param({P0: row(9), P1: row(7)}, kafka({0: (0, 100), 2: (3, 9)}), id="vanished partition"),
     ],

@@ -13,6 +13,11 @@ from offsetstore.resolver import resolve
 from tests.unit.test_resolver import P0, P1, THEM, US, copy, kafka, row
 
 LOG = kafka({0: (10, 100)})
+SAME_TOPIC = (
+    "With isolation.level=read_committed the log ends at its first open transaction: start again when that has ended "
+    "(kafka-transactions.sh find-hanging shows one that does not end). If the log was truncated (an unclean leader "
+    "election), or a reset went too far: offsetstore reset, to an offset that the log holds."
+)
 
 
 @dataclass(frozen=True)
@@ -112,18 +117,27 @@ CASES = [
     ),
     Case(
         "OffsetOutOfRange",
-        "offset 120, which an operator has set, lies beyond the end of the log",
+        "offset 120 (stored, pinned by an operator's decision) lies beyond the end of the log, "
+        "and the topic is the same",
         "end 100",
-        "at most 100",
+        "at least 120",
         stored={P0: replace(row(120), pinned=True)},
-        next_step="Reset the group again (offsetstore reset), to an offset that the log holds.",
+        next_step=SAME_TOPIC,
+    ),
+    Case(
+        "OffsetOutOfRange",
+        "offset 120 (stored; nothing is committed in Kafka) lies beyond the end of the log, and the topic is the same",
+        "end 100",
+        "at least 120",
+        stored={P0: row(120)},
+        next_step=SAME_TOPIC,
     ),
     Case(
         "TopicRecreated",
         "offset 120 (stored; nothing is committed in Kafka) lies beyond the end of the log",
         "end 100",
         "at least 120",
-        stored={P0: row(120)},
+        stored={P0: row(120, topic_id=None)},
     ),
     Case(
         "OffsetOutOfRange",

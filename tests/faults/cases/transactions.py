@@ -73,6 +73,36 @@ def hanging_transaction(scene: Scene) -> None:
         assert all(ended[partition] > ends[partition] for partition in ends), "there is no marker"
 
 
+@fault(
+    row="open transaction at a restart under read_committed",
+    must="OffsetOutOfRange, no restart of the topic; when the transaction has ended the job goes on, all of it once",
+    variants=("commit", "abort"),
+)
+def open_at_a_restart(scene: Scene) -> None:
+    """A job that reads uncommitted records has read beyond an open transaction and was stopped; it starts again with
+    read_committed, every other time with on_recreated="restart"; then the transaction ends."""  # fmt: skip
+    scene.produce(60)
+    hanging = Transactions(scene, sees_all=True)  # the first job reads it all
+    hanging.begin(20, commits=scene.variant == "commit")
+    scene.produce(60)
+    first = scene.start(extra={"kafka.isolation.level": "read_uncommitted"})
+    scene.caught_up()
+    first.stop()
+    stored, stable = scene.stored(), last_stable_offsets(scene.servers, scene.topic)
+    assert all(stable[partition] < stored[partition] for partition in stored), "no transaction is open"
+    policy = {"on_recreated": "restart" if scene.seed % 2 else "fail"}
+    settings = {"extra": {"kafka.isolation.level": "read_committed"}, "policy": policy}
+    report = scene.expect_error(scene.start(**settings), "OffsetOutOfRange")
+    assert "open transaction" in report.next_step
+    assert scene.stored() == stored
+    scene.fired(f"{stored} was stored, and a transaction was open from {stable} on, with {policy}")
+    hanging.end(commits=scene.variant == "commit")
+    _wait_until_ended(scene)
+    scene.produce(50)
+    with scene.supervise(**settings):
+        scene.caught_up(to=high_watermarks(scene.servers, scene.topic))
+
+
 def _wait_until_ended(scene: Scene) -> dict[int, int]:
     def ended() -> dict[int, int]:
         highs = high_watermarks(scene.servers, scene.topic)

@@ -1,4 +1,4 @@
-"""A database that is older than its copy in Kafka, and a reset that is newer: which of the two counts."""
+"""A database that is older than its copy in Kafka, a reset that is newer, a log that ends early: what counts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 
 from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
-from offsetstore.errors import ForeignStore, StoreRewound
+from offsetstore.errors import ForeignStore, OffsetOutOfRange, StoreRewound
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.offsets import CommittedOffset
 from offsetstore.stamp import Stamp
@@ -16,6 +17,7 @@ from offsetstore.starting import Reason
 from offsetstore.store.migrate import upgrade
 from offsetstore.store.url import make_engine
 from tests.support.mirrored_job import copied, process
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -206,3 +208,34 @@ def test_a_reset_sticks_through_restarts_and_against_a_zombie_s_last_copy(
     assert stamp is not None
     assert old is not None
     assert stamp.epoch > old.epoch
+
+
+@pytest.mark.behaviour("START-24")
+@pytest.mark.parametrize("on_recreated", ["fail", "restart"])
+def test_an_open_transaction_below_the_stored_offset_is_waited_for_and_restarts_nothing(  # noqa: PLR0917 - fixtures
+    offsetstore_kafka: KafkaBroker, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str,
+    on_recreated: Literal["fail", "restart"],
+) -> None:  # fmt: skip
+    servers, policy = offsetstore_kafka.bootstrap_servers, StartPolicy(on_recreated=on_recreated)
+    careful = Broker({"bootstrap.servers": servers, "isolation.level": "read_committed"})
+    writer = Producer({"bootstrap.servers": servers, "transactional.id": offsetstore_group, "log_level": 0})
+    writer.init_transactions(30)
+    writer.begin_transaction()
+    writer.produce(p0.topic, b"y", partition=0)
+    writer.flush(30)
+    produce(servers, p0.topic, [Record(b"x", partition=0)] * 9)
+    run_job(url, offsetstore_group, broker, p0, 60)  # it reads uncommitted records
+    with OffsetStore.connect(url) as store:
+        for ask in (start, resolved):
+            with pytest.raises(OffsetOutOfRange, match=r"the topic is the same.*end 50.*at least 60.*open transaction"):
+                ask(store, offsetstore_group, careful, p0, policy=policy)
+        assert store.offsets(offsetstore_group)[p0].next_offset == 60
+        writer.commit_transaction(30)
+        # The marker is written after the answer.
+        wait_until(lambda: careful.view(offsetstore_group, [p0.topic]).topics[p0.topic].partitions[0].end == 61)
+        assert start(store, offsetstore_group, careful, p0, policy=policy) == (60, Reason.STORED)
+    careful.close()
+
+
+def resolved(store: OffsetStore, group: str, broker: Broker, tp: TopicPartition, *, policy: StartPolicy) -> object:
+    return resolve_starting_offsets(broker, group=group, topics=[tp.topic], store=store, policy=policy)

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
-from offsetstore.errors import ClaimInUse, ConfigurationError, TopicRecreated
+from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetOutOfRange, TopicRecreated
 from offsetstore.store.url import make_engine
 from tests.support.brokers import ScriptedBroker
 
@@ -124,8 +124,24 @@ def test_a_log_end_that_stays_wrong_is_believed_and_fences_nobody(store: OffsetS
     advance(store, first, P0, 40)
     broker.logs["payments"][0] = (0, 30)
 
+    with pytest.raises(OffsetOutOfRange, match=r"payments-0.*end 30"):
+        store.claim("billing", broker)
+    broker.has_ids = False
     with pytest.raises(TopicRecreated, match=r"payments-0.*end 30"):
         store.claim("billing", broker)
+
+    advance(store, first, P0, 45)
+
+
+@pytest.mark.behaviour("START-24")
+def test_a_log_end_below_the_stored_offset_of_the_same_topic_restarts_nothing(store: OffsetStore) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    first = store.claim("billing", broker)
+    advance(store, first, P0, 40)
+    broker.logs["payments"][0] = (0, 30)
+
+    with pytest.raises(OffsetOutOfRange, match=r"payments-0.*the topic is the same.*end 30.*at least 40"):
+        store.claim("billing", broker, policy=StartPolicy(on_recreated="restart"))
 
     advance(store, first, P0, 45)
 
