@@ -14,6 +14,7 @@
      +-- BrokerError
      |    +-- BrokerUnavailable      no answer from Kafka within the time allowed
      |    +-- BrokerRefused          Kafka answers, and says no: credentials, permissions
+     |    |    +-- GroupHasMembers   Kafka lets us set no offsets of a group that has members
      |    |    +-- MetadataRefused   not the text that is to be committed with an offset
      |    +-- TopicMissing           Kafka has no such topic
      +-- StartError                  where to start can't be decided safely
@@ -24,6 +25,9 @@
      |    +-- WrongCluster           the broker belongs to another cluster
      |    +-- StoreRewound           Kafka has what we mirrored, and the database no longer has it
      |    +-- ForeignStore           Kafka has what another offsetstore mirrored
+     |    +-- KafkaGroupShared       Kafka has what another group of this store mirrored
+     |    +-- KafkaGroupContested    another application used the group in Kafka while the job ran
+     |    +-- KafkaGroupInUse        on_members="refuse", and the group in Kafka has members
      |    +-- CheckpointAhead        a kept checkpoint is beyond the stored offset
      |    +-- CheckpointBehind       a kept checkpoint is below it, and the batch can't be cropped
      |    +-- UncertainBatch         the checkpoint to adopt has a batch that may or may not have been written
@@ -178,6 +182,15 @@ class BrokerRefused(BrokerError):
     default_next_step = "Check security.protocol, sasl.* and the ACLs of this principal; no job was fenced."
 
 
+class GroupHasMembers(BrokerRefused):
+    """The group in Kafka has members: another application or tool has subscribed with it. Its offsets are its own."""
+
+    default_next_step = (
+        "Give this job a group of its own in Kafka (kafka_group=), or stop the other application; "
+        "`kafka-consumer-groups --describe --members` shows its address."
+    )
+
+
 class MetadataRefused(BrokerRefused):
     """The text to be committed with an offset is too long for Kafka, or can't be sent; the offset was not committed."""
 
@@ -251,6 +264,35 @@ class ForeignStore(StartError):
     default_next_step = (
         "Connect to the other database, or give this job a kafka_group of its own: two must not mirror to one group. "
         "If the other database is gone, delete the group's offsets in Kafka."
+    )
+
+
+class KafkaGroupShared(StartError):
+    """Kafka holds a copy of an offset that another group of this store made: two share one ``kafka_group``."""
+
+    default_next_step = (
+        "Give each group a kafka_group of its own; left out, it is the group's own name. A group that was renamed is "
+        "claimed by its new name. If the other group is gone, delete the offsets in Kafka, or reset this group: "
+        "`offsetstore reset` makes the stored offsets count."
+    )
+
+
+class KafkaGroupContested(StartError):
+    """Another application used the group in Kafka while the job ran; what it has committed is not adopted."""
+
+    default_next_step = (
+        "If the other application is still needed, give this job a group of its own in Kafka (kafka_group=). If not, "
+        'stop it, and start once with StartPolicy(prefer="stored"), which overwrites its offset. To go on at its '
+        "offset instead: offsetstore reset. The history says when it was seen."
+    )
+
+
+class KafkaGroupInUse(StartError):
+    """``on_members="refuse"``: the group in Kafka has members, so another application uses it."""
+
+    default_next_step = (
+        "Give this job a group of its own in Kafka (kafka_group=), or stop the other application; "
+        "`kafka-consumer-groups --describe --members` shows its address."
     )
 
 

@@ -97,7 +97,8 @@ class StoredOffset:
 
     ``metadata`` is the text as stored (see `offsetstore.metadata`). ``transaction_id`` is that of the last advance, and
     ``None`` until the first one. ``pinned_epoch`` is the epoch in which an operator's decision last set the row, 0 if
-    none did: copies in Kafka of earlier epochs don't count. ``updated_at`` is of the database's clock.
+    none did: copies in Kafka of earlier epochs don't count. ``updated_at`` is of the database's clock. ``contested`` is
+    set where another application used the group in Kafka while the job ran: what it has committed is not adopted.
     """
 
     next_offset: int
@@ -109,6 +110,7 @@ class StoredOffset:
     pinned: bool = False
     updated_at: datetime | None = None
     pinned_epoch: int = 0
+    contested: bool = False
 
 
 @dataclass(frozen=True, slots=True)

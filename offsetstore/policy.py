@@ -14,17 +14,19 @@ OnDataLoss = Literal["fail", "earliest"]
 OnRecreated = Literal["fail", "restart"]
 OnRewound = Literal["fail", "stored", "kafka"]
 OnUncertain = Literal["fail", "replay", "skip"]
+OnMembers = Literal["warn", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
 class StartPolicy:
     """How a start is resolved.
 
-    The defaults skip nothing, but for what another tool has committed in Kafka beyond the stored offset, which is
-    recorded.
+    The defaults skip nothing, but for what another tool has committed in Kafka beyond the stored offset while no job
+    ran, which is recorded.
 
     ``prefer``: where the store and Kafka both have an offset: the ``"larger"`` (a foreign commit is adopted, and the
-    skipped range recorded), the ``"stored"`` one, or ``"agree"``, which raises where they differ.
+    skipped range recorded), the ``"stored"`` one, or ``"agree"``, which raises where they differ. A commit that another
+    application made while the job ran is adopted by none of them: only ``"stored"`` starts then, pinned and recorded.
 
     ``auto_offset_reset``: where neither has one: ``"earliest"``, ``"latest"``, ``"none"`` (raise), or a time: the first
     record at or after it. A partition that is new in a topic the group already knows starts at its beginning, whatever
@@ -41,6 +43,9 @@ class StartPolicy:
 
     ``on_uncertain``: the checkpoint to adopt ends in a batch that may or may not have been written: ``"fail"``,
     ``"replay"`` the batch, or ``"skip"`` it. Recorded.
+
+    ``on_members``: the group in Kafka has members, so another application uses it: ``"warn"`` and copy no offsets
+    there, or ``"refuse"`` the start. Asked where the claim copies its offsets to Kafka, and only there.
     """
 
     prefer: Prefer = "larger"
@@ -49,6 +54,7 @@ class StartPolicy:
     on_recreated: OnRecreated = "fail"
     on_rewound: OnRewound = "fail"
     on_uncertain: OnUncertain = "fail"
+    on_members: OnMembers = "warn"
 
     def __post_init__(self) -> None:
         """Refuse unknown words.
@@ -60,6 +66,7 @@ class StartPolicy:
         _one_of("on_recreated", self.on_recreated, get_args(OnRecreated))
         _one_of("on_rewound", self.on_rewound, get_args(OnRewound))
         _one_of("on_uncertain", self.on_uncertain, get_args(OnUncertain))
+        _one_of("on_members", self.on_members, get_args(OnMembers))
         if isinstance(self.auto_offset_reset, datetime):
             if self.auto_offset_reset.tzinfo is None:
                 what = "auto_offset_reset is a time without a zone"

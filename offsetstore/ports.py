@@ -38,13 +38,32 @@ class BrokerOffsets(Protocol):
         """The topics' ids alone, for the check once a batch. Raises as `view` does."""
         ...
 
+    def committed_offsets(
+        self, group: str, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """What the group has committed, in one request; a partition without an offset is left out.
+
+        :raises BrokerUnavailable: no answer in the time configured.
+        :raises BrokerRefused: wrong credentials, or no permission.
+        """
+        ...
+
+    def has_members(self, group: str) -> bool:
+        """Whether a consumer has joined the group. Takes seconds at most, also where a broker is down.
+
+        :raises BrokerUnavailable: no answer; or a broker is down, and none of the others knows the group.
+        :raises BrokerRefused: wrong credentials, or no permission.
+        """
+        ...
+
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Copy offsets to Kafka's group, each with its text, in one request; backwards too. Without any, do nothing.
 
         The group must have no members. Where one partition is refused, others may have been copied.
 
         :raises BrokerUnavailable: no answer in the time configured; Kafka may have them or not.
-        :raises BrokerRefused: wrong credentials, no permission, or the group has members.
+        :raises BrokerRefused: wrong credentials, or no permission.
+        :raises GroupHasMembers: the group has members.
         :raises MetadataRefused: a text is longer than the broker takes.
         :raises TopicMissing: Kafka has no such partition.
         """

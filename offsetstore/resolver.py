@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from offsetstore.errors import (
     ForeignStore,
+    KafkaGroupContested,
+    KafkaGroupShared,
     NoStartingOffset,
     OffsetOutOfRange,
     OffsetsDisagree,
@@ -21,7 +23,7 @@ from offsetstore.errors import (
 )
 from offsetstore.offsets import BrokerView, StoredOffset, TopicLog, TopicPartition
 from offsetstore.policy import StartPolicy
-from offsetstore.stamp import Stamp
+from offsetstore.stamp import Stamp, digest
 from offsetstore.starting import Reason, Start, StartingOffsets
 
 if TYPE_CHECKING:
@@ -37,12 +39,14 @@ def resolve(
     policy: StartPolicy | None = None,
     *,
     store_id: UUID | None = None,
+    group: str | None = None,
     adopted: Mapping[TopicPartition, int] | None = None,
 ) -> StartingOffsets:
     """Decide for every partition of every topic in ``view``.
 
     :param stored: the group's rows; rows of other topics are left alone.
     :param store_id: whose rows they are, to know our own copies in Kafka by; ``None`` where no store is asked.
+    :param group: the group's name in the store, to know its copies from those of other groups by.
     :param adopted: the offsets of a checkpoint that the job ran with before, which count where nothing is stored.
     :raises WrongCluster: a row belongs to another cluster.
     :raises TopicRecreated: a row belongs to another log, or to more of it than there is and nothing says that it is the
@@ -52,8 +56,12 @@ def resolve(
     :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
     :raises StoreRewound: Kafka has a copy of ours that is beyond the row, unless ``policy.on_rewound`` allows it.
     :raises ForeignStore: Kafka has a copy of another store's.
+    :raises KafkaGroupShared: Kafka has a copy of another group's.
+    :raises KafkaGroupContested: another application used the group in Kafka while the job ran, and has an offset there,
+        unless ``policy.prefer`` is ``"stored"``.
     """
-    asked = _Asked(view, policy or StartPolicy(), store_id, adopted or {})
+    us = None if group is None else digest(group)
+    asked = _Asked(view, policy or StartPolicy(), store_id, us, adopted or {})
     _judge_cluster(stored, view)
     starts: dict[TopicPartition, Start] = {}
     vanished: list[TopicPartition] = []
@@ -110,6 +118,7 @@ class _Asked:
     view: BrokerView
     policy: StartPolicy
     store_id: UUID | None
+    group: str | None
     adopted: Mapping[TopicPartition, int]
 
 
@@ -123,9 +132,12 @@ class _Facts:
     committed: CommittedOffset | None
     stamp: Stamp | None
     store_id: UUID | None
+    group: str | None
     adopted: int | None
     at_timestamp: int | None
     topic_is_known: bool
+    is_contested: bool
+    """Whether another application used the group in Kafka while the job ran."""
     policy: StartPolicy
     is_same_log: bool
     """Whether the topic's id is known, and the stored one."""
@@ -144,9 +156,12 @@ def _starts(
             committed := asked.view.committed.get(tp),
             Stamp.of(committed),
             asked.store_id,
+            asked.group,
             asked.adopted.get(tp),
             (asked.view.timestamps or {}).get(tp),
             topic_is_known=bool(rows) or any(other.topic == topic for other in asked.adopted),
+            # A partition that the job has not met is not adopted either.
+            is_contested=rows[tp].contested if tp in rows else any(row.contested for row in rows.values()),
             policy=asked.policy,
             is_same_log=tp in rows and log.topic_id is not None and rows[tp].topic_id == log.topic_id,
         )
@@ -163,6 +178,23 @@ def _choose(facts: _Facts) -> Start:
     raise NoStartingOffset(what, topic_partition=facts.tp, found='auto_offset_reset="none"')
 
 
+def _contested(facts: _Facts) -> Start | None:
+    """Comes before a pin: a decision ends a contest, so that this one is younger than the pin."""
+    ours = facts.stamp is not None and facts.stamp.is_of(facts.store_id, facts.group)
+    is_adopted = facts.stored is None and facts.adopted is not None
+    if not facts.is_contested or facts.committed is None or ours or is_adopted:
+        return None
+    _foreign_copy(facts)
+    if facts.policy.prefer == "stored" and facts.stored is not None:
+        return _start(facts, facts.stored.next_offset, Reason.CONTEST_STORED)
+    if facts.policy.prefer == "stored":
+        return _start(facts, facts.log.beginning, Reason.NEW_PARTITION)
+    what = "another application used the group in Kafka while the job ran, and its offset may not be ours to follow"
+    found = f"{facts.committed.next_offset} committed"
+    stored = "no stored offset" if facts.stored is None else f"{facts.stored.next_offset} stored"
+    raise KafkaGroupContested(what, topic_partition=facts.tp, found=f"{found}, {stored}", expected="a group of our own")
+
+
 def _pinned(facts: _Facts) -> Start | None:
     if facts.stored is None or not facts.stored.pinned:
         return None
@@ -173,6 +205,10 @@ def _foreign_copy(facts: _Facts) -> Start | None:
     if facts.stamp is not None and facts.store_id is not None and facts.stamp.store_id != facts.store_id:
         what = "what Kafka has for the group was copied there by another offsetstore"
         raise ForeignStore(what, topic_partition=facts.tp, found=str(facts.stamp), expected=f"store {facts.store_id}")
+    if facts.stamp is not None and facts.store_id is not None and not facts.stamp.is_of(facts.store_id, facts.group):
+        what = "what Kafka has for the group was copied there by another group of this store"
+        found, expected = f"{facts.stamp} of group {facts.stamp.group}", f"group {facts.group}, by SHA-256"
+        raise KafkaGroupShared(what, topic_partition=facts.tp, found=found, expected=expected)
     return None
 
 
@@ -244,6 +280,7 @@ def _neither(facts: _Facts) -> Start | None:
 
 
 _RULES: tuple[Callable[[_Facts], Start | None], ...] = (
+    _contested,
     _pinned,
     _foreign_copy,
     _our_copy,

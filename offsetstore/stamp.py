@@ -1,11 +1,13 @@
 """The stamp: how a copy of a stored offset in Kafka is told from what others commit there.
 
 It is the beginning of the text that Kafka keeps with a committed offset; the job's own metadata follows it, if both
-fit. It names the store and the epoch of the claim that wrote it: a copy that is older than a reset is known as such.
+fit. It names the store, the group and the epoch of the claim that wrote it: a copy that is older than a reset is known
+as such, and so is the copy of another group that shares the group in Kafka. Stamps of version 1 lack the group.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
@@ -23,22 +25,36 @@ Kafka's ``offset.metadata.max.bytes`` is 4,096, and librdkafka adds a zero byte 
 """
 
 _MAX_EPOCH: Final = 2**62  # a claim can count on from it within 64 bits
-_FORM = re.compile(r"offsetstore:1:(?P<store>[0-9a-f-]{36}):(?P<epoch>\d{1,19})(?:;|$)")
+_FORM = re.compile(r"offsetstore:(?:1|2:(?P<group>[0-9a-f]{12})):(?P<store>[0-9a-f-]{36}):(?P<epoch>\d{1,19})(?:;|$)")
+
+
+def digest(group: str) -> str:
+    """What stands for a group's name where there is little room, or where not everything in it can be written."""
+    return hashlib.sha256(group.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Which store has copied the offset, and in which epoch of the group."""
+    """Which store has copied the offset, of which group, and in which epoch of it.
+
+    ``group`` is the `digest` of the group's name in the store, ``None`` in a stamp of version 1.
+    """
 
     store_id: UUID
     epoch: int
+    group: str | None = None
 
     def __str__(self) -> str:
         return f"store {self.store_id}, epoch {self.epoch}"
 
+    def is_of(self, store_id: UUID | None, group: str | None) -> bool:
+        """Whether the copy is the store's own, and the group's (by `digest`) as far as both are known."""
+        return self.store_id == store_id and (self.group is None or group is None or self.group == group)
+
     def text(self, metadata: str | None = None) -> str:
         """What to commit: the stamp, and the metadata after it unless that makes it longer than `MAX_BYTES`."""
-        stamp = f"offsetstore:1:{self.store_id}:{self.epoch};"
+        version = "1" if self.group is None else f"2:{self.group}"
+        stamp = f"offsetstore:{version}:{self.store_id}:{self.epoch};"
         whole = stamp + (metadata or "")
         return whole if len(whole.encode()) <= MAX_BYTES else stamp
 
@@ -49,7 +65,7 @@ class Stamp:
         if found is None:
             return None
         try:
-            stamp = cls(UUID(found["store"]), int(found["epoch"]))
+            stamp = cls(UUID(found["store"]), int(found["epoch"]), found["group"])
         except ValueError:
             return None
         return stamp if stamp.epoch <= _MAX_EPOCH else None

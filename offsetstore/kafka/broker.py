@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from difflib import get_close_matches
 from threading import Lock
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from offsetstore.errors import BrokerError, BrokerUnavailable, ConfigurationError, TopicMissing
 from offsetstore.kafka import questions
-from offsetstore.kafka.client import Client, Deadline, Missing
+from offsetstore.kafka.client import BACKOFF, Client, Deadline, Missing
 from offsetstore.kafka.committed import committed_offsets
 from offsetstore.kafka.mirror import GroupOffsets
 from offsetstore.kafka.options import read_options
+from offsetstore.kafka.refusals import PASSING, no_answer
 from offsetstore.kafka.settings import ClientSettings, topic_names
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
 
@@ -27,6 +29,7 @@ _T = TypeVar("_T")
 # Of the time that is left of a call: for the client that is there, and for each new one but the last.
 _KEPT_SHARE: Final = 1 / 3
 _SHARES: Final = (1 / 2,)
+_LOOK_SECONDS: Final = 3.0
 _MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in seconds
 
 
@@ -46,7 +49,7 @@ class Broker:
         :param librdkafka_config: librdkafka's names and values. ``isolation.level`` decides what counts as the end of a
             log, and must be what the job reads with. Callbacks of the client (``oauth_cb``) are served while it asks.
         :param topics: what `topics` answers.
-        :param timeout: seconds that one call of `view`, `topic_ids` or `commit` may take, whatever happens.
+        :param timeout: seconds that one call may take, whatever happens.
         :raises ConfigurationError: no address, a setting of Java's or Spark's, no possible timeout, no list of names.
         """
         self._settings = ClientSettings(librdkafka_config)
@@ -158,6 +161,41 @@ class Broker:
             raise ConfigurationError(what, found=repr(group), expected="a group's name")
         if not offsets:
             return
+        self._with_group_offsets(group, lambda kept, deadline: kept.commit(offsets, deadline))
+
+    def committed_offsets(
+        self, group: str, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Read what the group has committed, on the connection of `commit`; see `offsetstore.ports.BrokerOffsets`.
+
+        :raises ConfigurationError: no group, settings that librdkafka refuses, a fork.
+        """
+        if not group:
+            what = "offsets are committed for a group"
+            raise ConfigurationError(what, found=repr(group), expected="a group's name")
+        if not partitions:
+            return {}
+        return self._with_group_offsets(group, lambda kept, deadline: kept.committed(partitions, deadline))
+
+    def has_members(self, group: str) -> bool:
+        """Ask whether a consumer has joined the group; see `offsetstore.ports.BrokerOffsets`.
+
+        Every broker is asked, since each knows the groups that it coordinates; one that is down costs three seconds.
+        """
+
+        def ask(client: Client, deadline: Deadline) -> bool:
+            while True:
+                [answer] = client.answers([questions.groups()], deadline)
+                found = questions.has_members(answer, group)
+                if isinstance(found, bool):
+                    return found
+                if found.code() not in PASSING or deadline.rest <= BACKOFF:
+                    raise no_answer(found, (), questions.groups().doing, deadline.seconds)
+                time.sleep(BACKOFF)
+
+        return self._ask(ask, seconds=min(self._timeout, _LOOK_SECONDS))
+
+    def _with_group_offsets(self, group: str, use: Callable[[GroupOffsets, Deadline], _T]) -> _T:
         deadline = Deadline.after(self._timeout)
         self._refuse_after_fork()
         if not self._committing.acquire(timeout=deadline.rest):
@@ -167,7 +205,7 @@ class Broker:
             if self._group_offsets is None or self._group_offsets.group != group:
                 self._drop_group_offsets()
                 self._group_offsets = GroupOffsets(self._settings, group)
-            self._group_offsets.commit(offsets, deadline)
+            return use(self._group_offsets, deadline)
         except BaseException:
             # An answer that comes later must not be taken for the next commit's, and wrong passwords lock accounts.
             self._drop_group_offsets()
@@ -195,17 +233,17 @@ class Broker:
             for number in self._assigned.get(topic, numbers)
         )
 
-    def _ask(self, asking: Callable[[Client, Deadline], _T]) -> _T:
+    def _ask(self, asking: Callable[[Client, Deadline], _T], *, seconds: float | None = None) -> _T:
         """Ask with the client that is there, and where it gets no answer in a third of the time, with a new one, twice.
 
         librdkafka asks the broker that it has once learnt to be the controller, and for minutes nobody else, also when
         that one has died and the others of the cluster would answer. A new one can learn the same from a broker that
         does not know it yet, for some seconds.
         """
-        deadline = Deadline.after(self._timeout)
+        deadline = Deadline.after(self._timeout if seconds is None else seconds)
         self._refuse_after_fork()
         if not self._lock.acquire(timeout=deadline.rest):
-            what = f"another thread's question to Kafka took more than {self._timeout:g} s"
+            what = f"another thread's question to Kafka took more than {deadline.seconds:g} s"
             raise BrokerUnavailable(what)
         try:
             for share in _SHARES if self._client is None else (_KEPT_SHARE, *_SHARES):

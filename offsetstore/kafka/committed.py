@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import confluent_kafka as ck
 
 from offsetstore.kafka.client import BACKOFF, LOG, let_go
-from offsetstore.kafka.refusals import PASSING, WRONG_CREDENTIALS, broker_error, no_answer
+from offsetstore.kafka.refusals import PASSING, WRONG_CREDENTIALS, Doing, broker_error, no_answer
 from offsetstore.offsets import CommittedOffset, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from offsetstore.kafka.client import Deadline
@@ -58,33 +58,43 @@ def committed_offsets(
     """
     reported: deque[ck.KafkaError] = deque(maxlen=100)
     consumer = ck.Consumer(consumer_config(settings, group, reported))
-    asked = [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]
-    doing = f"reading the offsets of group {group}"
-    patience = _FIRST_PATIENCE
     try:
-        while True:
-            # What the consumer has to say beside the answer comes only this way, and so do callbacks such as oauth_cb.
-            if (message := consumer.poll(0)) is not None and (said := message.error()) is not None:
-                reported.append(said)
-            if refused := next((each for each in reported if each.code() in FINAL), None):
-                raise broker_error(refused, doing)
-            found, error = _ask(consumer, asked, min(patience, deadline.rest))
-            if error is None:
-                consumer.poll(0)
-                return {
-                    TopicPartition(tp.topic, tp.partition): CommittedOffset(tp.offset, _text(tp))
-                    for tp in found
-                    if tp.offset >= 0  # -1001: nothing is committed
-                }
-            if error.code() not in _AGAIN or deadline.rest <= BACKOFF:
-                raise no_answer(error, reported, doing, deadline.seconds)
-            if error.code() != ck.KafkaError._TIMED_OUT:  # noqa: SLF001
-                time.sleep(BACKOFF)
-            patience *= 2
+        return read_with(consumer, partitions, Doing(f"reading the offsets of group {group}"), reported, deadline)
     finally:  # it is let go, not closed: there is no group to leave
         holder = [consumer]
         del consumer
         let_go(holder)
+
+
+def read_with(
+    consumer: ck.Consumer,
+    partitions: Iterable[TopicPartition],
+    doing: Doing,
+    reported: deque[ck.KafkaError],
+    deadline: Deadline,
+) -> dict[TopicPartition, CommittedOffset]:
+    """As `committed_offsets`, with a consumer of `consumer_config` that is there already."""
+    asked = [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]
+    patience = _FIRST_PATIENCE
+    while True:
+        # What the consumer has to say beside the answer comes only this way, and so do callbacks such as oauth_cb.
+        if (message := consumer.poll(0)) is not None and (said := message.error()) is not None:
+            reported.append(said)
+        if refused := next((each for each in reported if each.code() in FINAL), None):
+            raise broker_error(refused, doing)
+        found, error = _ask(consumer, asked, min(patience, deadline.rest))
+        if error is None:
+            consumer.poll(0)
+            return {
+                TopicPartition(tp.topic, tp.partition): CommittedOffset(tp.offset, _text(tp))
+                for tp in found
+                if tp.offset >= 0  # -1001: nothing is committed
+            }
+        if error.code() not in _AGAIN or deadline.rest <= BACKOFF:
+            raise no_answer(error, reported, doing, deadline.seconds)
+        if error.code() != ck.KafkaError._TIMED_OUT:  # noqa: SLF001
+            time.sleep(BACKOFF)
+        patience *= 2
 
 
 def _ask(

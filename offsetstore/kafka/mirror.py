@@ -1,4 +1,4 @@
-"""Stored offsets copied to Kafka's group, by a consumer that never joins it.
+"""Stored offsets copied to Kafka's group, and what is there before, by a consumer that never joins it.
 
 To commit without a member's id is what Kafka allows while a group has no members, and how its own tools set offsets.
 librdkafka's synchronous commit waits for as long as it takes when the coordinator does not answer; the asynchronous one
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import confluent_kafka as ck
 
-from offsetstore.errors import BrokerRefused, MetadataRefused, TopicMissing
+from offsetstore.errors import GroupHasMembers, MetadataRefused, TopicMissing
 from offsetstore.kafka.client import BACKOFF, MISSING_GRACE, let_go, refused_setting
-from offsetstore.kafka.committed import FINAL, consumer_config
+from offsetstore.kafka.committed import FINAL, consumer_config, read_with
 from offsetstore.kafka.refusals import (
     MISSING,
     PASSING,
@@ -28,7 +28,7 @@ from offsetstore.kafka.refusals import (
 from offsetstore.offsets import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from offsetstore.errors import BrokerError
     from offsetstore.kafka.client import Deadline
@@ -49,7 +49,7 @@ _HARMLESS: Final = "the stored offsets are as they were"
 
 
 class GroupOffsets:
-    """Writes one group's offsets, for one process and for one thread at a time.
+    """Reads and writes one group's offsets, for one process and for one thread at a time.
 
     :raises ConfigurationError: librdkafka refuses a setting. The message names the key, never a value.
     """
@@ -79,6 +79,17 @@ class GroupOffsets:
         holder = [self._consumer]
         del self._consumer
         let_go(holder)
+
+    def committed(
+        self, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Read what Kafka has, in one request. After an error this object has to be closed.
+
+        :raises BrokerError: as `offsetstore.ports.BrokerOffsets.committed_offsets` says.
+        """
+        doing = Doing(f"reading the offsets of group {self.group}", harmless=_HARMLESS)
+        self._reported.clear()
+        return read_with(self._consumer, partitions, doing, self._reported, deadline)
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
         """Commit all of them in one request, again if what stands in the way passes.
@@ -144,7 +155,7 @@ class GroupOffsets:
                 f"kafka-console-consumer. `kafka-consumer-groups --describe --members --group {self.group}` shows it, "
                 f"with its address. Stop it, or give this job a group of its own in Kafka; {_HARMLESS}."
             )
-            return BrokerRefused(what, found=found, next_step=step)
+            return GroupHasMembers(what, found=found, next_step=step)
         if code in MISSING:
             named = [TopicPartition(tp.topic, tp.partition) for tp in partitions if tp.error is not None]
             what = "Kafka does not have one of the partitions whose offsets are to be committed"

@@ -61,6 +61,28 @@ def partition_numbers(description: Any) -> list[int]:
     return [info.id for info in description.partitions]
 
 
+def groups() -> Question[str]:
+    """The state of every group that this principal may see; one answer, under the key ``groups``.
+
+    Each broker tells of the groups that it coordinates. To describe one group, or to read its offsets, the admin client
+    looks for the coordinator, and ends the whole process where that is starting or moves: docs/decisions/0010.
+    """
+
+    def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
+        return {"groups": admin.list_consumer_groups(request_timeout=seconds)}
+
+    return Question("looking for members of the group", ask)
+
+
+def has_members(answer: Mapping[str, Any], group: str) -> bool | ck.KafkaError:
+    """What `groups` says of one; an error where a broker did not answer and none of the others knows the group."""
+    for each in answer["groups"].valid:
+        if each.group_id == group:
+            # A state that librdkafka has no name for is one of the newer protocols', of a group that is not empty.
+            return each.state not in {ck.ConsumerGroupState.EMPTY, ck.ConsumerGroupState.DEAD}
+    return next(iter(answer["groups"].errors), False)
+
+
 def offsets(partitions: Sequence[TopicPartition], spec: Any, *, read_committed: bool) -> Question[TopicPartition]:
     """One offset of each partition; librdkafka sends one request to each leader, however many partitions it leads."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 from uuid import uuid4
@@ -308,7 +308,12 @@ def rename_group(
         # The old name keeps its row: a job that still runs under it is stale, and creates nothing.
         for name in (group, new):
             _write_token(session, name, token, who)
-        session.set_partitions(new, token, {tp: _pinned(row, row.next_offset) for tp, row in rows.items()})
+        # Pinned, so that what Kafka has under the old name does not count. It is no decision about other applications.
+        session.set_partitions(
+            new,
+            token,
+            {tp: replace(_pinned(row, row.next_offset), contested=row.contested) for tp, row in rows.items()},
+        )
         session.append_history(group, [HistoryEvent("rename", None, None, None, token, who, f"to {new!r}: {reason}")])
         session.append_history(new, _arrivals(rows, token, who, f"from {group!r}: {reason}"))
 

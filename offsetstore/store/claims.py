@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import hashlib
 import math
 import os
 import socket
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 from urllib.parse import quote
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError
-from offsetstore.stamp import Stamp
+from offsetstore.stamp import Stamp, digest
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.mirror import EVERY, Mirror, MirrorTarget
 
@@ -77,6 +76,13 @@ class ClaimRequest:
             return None
         return self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
 
+    @property
+    def mirrored_to(self) -> BrokerOffsets | None:
+        """Where the claim copies its offsets to, ``None`` where it does not."""
+        # One of the user's own making may have been made before there was a mirror.
+        can = all(hasattr(self.broker, method) for method in ("committed_offsets", "has_members", "commit"))
+        return self.broker if can and self.mirror_every is not None else None
+
 
 class Claim:
     """The right to write for ``group``, made by `OffsetStore.claim`.
@@ -95,6 +101,7 @@ class Claim:
         partitions: set[TopicPartition],
         starting: StartingOffsets | None,
         owner: str,
+        has_members: bool = False,
     ) -> None:
         self.store = store
         self.group = request.group
@@ -111,16 +118,17 @@ class Claim:
         self._query_id: str | None = None
         self._binding = threading.Lock()
         self._heartbeat = Heartbeat(store.database, token.claim_id, self.name)
-        self.mirror = self._start_mirror(request)
+        self.mirror = self._start_mirror(request, has_members=has_members)
 
-    def _start_mirror(self, request: ClaimRequest) -> Mirror | None:
-        # One of the user's own making may have been made before there was a mirror.
-        if self.starting is None or request.mirror_every is None or not hasattr(request.broker, "commit"):
+    def _start_mirror(self, request: ClaimRequest, *, has_members: bool) -> Mirror | None:
+        broker = request.mirrored_to
+        if self.starting is None or broker is None or request.mirror_every is None:
             return None
-        assert request.broker is not None
-        ignored = frozenset(self.partitions - self.starting.starts.keys())
-        target = MirrorTarget(request.broker, request.kafka_group, request.mirror_every, ignored)
-        stamp = Stamp(self.store.database.store_id(), self.token.epoch)
+        starts = self.starting.starts
+        found = {tp: start.committed for tp, start in starts.items() if start.committed is not None}
+        ignored = frozenset(self.partitions - starts.keys())
+        target = MirrorTarget(broker, request.kafka_group, request.mirror_every, ignored, found, has_members)
+        stamp = Stamp(self.store.database.store_id(), self.token.epoch, digest(request.group))
         return Mirror(self.store.database, self, stamp, target)
 
     @property
@@ -199,7 +207,7 @@ class Claim:
 
 def name_prefix(group: str) -> str:
     """How the ``application_name`` of all transactions of a group begins; PostgreSQL keeps 63 bytes of it."""
-    return f"offsetstore:{hashlib.sha256(group.encode()).hexdigest()[:12]}:"
+    return f"offsetstore:{digest(group)}:"
 
 
 def this_process() -> str:

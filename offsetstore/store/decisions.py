@@ -18,9 +18,12 @@ _EVENTS = {
     Reason.DATA_LOSS_ACCEPTED: "skip",
     Reason.REWOUND_STORED: "rewound",
     Reason.REWOUND_KAFKA: "rewound",
+    Reason.CONTEST_STORED: "contested",
 }
+# Recorded also where the offset stays what it was.
+_DECIDED = {"rewound", "contested"}
 # What Kafka has must not win over these the next time, until the mirror has overwritten it.
-_PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA}
+_PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA, Reason.CONTEST_STORED}
 
 
 def new_offsets(
@@ -39,6 +42,7 @@ def new_offsets(
             view.topics[tp.topic].topic_id or (known.topic_id if known else None),
             view.cluster_id or (known.cluster_id if known else None),
             start.reason in _PINS or (row is not None and row.pinned) or _passes_over(start),
+            row is not None and row.contested and start.reason not in _PINS,
         )
     for tp in starting.vanished:
         new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
@@ -57,7 +61,7 @@ def _same(row: StoredOffset | None, new: NewOffset) -> bool:
     # A pin is renewed: its epoch shall be above those of all copies that were seen.
     if row is None or new.pinned:
         return False
-    return NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned) == new
+    return NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested) == new
 
 
 def decisions(
@@ -67,7 +71,7 @@ def decisions(
     events = [
         HistoryEvent(_EVENTS.get(start.reason, "adopt"), tp, _before(start), start.offset, token, owner, _why(start))
         for tp, start in starting.starts.items()
-        if _before(start) != start.offset or _EVENTS.get(start.reason) == "rewound"
+        if _before(start) != start.offset or _EVENTS.get(start.reason) in _DECIDED
     ]
     return events + [
         HistoryEvent(

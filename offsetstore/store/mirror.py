@@ -1,9 +1,11 @@
 """Stored offsets copied to Kafka's group, so that Kafka's own tools show the job's lag.
 
 The copy follows the store and never leads it: only what is committed in the database is copied, with the stamp by
-which the next start knows it for a copy. Nothing that goes wrong here concerns the job. Two things end it for good:
-another claim, and a row that is below what was copied from it. Then the database was restored under our feet, and the
-copy is all that shows it.
+which the next start knows it for a copy. Nothing that goes wrong here concerns the job. Three things end it for good:
+another claim; a row that is below what was copied from it, since the database was restored then, and the copy is all
+that shows it; and another application that uses the group, whose offsets are not ours to overwrite. It is known by
+members of the group, or by an offset that is neither what the claim has read nor a copy of ours: Kafka is asked before
+each commit. It can't compare and commit at once, so a commit of another's in between the two is overwritten.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from offsetstore import failpoints
-from offsetstore.errors import BrokerError, BrokerRefused, MetadataRefused
+from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused
 from offsetstore.offsets import CommittedOffset
+from offsetstore.stamp import Stamp
+from offsetstore.store.session import HistoryEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.ports import BrokerOffsets
-    from offsetstore.stamp import Stamp
     from offsetstore.store.identity import Holder
     from offsetstore.store.session import Database, Session
 
@@ -39,6 +42,7 @@ _ALL_AGAIN = 600.0
 # Where Kafka says no, asking at every turn would fill its log, and could lock the account.
 _PATIENCE: Final = 12
 _LOCK_SECONDS: Final = 1.0
+_SHOWN: Final = 5
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +52,16 @@ class MirrorTarget:
     """Where a claim's offsets are copied to, and how often.
 
     ``ignored`` are partitions whose rows the claim found and Kafka does not show to it: vanished ones, and those that
-    Spark's ``assign`` leaves out.
+    Spark's ``assign`` leaves out. ``found`` is what Kafka had when the claim decided where to start: it may be
+    overwritten. ``has_members``: then, the group had members.
     """
 
     broker: BrokerOffsets
     kafka_group: str
     every: float
     ignored: frozenset[TopicPartition]
+    found: Mapping[TopicPartition, CommittedOffset]
+    has_members: bool
 
 
 class Mirror:
@@ -77,6 +84,8 @@ class Mirror:
         self._is_out = False
         self._copied: dict[TopicPartition, CommittedOffset] = {}
         self._highest: dict[TopicPartition, int] = {}
+        self._found = dict(target.found)
+        self._unrecorded: Mapping[TopicPartition, CommittedOffset] | None = None
         self._all_at = time.monotonic() + _ALL_AGAIN
         self._leaving = threading.Event()
         self._given_up = False
@@ -97,11 +106,23 @@ class Mirror:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while self.ended is None and not self._leaving.wait(self._pause):
-            self._copy()
-        if self.ended is None and not self._given_up:
-            self._copy()
+        if self._target.has_members:
+            self._contest({})
+        while self._has_work and not self._leaving.wait(self._pause):
+            self._turn()
+        if self._has_work and not self._given_up:
+            self._turn()
             self.ended = self.ended or "the claim was closed"
+
+    @property
+    def _has_work(self) -> bool:
+        return self.ended is None or self._unrecorded is not None
+
+    def _turn(self) -> None:
+        if self._unrecorded is None:
+            self._copy()
+        else:
+            self._record(self._unrecorded)
 
     def _copy(self) -> None:
         try:
@@ -121,19 +142,36 @@ class Mirror:
             self._end_with_warning("its database is older than what was copied from it")
             return
         if self._commit(rows) and not self._given_up:
-            self._unpin([tp for tp, row in rows.items() if row.pinned])
+            self._unpin([tp for tp, row in rows.items() if row.pinned or row.contested])
 
     def _is_ours(self, tp: TopicPartition) -> bool:
         return tp.topic in self._claim.topics and tp not in self._target.ignored
 
     def _commit(self, rows: Mapping[TopicPartition, StoredOffset]) -> bool:
         try:
+            if rows and self._is_taken(rows):
+                return False
             self._commit_changed(rows)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not the job's business
             self._note_failure(error)
             return False
         self._note_success()
         return self.ended is None
+
+    def _is_taken(self, partitions: Collection[TopicPartition]) -> bool:
+        """Whether Kafka has what another claim or another application has committed; then it is at an end here."""
+        there = self._target.broker.committed_offsets(self._target.kafka_group, partitions)
+        stamps = {tp: Stamp.of(copy) for tp, copy in there.items()}
+        ours = {
+            tp: stamp for tp, stamp in stamps.items() if stamp and stamp.is_of(self._stamp.store_id, self._stamp.group)
+        }
+        if any(stamp.epoch > self._stamp.epoch for stamp in ours.values()):
+            self.ended = "the claim has been taken over"
+        # Of an earlier claim of ours, it is one that came late.
+        foreign = {tp: copy for tp, copy in there.items() if tp not in ours and copy != self._found.get(tp)}
+        if foreign:
+            self._contest(foreign)
+        return self.ended is not None
 
     def _commit_changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> None:
         if time.monotonic() >= self._all_at:
@@ -162,11 +200,16 @@ class Mirror:
         self._target.broker.commit(self._target.kafka_group, copies)
         failpoints.reach("after_mirror")
         self._copied |= copies
+        for tp in copies:  # overwritten: the same offset is another commit, if it comes again
+            self._found.pop(tp, None)
 
     def _note_failure(self, error: Exception) -> None:
         self.failures += 1
         if isinstance(error, MetadataRefused):
             self._end_with_warning(f"Kafka does not take its mark with an offset ({error.what})")
+            return
+        if isinstance(error, GroupHasMembers):
+            self._contest({})
             return
         if isinstance(error, BrokerRefused):
             self._pause = _PATIENCE * self._target.every
@@ -189,21 +232,65 @@ class Mirror:
         self.ended = why
         _log.warning("group %r is not copied to Kafka any more: %s", self._claim.group, why)
 
-    def _unpin(self, pinned: Collection[TopicPartition]) -> None:
+    def _contest(self, foreign: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Copy nothing any more: another application uses the group, by these offsets, or by members without any."""
+        group = self._target.kafka_group
+        seen = ", ".join(f"{tp} at {copy.next_offset}" for tp, copy in sorted(foreign.items())[:_SHOWN])
+        more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
+        saw = f"it has committed {seen}{more}" if foreign else "the group has members"
+        self._end_with_warning(
+            f"another application uses the group {group!r} there ({saw}), and its offsets are not overwritten; "
+            "give this job a group of its own in Kafka (kafka_group=)"
+        )
+        self._pause = min(self._pause, EVERY)
+        self._unrecorded = foreign
+        self._record(foreign)
+
+    def _record(self, foreign: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Tell the next start: it must not adopt what the other application commits."""
+        claim, kafka_group = self._claim, self._target.kafka_group
+
+        def write(session: Session) -> None:
+            rows = {tp: row for tp, row in session.lock_partitions(claim.group, None).items() if self._is_ours(tp)}
+            if foreign.keys() - rows.keys() or any(row.token != claim.token for row in rows.values()):
+                return  # renamed, or taken over
+            session.contest(claim.group, claim.token, rows)
+            what = f"another application uses the group {kafka_group!r} in Kafka"
+            events = [
+                HistoryEvent("contested", tp, at, at, claim.token, claim.owner, f"{what}: it has committed {there}")
+                for tp, copy in sorted(foreign.items())
+                for at, there in [(rows[tp].next_offset, copy.next_offset)]
+            ]
+            members = HistoryEvent("contested", None, None, None, claim.token, claim.owner, f"{what}: it has members")
+            session.append_history(claim.group, events or [members])
+
+        if self._write(write):
+            self._unrecorded = None
+
+    def _unpin(self, decided: Collection[TopicPartition]) -> None:
         """Kafka has the copy now: what an operator has set need not be held against it any longer."""
-        if not pinned:
-            return
+
+        def write(session: Session) -> None:
+            session.lock_partitions(self._claim.group, decided)
+            session.unpin(self._claim.group, self._claim.token, decided)
+
+        if decided:
+            self._write(write)
+
+    def _write(self, write: Callable[[Session], None]) -> bool:
+        """Whether it was written; if not, the next turn tries again."""
         try:
             session = self._begin()
             try:
-                session.lock_partitions(self._claim.group, pinned)
-                session.unpin(self._claim.group, self._claim.token, pinned)
+                write(session)
                 session.commit()
             except BaseException:
                 session.rollback()
                 raise
-        except Exception as error:  # noqa: BLE001 - the pins stay, and the next turn tries again
-            _log.debug("the mirror could not unpin: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - a database that is away is the transactions' business
+            _log.debug("the mirror could not write: %s", type(error).__name__)
+            return False
+        return True
 
     def _begin(self) -> Session:
         return self._database.begin(name=self._claim.name, lock_timeout=_LOCK_SECONDS, aside=True)

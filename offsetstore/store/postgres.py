@@ -154,6 +154,7 @@ class PostgresSession:
             topic_ids=[new.topic_id for new in offsets.values()],
             cluster_ids=[new.cluster_id for new in offsets.values()],
             pinned=[new.pinned for new in offsets.values()],
+            contested=[new.contested for new in offsets.values()],
             **_keys(offsets),
             **_token(token),
         )
@@ -187,6 +188,9 @@ class PostgresSession:
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         self._run(sql.UNPIN, group=group, **_keys(partitions), **_token(token))
+
+    def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        self._run(sql.CONTEST, group=group, **_keys(partitions), **_token(token))
 
     def batch_mark(self, group: str, query_id: uuid.UUID) -> int | None:
         return self._run(sql.BATCH_MARK, group=group, query_id=query_id).scalar()
@@ -275,6 +279,7 @@ def _stored(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
             row.pinned,
             row.updated_at,
             row.pinned_epoch,
+            row.contested,
         )
         for row in rows
     }

@@ -26,7 +26,7 @@ from sqlalchemy import (
     true,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """The Alembic revision that this version works with."""
 
 VERSION_TABLE = "offsetstore_version"
@@ -67,6 +67,7 @@ kafka_partitions = Table(
     _timestamp("created_at"),
     _timestamp("updated_at"),
     Column("pinned_epoch", BigInteger, nullable=False, server_default=text("0")),
+    Column("contested", Boolean, nullable=False, server_default=false()),
     PrimaryKeyConstraint("consumer_group", "topic", "partition", name="kafka_partitions_pkey"),
     CheckConstraint("partition >= 0", name="kafka_partitions_partition_check"),
     CheckConstraint("next_offset >= 0", name="kafka_partitions_next_offset_check"),

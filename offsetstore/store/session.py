@@ -29,7 +29,8 @@ class HistoryEvent:
 
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
     have), ``skip`` (records passed over by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that
-    is older than its copy in Kafka), ``reset`` or ``rename``. ``from_offset`` is ``None`` where there was no row.
+    is older than its copy in Kafka), ``contested`` (another application uses the group in Kafka, or it was decided that
+    its offset does not count), ``reset`` or ``rename``. ``from_offset`` is ``None`` where there was no row.
     ``at`` is of the database's clock, ``None`` until written.
     """
 
@@ -76,12 +77,16 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class NewOffset:
-    """What a claim or a reset sets a partition to; where it is ``pinned``, the row keeps the token's epoch for that."""
+    """What a claim or a reset sets a partition to; where it is ``pinned``, the row keeps the token's epoch for that.
+
+    A decision ends what was ``contested``; a claim that has nothing to decide leaves it as it was.
+    """
 
     next_offset: int
     topic_id: str | None
     cluster_id: str | None
     pinned: bool
+    contested: bool = False
 
 
 class Session(Protocol):
@@ -161,7 +166,11 @@ class Session(Protocol):
         ...
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
-        """Take the pins off, where the rows are still the token's; under the rows' locks."""
+        """Take pins and contests off, where the rows are still the token's; under the rows' locks."""
+        ...
+
+    def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        """Note that another application uses the group in Kafka, where the rows are still the token's; as `unpin`."""
         ...
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:

@@ -34,12 +34,12 @@ def resolve_unlocked(
     """
     store_id = store.database.store_id()
     try:
-        return resolve(stored, view, policy, store_id=store_id, adopted=adopted)
+        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted)
     except StoreRewound:
         caught_up = _caught_up(stored, store.offsets(group), view)
         if caught_up == stored:
             raise
-        return resolve(caught_up, view, policy, store_id=store_id, adopted=adopted)
+        return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted)
 
 
 def _caught_up(

@@ -66,7 +66,7 @@ END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
 
 READ_PARTITIONS = """
 SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,
-       p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch
+       p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested
 FROM {s}kafka_partitions AS p
 WHERE p.consumer_group = :group
 ORDER BY p.topic, p.partition
@@ -76,7 +76,7 @@ LOCK_ALL_PARTITIONS = READ_PARTITIONS + "FOR UPDATE OF p"
 
 LOCK_PARTITIONS = """
 SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,
-       p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch
+       p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested
 FROM {s}kafka_partitions AS p
 JOIN unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
   ON p.topic = asked.topic AND p.partition = asked.partition
@@ -97,16 +97,19 @@ RETURNING topic, partition
 
 SET_PARTITIONS = """
 INSERT INTO {s}kafka_partitions AS p
-       (consumer_group, topic, partition, next_offset, topic_id, cluster_id, pinned, pinned_epoch, epoch, claim_id)
-SELECT :group, n.topic, n.partition, n.next_offset, n.topic_id, n.cluster_id, n.pinned,
+       (consumer_group, topic, partition, next_offset, topic_id, cluster_id, pinned, contested, pinned_epoch, epoch,
+        claim_id)
+SELECT :group, n.topic, n.partition, n.next_offset, n.topic_id, n.cluster_id, n.pinned, n.contested,
        CASE WHEN n.pinned THEN :epoch ELSE 0 END, :epoch, :claim_id
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
-            CAST(:topic_ids AS text[]), CAST(:cluster_ids AS text[]), CAST(:pinned AS boolean[]))
-     AS n (topic, partition, next_offset, topic_id, cluster_id, pinned)
+            CAST(:topic_ids AS text[]), CAST(:cluster_ids AS text[]), CAST(:pinned AS boolean[]),
+            CAST(:contested AS boolean[]))
+     AS n (topic, partition, next_offset, topic_id, cluster_id, pinned, contested)
 ORDER BY n.topic COLLATE "C", n.partition
 ON CONFLICT (consumer_group, topic, partition) DO UPDATE
 SET next_offset = excluded.next_offset, topic_id = excluded.topic_id, cluster_id = excluded.cluster_id,
-    pinned = excluded.pinned, pinned_epoch = greatest(p.pinned_epoch, excluded.pinned_epoch),
+    pinned = excluded.pinned, contested = excluded.contested,
+    pinned_epoch = greatest(p.pinned_epoch, excluded.pinned_epoch),
     updated_at = clock_timestamp()
 """
 
@@ -161,10 +164,17 @@ RENAME_MARKS = "UPDATE {s}batch_marks SET consumer_group = :new WHERE consumer_g
 
 # Under the rows' locks, which are taken in their order before.
 UNPIN = """
-UPDATE {s}kafka_partitions AS p SET pinned = false
+UPDATE {s}kafka_partitions AS p SET pinned = false, contested = false
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
 WHERE p.consumer_group = :group AND p.topic = asked.topic AND p.partition = asked.partition
-  AND p.pinned AND p.epoch = :epoch AND p.claim_id = :claim_id
+  AND (p.pinned OR p.contested) AND p.epoch = :epoch AND p.claim_id = :claim_id
+"""
+
+CONTEST = """
+UPDATE {s}kafka_partitions AS p SET contested = true
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
+WHERE p.consumer_group = :group AND p.topic = asked.topic AND p.partition = asked.partition
+  AND NOT p.contested AND p.epoch = :epoch AND p.claim_id = :claim_id
 """
 
 BATCH_MARK = "SELECT batch_id FROM {s}batch_marks WHERE consumer_group = :group AND query_id = :query_id"

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from offsetstore import failpoints
 from offsetstore.errors import (
+    BrokerError,
     GroupBusy,
     GroupRenamed,
+    KafkaGroupInUse,
     LockTimeout,
     OffsetOutOfRange,
     StoreUnavailable,
@@ -94,7 +96,8 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
         if view is not None:
             starts = adopted and adopted.starts(request.policy, stored, view.topics)
             resolve_unlocked(store, request.group, stored, view, request.policy, adopted=starts)
-        return _fence(store, request, claim_id, adopted)
+        has_members = _has_members(request)
+        return _fence(store, request, claim_id, adopted, has_members=has_members)
     except Exception as error:
         if failures.is_connection_lost(error):
             what = "the connection to the database was lost during the claim"
@@ -112,7 +115,33 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
         raise
 
 
-def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID, adopted: QueryCheckpoint | None) -> Claim:
+def _has_members(request: ClaimRequest) -> bool:
+    """Whether another application uses the group that the claim would copy its offsets to."""
+    broker = request.mirrored_to
+    if broker is None:
+        return False
+    try:
+        has_members = broker.has_members(request.kafka_group)
+    except BrokerError as error:
+        if request.policy.on_members == "refuse":
+            raise
+        # Kafka refuses every commit while there are members, and the mirror compares before each.
+        _log.warning("whether group %r has members in Kafka could not be seen: %s", request.kafka_group, error)
+        return False
+    if has_members and request.policy.on_members == "refuse":
+        what = f"the group {request.kafka_group!r} has members in Kafka: another application uses it"
+        raise KafkaGroupInUse(what, found='members, and on_members="refuse"', expected="a group that only this job has")
+    return has_members
+
+
+def _fence(
+    store: OffsetStore,
+    request: ClaimRequest,
+    claim_id: uuid.UUID,
+    adopted: QueryCheckpoint | None,
+    *,
+    has_members: bool,
+) -> Claim:
     name = name_prefix(request.group)
     session = store.database.begin(name=f"{name}claim", lock_timeout=request.takeover_timeout + _GRACE)
     try:
@@ -126,7 +155,9 @@ def _fence(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID, adopt
     for tp, start in starting.starts.items() if starting else ():
         if start.skipped:
             _log.warning("%s starts at %d and skips %s: %s", tp, start.offset, start.skipped, start.reason.value)
-    return Claim(store, request, token=token, partitions=partitions, starting=starting, owner=owner)
+    return Claim(
+        store, request, token=token, partitions=partitions, starting=starting, owner=owner, has_members=has_members
+    )
 
 
 def _claim(
@@ -141,7 +172,9 @@ def _claim(
         _refuse_renamed(group, session.history(group))
     view = request.view()
     starts = adopted.starts(request.policy, rows, view.topics) if adopted and view else None
-    starting = None if view is None else resolve(rows, view, request.policy, store_id=store_id, adopted=starts)
+    starting = (
+        None if view is None else resolve(rows, view, request.policy, store_id=store_id, group=group, adopted=starts)
+    )
     copied = latest_epoch(view.committed.values(), store_id) if view is not None else 0
     token = Token(max(before.epoch, copied) + 1, claim_id)
     owner = this_process()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
-from offsetstore.errors import MetadataRefused, TopicMissing
+from offsetstore.errors import GroupHasMembers, MetadataRefused, TopicMissing
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ class StaticBroker:
         """Raised by every commit while it is set: a broker that lets us look, and no more."""
         self.commits: list[tuple[str, dict[TopicPartition, CommittedOffset]]] = []
         """Every commit that was made, in order: the group, and its offsets. `current` holds the latest."""
+        self.members: set[str] = set()
+        """Groups that have members: they can't be committed to."""
+        self.asked_offsets: list[str] = []
+        """The group of every `committed_offsets` that was asked for."""
         self.asked: list[str] = []
         """The group of every `view` that was asked for."""
 
@@ -71,8 +75,22 @@ class StaticBroker:
         self._check(topics)
         return {topic: self.current.topics[topic].topic_id for topic in topics}
 
+    def committed_offsets(
+        self, group: str, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        self.asked_offsets.append(group)
+        self._check({tp.topic for tp in partitions})
+        return {tp: offset for tp, offset in self.current.committed.items() if tp in partitions}
+
+    def has_members(self, group: str) -> bool:
+        self._check(())
+        return group in self.members
+
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self._check({tp.topic for tp in offsets})
+        if group in self.members:
+            what = f"the group {group} has members"
+            raise GroupHasMembers(what)
         if self.commit_error is not None:
             raise self.commit_error
         for tp, offset in offsets.items():

@@ -251,6 +251,7 @@ class MemorySession:
                     topic_id=new.topic_id,
                     cluster_id=new.cluster_id,
                     pinned=new.pinned,
+                    contested=new.contested,
                     pinned_epoch=token.epoch if new.pinned else row.pinned_epoch,
                     updated_at=self._shared.clock(),
                 )
@@ -299,8 +300,14 @@ class MemorySession:
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         with self._statement():
             for tp, row in self._rows(group).items():
-                if tp in partitions and row.pinned and row.token == token:
-                    self._changes.partitions[group, tp] = replace(row, pinned=False)
+                if tp in partitions and row.token == token:
+                    self._changes.partitions[group, tp] = replace(row, pinned=False, contested=False)
+
+    def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        with self._statement():
+            for tp, row in self._rows(group).items():
+                if tp in partitions and row.token == token:
+                    self._changes.partitions[group, tp] = replace(row, contested=True)
 
     def _rows(self, group: str) -> dict[TopicPartition, StoredOffset]:
         rows = self._shared.contents.partitions | self._changes.partitions

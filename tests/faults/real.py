@@ -76,6 +76,14 @@ class Kafka:
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         return {topic: f"id of {topic}" for topic in topics}
 
+    def committed_offsets(
+        self, group: str, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        return {tp: offset for tp, offset in self.committed.get(group, {}).items() if tp in partitions}
+
+    def has_members(self, group: str) -> bool:  # noqa: ARG002
+        return False
+
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self.committed.setdefault(group, {}).update(offsets)
 

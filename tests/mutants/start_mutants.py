@@ -17,12 +17,12 @@ _MIRRORED: Final = "tests/unit/test_mirror.py::"
 _BOTH_LOOKS: Final = (
     (
         "offsetstore/store/starting.py",
-        "        return resolve(stored, view, policy, store_id=store_id, adopted=adopted)\n    except",
+        "        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted)\n    except",
         "        return resolve(stored, view, policy, adopted=adopted)\n    except",
     ),
     (
         _TAKING,
-        "resolve(rows, view, request.policy, store_id=store_id, adopted=starts)",
+        "resolve(rows, view, request.policy, store_id=store_id, group=group, adopted=starts)",
         "resolve(rows, view, request.policy, adopted=starts)",
     ),
 )
@@ -135,5 +135,67 @@ START: Final[tuple[Mutant, ...]] = (
         ),
         tests=(f"{_MIRRORED}test_a_database_that_is_restored_under_the_job_does_not_pull_the_copy_back",),
         why="The copy is all that shows that the database was restored; the mirror would overwrite it.",
+    ),
+    mutant(
+        "another-application-is-looked-for",
+        (_MIRROR, "            if rows and self._is_taken(rows):\n", "            if self._is_taken({}):\n"),
+        tests=(f"{_MIRRORED}test_what_another_application_commits_under_the_job_is_neither_overwritten_nor_adopted",),
+        why="An old consumer in the same group would resume at our offset, and never read the records before it.",
+    ),
+    mutant(
+        "another-application-s-same-commit-again",
+        (_MIRROR, "            self._found.pop(tp, None)\n", "            pass\n"),
+        tests=(f"{_MIRRORED}test_what_the_claim_has_read_may_be_overwritten_once_and_not_if_it_comes_again",),
+        why="An application that is set back to where it was when the job started would be overwritten.",
+    ),
+    mutant(
+        "members-end-the-mirror",
+        (_MIRROR, "        if isinstance(error, GroupHasMembers):\n", "        if error is None:\n"),
+        tests=(f"{_MIRRORED}test_members_end_it_for_good_also_when_they_have_left",),
+        why="The mirror would wait until the other application has left, and overwrite its offsets then.",
+    ),
+    mutant(
+        "members-at-the-claim",
+        (
+            _TAKING,
+            "    if has_members and request.policy.on_members",
+            "    if not has_members and request.policy.on_members",
+        ),
+        tests=(f"{_MIRRORED}test_members_at_the_claim_can_refuse_it_and_nobody_is_fenced",),
+        why="A job that must not share its group with another application would do so.",
+    ),
+    mutant(
+        "contest-recorded",
+        (_MIRROR, "            session.contest(claim.group, claim.token, rows)\n", ""),
+        tests=(f"{_MIRRORED}test_what_another_application_commits_under_the_job_is_neither_overwritten_nor_adopted",),
+        why="The next start would adopt the other application's offset, and skip what is between.",
+    ),
+    mutant(
+        "contested",
+        (_RESOLVER, "    _contested,\n    _pinned,\n", "    _pinned,\n"),
+        tests=(f"{_RESOLVED}test_what_another_application_has_committed_under_the_job_stops_the_start",),
+        why="The same: that it is recorded does not help if the start does not look.",
+    ),
+    mutant(
+        "contested-before-pinned",
+        (_RESOLVER, "    _contested,\n    _pinned,\n", "    _pinned,\n    _contested,\n"),
+        tests=(f"{_RESOLVED}test_what_another_application_has_committed_under_the_job_stops_the_start",),
+        why="A reset of before would overwrite what another application has committed after it.",
+    ),
+    mutant(
+        "contest-through-a-rename",
+        ("offsetstore/store/admin.py", "contested=row.contested)", "contested=False)"),
+        tests=(f"{_MIRRORED}test_a_new_name_does_not_decide_about_another_application",),
+        why="A new name would decide what only an operator can: that the other application's offsets do not count.",
+    ),
+    mutant(
+        "stamp-of-another-group",
+        (
+            "offsetstore/stamp.py",
+            "self.store_id == store_id and (self.group is None or group is None or self.group == group)",
+            "self.store_id == store_id",
+        ),
+        tests=(f"{_MIRRORED}test_two_groups_of_a_store_do_not_share_a_group_in_kafka",),
+        why="Two groups with one kafka_group would take each other's copies for a rewound database.",
     ),
 )

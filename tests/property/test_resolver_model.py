@@ -21,23 +21,30 @@ from offsetstore.offsets import (
 )
 from offsetstore.policy import StartPolicy
 from offsetstore.resolver import resolve
-from offsetstore.stamp import Stamp
+from offsetstore.stamp import Stamp, digest
 
 if TYPE_CHECKING:
     from offsetstore.policy import OnDataLoss, OnRewound, Prefer
 
 P0 = TopicPartition("payments", 0)
 US, THEM = UUID(int=7), UUID(int=8)
+OURS, OTHERS = digest("billing"), digest("invoicing")
 END = 6
 
 numbers = st.integers(0, END + 1)
-rows = st.none() | st.tuples(numbers, st.booleans(), st.integers(0, 3))
-copies = st.none() | st.tuples(numbers, st.sampled_from([None, (US, 1), (US, 2), (US, 3), (THEM, 2)]))
+# Offset, pinned, the epoch of the pin, contested; offset, and whose copy of which epoch it is.
+rows = st.none() | st.tuples(numbers, st.booleans(), st.integers(0, 3), st.booleans())
+copies = st.none() | st.tuples(
+    numbers,
+    st.sampled_from([
+        None, (US, 1, OURS), (US, 2, OURS), (US, 3, OURS), (US, 2, None), (US, 2, OTHERS), (THEM, 2, OURS)
+    ]),
+)  # fmt: skip
 
 
-def expected(  # noqa: C901, PLR0912 - the table as it stands, row after row
-    row: tuple[int, bool, int] | None,
-    committed: tuple[int, tuple[UUID, int] | None] | None,
+def expected(  # noqa: C901, PLR0911, PLR0912 - the table as it stands, row after row
+    row: tuple[int, bool, int, bool] | None,
+    committed: tuple[int, tuple[UUID, int, str | None] | None] | None,
     adopted: int | None,
     beginning: int,
     policy: StartPolicy,
@@ -46,10 +53,17 @@ def expected(  # noqa: C901, PLR0912 - the table as it stands, row after row
     stored = row[0] if row else None
     in_kafka, stamp = committed or (None, None)
     foreign = False
-    if row is not None and row[1]:
+    others = None if stamp is None else "ForeignStore" if stamp[0] == THEM else None
+    if stamp is not None and others is None and stamp[2] == OTHERS:
+        others = "KafkaGroupShared"
+    if row is not None and row[3] and in_kafka is not None and (stamp is None or others):
+        if others or policy.prefer != "stored":
+            return others or "KafkaGroupContested"
         start = row[0]
-    elif stamp is not None and stamp[0] == THEM:
-        return "ForeignStore"
+    elif row is not None and row[1]:
+        start = row[0]
+    elif others:
+        return others
     elif stamp is not None and in_kafka is not None and row is not None and (in_kafka <= row[0] or stamp[1] < row[2]):
         start = row[0]
     elif stamp is not None and in_kafka is not None:
@@ -87,12 +101,12 @@ def expected(  # noqa: C901, PLR0912 - the table as it stands, row after row
     st.sampled_from(["fail", "earliest"]),
     st.sampled_from(["fail", "stored", "kafka"]),
 )
-@example((4, False, 2), (6, (US, 1)), None, 0, "larger", "fail", "fail")  # a copy of before a reset
-@example((4, False, 2), (6, (US, 2)), None, 0, "larger", "fail", "fail")  # a rewound row
-@example(None, (6, (US, 2)), 3, 0, "larger", "fail", "fail")  # a lost row, although there is a checkpoint
+@example((4, False, 2, False), (6, (US, 1, OURS)), None, 0, "larger", "fail", "fail")  # a copy of before a reset
+@example((4, False, 2, False), (6, (US, 2, OURS)), None, 0, "larger", "fail", "fail")  # a rewound row
+@example(None, (6, (US, 2, OURS)), 3, 0, "larger", "fail", "fail")  # a lost row, although there is a checkpoint
 def test_it_starts_where_the_table_says(  # noqa: PLR0917 - hypothesis fills them in
-    row: tuple[int, bool, int] | None,
-    committed: tuple[int, tuple[UUID, int] | None] | None,
+    row: tuple[int, bool, int, bool] | None,
+    committed: tuple[int, tuple[UUID, int, str | None] | None] | None,
     adopted: int | None,
     beginning: int,
     prefer: Prefer,
@@ -100,7 +114,11 @@ def test_it_starts_where_the_table_says(  # noqa: PLR0917 - hypothesis fills the
     on_rewound: OnRewound,
 ) -> None:
     policy = StartPolicy(prefer, on_data_loss=on_data_loss, on_rewound=on_rewound)
-    stored = {P0: StoredOffset(row[0], Token(9, US), topic_id="id", pinned=row[1], pinned_epoch=row[2])} if row else {}
+    stored = (
+        {P0: StoredOffset(row[0], Token(9, US), topic_id="id", pinned=row[1], pinned_epoch=row[2], contested=row[3])}
+        if row
+        else {}
+    )
     in_kafka: dict[TopicPartition, CommittedOffset] = {}
     if committed is not None:
         stamp = Stamp(*committed[1]).text("more") if committed[1] else "another tool's"
@@ -110,7 +128,7 @@ def test_it_starts_where_the_table_says(  # noqa: PLR0917 - hypothesis fills the
     found: int | str
     try:
         checkpoint = {} if adopted is None else {P0: adopted}
-        found = resolve(stored, view, policy, store_id=US, adopted=checkpoint).offsets[P0]
+        found = resolve(stored, view, policy, store_id=US, group="billing", adopted=checkpoint).offsets[P0]
     except StartError as error:
         found = type(error).__name__
 

@@ -23,12 +23,13 @@ from offsetstore.offsets import (
 )
 from offsetstore.policy import StartPolicy
 from offsetstore.resolver import resolve
-from offsetstore.stamp import Stamp
+from offsetstore.stamp import Stamp, digest
 from offsetstore.starting import Reason, StartingOffsets
 from offsetstore.store.decisions import new_offsets
 
 TOKEN = Token(1, UUID(int=1))
 US, THEM = UUID(int=7), UUID(int=8)
+OURS = digest("billing")
 EPOCHS = 4
 # What passes over records that the store has not seen, each by a decision that the history records.
 MAY_SKIP = {
@@ -57,10 +58,14 @@ rows = st.builds(
     cluster_id=st.sampled_from([None, "cluster", "cluster", "elsewhere"]),
     pinned=st.booleans(),
     pinned_epoch=st.integers(0, EPOCHS),
+    contested=st.sampled_from([False, False, False, True]),
 )
 texts = st.one_of(
     st.sampled_from([None, "another tool's"]),
-    st.builds(Stamp.text, st.builds(Stamp, st.sampled_from([US, US, US, THEM]), st.integers(1, EPOCHS))),
+    st.builds(
+        Stamp.text,
+        st.builds(Stamp, st.sampled_from([US, US, US, THEM]), st.integers(1, EPOCHS), st.sampled_from([OURS, None])),
+    ),
 )
 copies = st.builds(CommittedOffset, offsets, texts)
 logs = st.builds(TopicLog, topic_ids, st.dictionaries(st.integers(0, 2), watermarks(), min_size=1))
@@ -93,7 +98,7 @@ def start_of(
     stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
 ) -> StartingOffsets | StartError:
     try:
-        return resolve(stored, view, policy, store_id=US)
+        return resolve(stored, view, policy, store_id=US, group="billing")
     except StartError as error:
         return error
 
@@ -133,6 +138,23 @@ def test_a_stored_record_is_passed_over_only_by_a_decision(
         assert Reason.RECREATED_RESTART not in reasons
     if policy.on_rewound != "kafka":
         assert Reason.REWOUND_KAFKA not in reasons
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-18")
+@given(stored_offsets, views(), policies)
+def test_what_another_application_has_committed_under_the_job_is_never_adopted(
+    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
+) -> None:
+    start = start_of(stored, view, policy)
+    if isinstance(start, StartError):
+        return
+    topics = {tp.topic for tp, row in stored.items() if row.contested}
+    decided = {Reason.CONTEST_STORED, Reason.NEW_PARTITION, Reason.DATA_LOSS_ACCEPTED, Reason.RECREATED_RESTART}
+    for tp, one in start.starts.items():
+        if stored[tp].contested if tp in stored else tp.topic in topics:
+            assert one.reason not in {Reason.COMMITTED_IS_LARGER, Reason.ONLY_COMMITTED}
+            ours = (stamp := Stamp.of(one.committed)) is not None and stamp.store_id == US
+            assert one.committed is None or ours or one.reason in decided
 
 
 @pytest.mark.behaviour("START-8")
@@ -189,10 +211,10 @@ def test_once_the_mirror_has_followed_no_copy_of_a_claim_before_counts(
     start = start_of(stored, view, policy)
     if isinstance(start, StartError):
         return
-    after = {tp: replace(row, pinned=False) for tp, row in claimed(stored, start, view).items()}
+    after = {tp: replace(row, pinned=False, contested=False) for tp, row in claimed(stored, start, view).items()}
     seen = {tp: one for tp, one in view.committed.items() if (stamp := Stamp.of(one)) and stamp.store_id == US}
     decided = [tp for tp, row in after.items() if row.pinned_epoch == EPOCHS + 1 and tp in seen]
-    mirrored = {tp: CommittedOffset(row.next_offset, Stamp(US, EPOCHS + 1).text()) for tp, row in after.items()}
+    mirrored = {tp: CommittedOffset(row.next_offset, Stamp(US, EPOCHS + 1, OURS).text()) for tp, row in after.items()}
     late = {tp: seen[tp] for tp in decided if data.draw(st.booleans())}
 
     again = start_of(after, replace(view, committed=mirrored | late), StartPolicy())
@@ -215,6 +237,7 @@ def claimed(
             cluster_id=new[tp].cluster_id,
             pinned=new[tp].pinned,
             pinned_epoch=EPOCHS + 1 if new[tp].pinned else row.pinned_epoch,
+            contested=new[tp].contested,
         )
         if tp in new
         else row

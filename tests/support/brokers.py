@@ -25,6 +25,7 @@ class ScriptedBroker:
     ) -> None:
         self.logs = {topic: dict(log) for topic, log in logs.items()}
         self.committed = dict(committed or {})
+        self._copies: dict[TopicPartition, CommittedOffset] = {}
         self.script: list[Exception | Mapping[str, Mapping[int, tuple[int, int]]] | Callable[[], object] | None] = []
         self.views = 0
         self.groups: set[str] = set()
@@ -51,7 +52,7 @@ class ScriptedBroker:
             topic: TopicLog(self._id(topic), {number: Watermarks(*ends) for number, ends in shown[topic].items()})
             for topic in topics
         }
-        committed = {tp: CommittedOffset(offset) for tp, offset in self.committed.items() if tp.topic in logs}
+        committed = {tp: offset for tp, offset in self._committed().items() if tp.topic in logs}
         return BrokerView("cluster-1", logs, committed)
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
@@ -60,6 +61,22 @@ class ScriptedBroker:
     def _id(self, topic: str) -> str | None:
         return f"id of {topic}" if self.has_ids else None
 
+    def committed_offsets(
+        self, group: str, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        self.groups.add(group)
+        return {tp: offset for tp, offset in self._committed().items() if tp in partitions}
+
+    def has_members(self, group: str) -> bool:
+        self.groups.add(group)
+        return False
+
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self.groups.add(group)
         self.committed.update({tp: offset.next_offset for tp, offset in offsets.items()})
+        self._copies.update(offsets)
+
+    def _committed(self) -> dict[TopicPartition, CommittedOffset]:
+        """With its text, what has come by `commit`; without, what the test has set."""
+        copies = {tp: copy for tp, copy in self._copies.items() if self.committed.get(tp) == copy.next_offset}
+        return {tp: copies.get(tp, CommittedOffset(offset)) for tp, offset in self.committed.items()}

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offsetstore import OffsetRange, StartPolicy, TopicPartition
+from offsetstore import OffsetRange, StartPolicy, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, StoreRewound
 from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
-from offsetstore.stamp import Stamp
+from offsetstore.stamp import Stamp, digest
+from offsetstore.starting import Reason
 from offsetstore.store import mirror as mirrors
 from offsetstore.store.session import NewOffset
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
@@ -104,12 +105,12 @@ def test_a_clean_stop_copies_what_is_stored_each_with_the_stamp_and_the_job_s_me
         advance(store, claim, P0, 40, metadata={"trace": "7f3a"})
         assert broker.commits == []
 
-    stamp = Stamp(store.database.store_id(), claim.token.epoch)
+    stamp = Stamp(store.database.store_id(), claim.token.epoch, digest(GROUP))
     assert broker.commits == [
         (
             "billing-in-kafka",
             {
-                P0: CommittedOffset(40, f'offsetstore:1:{stamp.store_id}:1;{{"trace":"7f3a"}}'),
+                P0: CommittedOffset(40, f'offsetstore:2:{digest(GROUP)}:{stamp.store_id}:1;{{"trace":"7f3a"}}'),
                 P1: CommittedOffset(0, stamp.text()),  # so that Kafka shows the lag of what was never read, too
                 P2: CommittedOffset(0, stamp.text()),
             },
@@ -310,7 +311,7 @@ def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOff
     wait_until(lambda: copied(broker)[P0] == 50)
 
     assert {offset.metadata for _, offsets in broker.commits for offset in offsets.values()} == {
-        Stamp(store.database.store_id(), 1).text()
+        Stamp(store.database.store_id(), 1, digest(GROUP)).text()
     }
     assert broker.asked.count("refused") == 1
     assert of(claim).failures == 0
@@ -321,7 +322,7 @@ def test_metadata_that_is_too_long_for_any_broker_is_not_sent(store: InMemoryOff
     with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
         advance(store, claim, P0, 40, metadata="x" * 5000)
 
-    assert broker.current.committed[P0].metadata == Stamp(store.database.store_id(), 1).text()
+    assert broker.current.committed[P0].metadata == Stamp(store.database.store_id(), 1, digest(GROUP)).text()
 
 
 @pytest.mark.behaviour("MIRROR-6")
@@ -431,3 +432,356 @@ def test_a_rewound_row_is_noticed_also_after_claims_that_did_not_look_at_it(
 
     with pytest.raises(StoreRewound, match="the database is older than our own copy"):
         store.claim(GROUP, broker)
+
+
+# -- another application in the same group
+
+
+def contested(store: InMemoryOffsetStore) -> list[tuple[TopicPartition | None, str]]:
+    return [(line.topic_partition, line.reason) for line in store.history(GROUP) if line.event == "contested"]
+
+
+def commits_as_another_application(broker: StaticBroker, offsets: Mapping[TopicPartition, int]) -> None:
+    copies = {tp: CommittedOffset(offset) for tp, offset in offsets.items()}
+    broker.current = replace(broker.current, committed={**broker.current.committed, **copies})
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-18")
+@pytest.mark.parametrize("offset", [30, 40, 70], ids=["below", "the same", "above"])
+def test_what_another_application_commits_under_the_job_is_neither_overwritten_nor_adopted(
+    store: InMemoryOffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture, offset: int
+) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
+    advance(store, claim, P0, 40)
+    commits_as_another_application(broker, {P0: offset})
+    claim.close()
+
+    assert broker.commits == []
+    assert copied(broker) == {P0: offset}
+    assert "another application uses the group" in str(of(claim).ended)
+    assert caplog.text.count(f"it has committed payments-0 at {offset}") == 1
+    assert contested(store) == [
+        (P0, f"another application uses the group 'billing' in Kafka: it has committed {offset}")
+    ]
+    for prefer in ("larger", "agree"):
+        policy = replace(StartPolicy(), prefer=prefer)
+        with pytest.raises(errors.KafkaGroupContested, match=f"{offset} committed, 40 stored") as caught:
+            store.claim(GROUP, broker, policy=policy)
+        assert caught.value.topic_partition == P0
+        assert all(way in caught.value.next_step for way in ("kafka_group=", 'prefer="stored"', "offsetstore reset"))
+        with pytest.raises(errors.KafkaGroupContested):
+            resolve_starting_offsets(broker, group=GROUP, store=store, policy=policy)
+    assert store.offsets(GROUP)[P0].next_offset == 40
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-18")
+def test_the_stored_offset_counts_again_once_that_is_decided_and_through_as_many_starts_as_it_takes(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
+        advance(store, claim, P0, 40)
+        commits_as_another_application(broker, {P0: 70})
+
+    decided = store.claim(GROUP, broker, policy=StartPolicy(prefer="stored"), mirror_every=None)
+    assert decided.starting is not None
+    assert decided.starting.starts[P0].reason is Reason.CONTEST_STORED
+    assert contested(store)[1:] == [(P0, Reason.CONTEST_STORED.value)]
+    for _ in range(2):  # it dies before its mirror has its turn
+        again = store.claim(GROUP, broker, mirror_every=None).starting
+        assert again is not None
+        assert again.starts[P0].reason is Reason.PINNED
+    store.claim(GROUP, broker, mirror_every=SELDOM).close()
+    assert copied(broker)[P0] == 40
+    row = store.offsets(GROUP)[P0]
+    assert (row.next_offset, row.pinned, row.contested) == (40, False, False)
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-21")
+def test_a_reset_decides_for_the_partition_that_it_sets(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    with store.claim(GROUP, broker, mirror_every=SELDOM):
+        commits_as_another_application(broker, {P0: 70, P1: 7})
+    store.reset(GROUP, {P0: 70}, reason="it was an operator's move")
+
+    with pytest.raises(errors.KafkaGroupContested, match="payments-1"):
+        store.claim(GROUP, broker)
+    store.reset(GROUP, {P1: 3}, reason="it was not")
+    store.claim(GROUP, broker, mirror_every=SELDOM).close()
+    assert copied(broker) == {P0: 70, P1: 3, P2: 0}
+    assert not any(row.contested for row in store.offsets(GROUP).values())
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-21")
+def test_a_commit_that_is_younger_than_a_pin_is_not_overwritten_by_the_next_start(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    store.claim(GROUP, broker, mirror_every=None).close()
+    store.reset(GROUP, {P0: 10}, reason="again")
+    with store.claim(GROUP, broker, mirror_every=SELDOM):
+        commits_as_another_application(broker, {P0: 70})
+
+    with pytest.raises(errors.KafkaGroupContested):
+        store.claim(GROUP, broker)
+    assert copied(broker) == {P0: 70}
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_a_group_of_one_s_own_is_the_way_out_without_a_decision(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    with store.claim(GROUP, broker, mirror_every=SELDOM):
+        commits_as_another_application(broker, {P0: 70})
+    own = StaticBroker.with_topics({"payments": 3}, end=100)
+
+    store.claim(GROUP, own, kafka_group="billing-of-its-own", mirror_every=SELDOM).close()
+    assert copied(own) == {P0: 0, P1: 0, P2: 0}
+    assert not any(row.contested for row in store.offsets(GROUP).values())
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_a_partition_that_the_job_has_not_met_is_not_adopted_from_the_other_application_either(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    with store.claim(GROUP, broker, mirror_every=SELDOM):
+        commits_as_another_application(broker, {P0: 70})
+    new = TopicPartition("payments", 3)
+    broker.current.topics["payments"].partitions[3] = Watermarks(0, 100)
+    store.reset(GROUP, {P0: 70}, reason="as it says")
+    commits_as_another_application(broker, {new: 50})
+
+    with pytest.raises(errors.KafkaGroupContested, match=r"payments-3.*50 committed, no stored offset"):
+        store.claim(GROUP, broker)
+    start = store.claim(GROUP, broker, policy=StartPolicy(prefer="stored")).starting
+    assert start is not None
+    assert start.offsets[new] == 0
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-18")
+def test_what_the_claim_has_read_may_be_overwritten_once_and_not_if_it_comes_again(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    first = store.claim(GROUP, broker, mirror_every=None)
+    advance(store, first, P0, 40)
+    commits_as_another_application(broker, {P0: 30})
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: copied(broker)[P0] == 40)
+    commits_as_another_application(broker, {P0: 30})
+    wait_until(lambda: of(claim).ended)
+    advance(store, claim, P0, 50)
+    claim.close()
+
+    assert copied(broker)[P0] == 30
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_it_looks_also_where_there_is_nothing_to_copy(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: broker.commits)
+    commits_as_another_application(broker, {P0: 70})
+    wait_until(lambda: of(claim).ended)
+
+    wait_until(lambda: contested(store))
+    assert len(broker.commits) == 1
+
+
+@pytest.mark.behaviour("MIRROR-7", "MIRROR-5")
+def test_a_commit_of_our_own_whose_answer_was_lost_is_no_other_application_s(store: InMemoryOffsetStore) -> None:
+    class Silent(StaticBroker):
+        """Takes every other commit, and does not say so."""
+
+        def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+            super().commit(group, offsets)
+            if len(self.commits) % 2:
+                what = "no answer"
+                raise BrokerUnavailable(what)
+
+    broker = Silent(StaticBroker.with_topics({"payments": 3}, end=100).current)
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: len(broker.commits) == 2)
+    advance(store, claim, P0, 40)
+    wait_until(lambda: copied(broker)[P0] == 40)
+    wait_until(lambda: len(broker.commits) == 4)
+    assert of(claim).ended is None
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_offsets_that_have_expired_are_no_other_application_s(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: broker.commits)
+    broker.current = replace(broker.current, committed={})
+    advance(store, claim, P0, 40)
+    wait_until(lambda: copied(broker) == {P0: 40})
+    assert of(claim).ended is None
+
+
+@pytest.mark.behaviour("MIRROR-7", "MIRROR-3")
+@pytest.mark.parametrize("group", [digest(GROUP), None], ids=["this version", "the version before"])
+def test_a_late_copy_of_an_earlier_claim_is_overwritten_and_one_of_a_later_claim_is_not(
+    store: InMemoryOffsetStore, broker: StaticBroker, group: str | None
+) -> None:
+    store.claim(GROUP, broker, mirror_every=None)
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: broker.commits)
+    store_id = store.database.store_id()
+    broker.commit(GROUP, {P0: CommittedOffset(0, Stamp(store_id, 1, group).text())})
+    advance(store, claim, P0, 40)
+    wait_until(lambda: copied(broker)[P0] == 40)
+    later = CommittedOffset(45, Stamp(store_id, 3, group).text())
+    broker.commit(GROUP, {P0: later})
+    wait_until(lambda: of(claim).ended)
+
+    assert of(claim).ended == "the claim has been taken over"
+    assert broker.current.committed[P0] == later
+    assert contested(store) == []
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_members_end_it_for_good_also_when_they_have_left(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: broker.commits)
+    broker.members.add(GROUP)
+    advance(store, claim, P0, 40)
+    wait_until(lambda: of(claim).ended)
+    broker.members.clear()
+    commits_as_another_application(broker, {P0: 70})
+    claim.close()
+
+    assert copied(broker)[P0] == 70
+    assert contested(store) == [(None, "another application uses the group 'billing' in Kafka: it has members")]
+    with pytest.raises(errors.KafkaGroupContested):
+        store.claim(GROUP, broker)
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_members_at_the_claim_are_warned_of_and_nothing_is_copied(
+    store: InMemoryOffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.members.add(GROUP)
+    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
+    wait_until(lambda: contested(store))
+    broker.members.clear()
+    claim.close()
+
+    assert broker.commits == []
+    assert caplog.text.count("the group has members") == 1
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_members_at_the_claim_can_refuse_it_and_nobody_is_fenced(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    first = store.claim(GROUP, broker, mirror_every=None)
+    broker.members.add(GROUP)
+    policy = StartPolicy(on_members="refuse")
+
+    with pytest.raises(errors.KafkaGroupInUse, match="has members in Kafka"):
+        store.claim(GROUP, broker, policy=policy)
+    advance(store, first, P0, 10)
+    store.claim(GROUP, broker, policy=policy, mirror_every=None)
+    store.claim(GROUP, broker, policy=policy, kafka_group="billing-of-its-own")
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-10")
+@pytest.mark.parametrize("on_members", ["warn", "refuse"])
+def test_a_broker_that_does_not_tell_of_members_stops_only_who_wants_to_know(
+    store: InMemoryOffsetStore, caplog: pytest.LogCaptureFixture, on_members: Any
+) -> None:
+    class Mute(StaticBroker):
+        def has_members(self, group: str) -> bool:
+            what = f"no answer about {group}"
+            raise BrokerUnavailable(what)
+
+    broker = Mute(StaticBroker.with_topics({"payments": 3}).current)
+    if on_members == "refuse":
+        with pytest.raises(BrokerUnavailable):
+            store.claim(GROUP, broker, policy=StartPolicy(on_members=on_members))
+        assert store.owner(GROUP) is None
+    else:
+        store.claim(GROUP, broker, policy=StartPolicy(on_members=on_members))
+        assert "could not be seen: no answer about billing" in caplog.text
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_it_is_recorded_when_the_rows_are_free_again_and_nothing_is_copied_meanwhile(
+    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirrors, "_LOCK_SECONDS", 0.02)
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: broker.commits)
+    with store.transaction(claim) as tx:
+        plan = tx.lock({P0: OffsetRange(0, 20)})
+        commits_as_another_application(broker, {P1: 70})
+        wait_until(lambda: of(claim).ended)
+        assert contested(store) == []
+        tx.advance({P0: plan[P0].remaining})
+    wait_until(lambda: contested(store))
+    claim.close()
+
+    assert len(broker.commits) == 1
+    assert all(row.contested for row in store.offsets(GROUP).values())
+
+
+# -- two groups of one store, one group in Kafka
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-9")
+def test_two_groups_of_a_store_do_not_share_a_group_in_kafka(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    with store.claim(GROUP, broker, kafka_group="shared", mirror_every=SELDOM) as claim:
+        advance(store, claim, P0, 40)
+
+    with pytest.raises(errors.KafkaGroupShared, match="another group of this store") as caught:
+        store.claim("invoicing", broker, kafka_group="shared", policy=StartPolicy(on_rewound="stored"))
+    assert "kafka_group of its own" in caught.value.next_step
+    assert "database" not in caught.value.next_step
+    assert store.owner("invoicing") is None
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_of_two_jobs_that_share_a_group_in_kafka_neither_overwrites_the_other(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    one = store.claim(GROUP, broker, kafka_group="shared", mirror_every=SELDOM)
+    other = store.claim("invoicing", broker, kafka_group="shared", mirror_every=SELDOM)
+    advance(store, one, P0, 40)
+    one.close()
+    other.close()
+
+    assert [{Stamp.of(copy) for copy in copies.values()} for _, copies in broker.commits] == [
+        {Stamp(store.database.store_id(), one.token.epoch, digest(GROUP))}
+    ]
+    assert "another application uses the group 'shared'" in str(of(other).ended)
+    with pytest.raises(errors.KafkaGroupShared):
+        store.claim("invoicing", broker, kafka_group="shared")
+    store.claim(GROUP, broker, kafka_group="shared")
+
+
+@pytest.mark.behaviour("MIRROR-7", "OPS-3")
+def test_a_renamed_group_keeps_its_group_in_kafka_and_its_old_copies_there_do_not_count(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    with store.claim(GROUP, broker, kafka_group="kept", mirror_every=SELDOM) as claim:
+        advance(store, claim, P0, 40)
+    store.rename_group(GROUP, "invoicing", reason="its new name")
+
+    for _ in range(2):  # it dies before its mirror has its turn
+        start = store.claim("invoicing", broker, kafka_group="kept", mirror_every=None).starting
+        assert start is not None
+        assert start.starts[P0].reason is Reason.PINNED
+    with store.claim("invoicing", broker, kafka_group="kept", mirror_every=SELDOM) as claim:
+        advance(store, claim, P0, 50)
+    assert copied(broker)[P0] == 50
+    stamp = Stamp.of(broker.current.committed[P0])
+    assert stamp is not None
+    assert stamp.group == digest("invoicing")
+    start = store.claim("invoicing", broker, kafka_group="kept", mirror_every=None).starting
+    assert start is not None
+    assert start.starts[P0].reason is Reason.STORED
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_a_new_name_does_not_decide_about_another_application(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    with store.claim(GROUP, broker, kafka_group="kept", mirror_every=SELDOM):
+        commits_as_another_application(broker, {P0: 70})
+    store.rename_group(GROUP, "invoicing", reason="its new name")
+
+    with pytest.raises(errors.KafkaGroupContested):
+        store.claim("invoicing", broker, kafka_group="kept")

@@ -11,6 +11,8 @@ import pytest
 from offsetstore.errors import (
     ConfigurationError,
     ForeignStore,
+    KafkaGroupContested,
+    KafkaGroupShared,
     NoStartingOffset,
     OffsetOutOfRange,
     OffsetsDisagree,
@@ -30,7 +32,7 @@ from offsetstore.offsets import (
 )
 from offsetstore.policy import StartPolicy
 from offsetstore.resolver import resolve
-from offsetstore.stamp import Stamp
+from offsetstore.stamp import Stamp, digest
 from offsetstore.starting import Reason
 
 if TYPE_CHECKING:
@@ -162,9 +164,9 @@ def test_a_pinned_row_wins_whatever_kafka_says(prefer: str) -> None:
 # -- copies of ours
 
 
-def copy(view: BrokerView, offset: int, epoch: int = 1, *, store_id: UUID = US) -> BrokerView:
+def copy(view: BrokerView, offset: int, epoch: int = 1, *, store_id: UUID = US, group: str | None = None) -> BrokerView:
     """The view, with a copy of a store's for the first partition."""
-    stamped = CommittedOffset(offset, Stamp(store_id, epoch).text('{"trace": 1}'))
+    stamped = CommittedOffset(offset, Stamp(store_id, epoch, group and digest(group)).text('{"trace": 1}'))
     return replace(view, committed={**view.committed, P0: stamped})
 
 
@@ -258,6 +260,92 @@ def test_a_pinned_row_wins_over_every_copy(store_id: UUID) -> None:
     start = resolve({P0: pinned}, copy(kafka({0: (0, 100)}), 60, 9, store_id=store_id), store_id=US)
 
     assert only(start) == (40, Reason.PINNED)
+
+
+@pytest.mark.behaviour("START-9", "MIRROR-7")
+@pytest.mark.parametrize("stored", [{}, {P0: row(40)}], ids=["no row", "a row"])
+@pytest.mark.parametrize("committed", [10, 40, 60])
+def test_a_copy_of_another_group_is_refused(stored: dict[TopicPartition, StoredOffset], committed: int) -> None:
+    view = copy(kafka({0: (0, 100)}), committed, group="invoicing")
+    policy = StartPolicy(prefer="stored", on_rewound="stored")
+    with pytest.raises(KafkaGroupShared) as caught:
+        resolve(stored, view, policy, store_id=US, group="billing")
+
+    assert (caught.value.topic_partition, caught.value.expected) == (P0, f"group {digest('billing')}, by SHA-256")
+    with pytest.raises(ForeignStore):
+        resolve(stored, view, policy, store_id=THEM, group="invoicing")
+
+
+@pytest.mark.behaviour("START-6", "MIRROR-7")
+@pytest.mark.parametrize("group", ["billing", None], ids=["this version", "the version before"])
+def test_a_copy_of_the_group_s_own_is_known_by_either_version(group: str | None) -> None:
+    view = kafka({0: (0, 100)})
+
+    lagging = resolve({P0: row(40)}, copy(view, 30, group=group), store_id=US, group="billing")
+    assert only(lagging) == (40, Reason.STORED)
+    with pytest.raises(StoreRewound):
+        resolve({P0: row(40)}, copy(view, 60, group=group), store_id=US, group="billing")
+
+
+# -- another application in the group
+
+CONTESTED = replace(row(40), contested=True)
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-18")
+@pytest.mark.parametrize("prefer", ["larger", "agree"])
+@pytest.mark.parametrize("committed", [10, 40, 60])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_what_another_application_has_committed_under_the_job_stops_the_start(
+    committed: int, prefer: str, *, pinned: bool
+) -> None:
+    view = kafka({0: (0, 100)}, {0: committed})
+    policy = replace(StartPolicy(), prefer=prefer)
+    with pytest.raises(KafkaGroupContested) as caught:
+        resolve({P0: replace(CONTESTED, pinned=pinned)}, view, policy, store_id=US)
+
+    assert (caught.value.topic_partition, caught.value.found) == (P0, f"{committed} committed, 40 stored")
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-18")
+@pytest.mark.parametrize("committed", [10, 40, 60])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_the_stored_offset_counts_where_that_is_decided(committed: int, *, pinned: bool) -> None:
+    view = kafka({0: (0, 100)}, {0: committed})
+    start = resolve({P0: replace(CONTESTED, pinned=pinned)}, view, StartPolicy(prefer="stored"), store_id=US)
+
+    assert only(start) == (40, Reason.CONTEST_STORED)
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_another_application_that_has_nothing_in_kafka_any_more_is_over() -> None:
+    view = kafka({0: (0, 100)})
+
+    assert only(resolve({P0: CONTESTED}, view, store_id=US)) == (40, Reason.ONLY_STORED)
+    assert only(resolve({P0: CONTESTED}, copy(view, 30), store_id=US)) == (40, Reason.STORED)
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-9")
+def test_copies_of_others_are_named_as_such_also_where_they_came_under_the_job() -> None:
+    policy, view = StartPolicy(prefer="stored"), kafka({0: (0, 100)})
+
+    with pytest.raises(ForeignStore):
+        resolve({P0: CONTESTED}, copy(view, 30, store_id=THEM), policy, store_id=US, group="billing")
+    with pytest.raises(KafkaGroupShared):
+        resolve({P0: CONTESTED}, copy(view, 30, group="invoicing"), policy, store_id=US, group="billing")
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-20")
+def test_a_partition_without_a_row_is_not_adopted_where_the_topic_s_others_are_contested() -> None:
+    view = kafka({0: (0, 100), 1: (5, 100)}, {1: 60})
+
+    with pytest.raises(KafkaGroupContested) as caught:
+        resolve({P0: CONTESTED}, view, store_id=US)
+    assert (caught.value.topic_partition, caught.value.found) == (P1, "60 committed, no stored offset")
+    decided = resolve({P0: CONTESTED}, view, StartPolicy(prefer="stored"), store_id=US)
+    assert (decided.starts[P1].offset, decided.starts[P1].reason) == (5, Reason.NEW_PARTITION)
+    adopted = resolve({P0: CONTESTED}, view, store_id=US, adopted={P1: 50})
+    assert (adopted.starts[P1].offset, adopted.starts[P1].reason) == (50, Reason.CHECKPOINT)
 
 
 @pytest.mark.behaviour("START-7", "START-21")

@@ -10,6 +10,7 @@ from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import BrokerView, StoredOffset, TopicPartition
 from offsetstore.policy import StartPolicy
 from offsetstore.resolver import resolve
+from offsetstore.stamp import digest
 from tests.unit.test_resolver import P0, P1, THEM, US, copy, kafka, row
 
 LOG = kafka({0: (10, 100)})
@@ -82,6 +83,29 @@ CASES = [
         view=copy(LOG, 60, 3, store_id=THEM),
     ),
     Case(
+        "KafkaGroupShared",
+        "what Kafka has for the group was copied there by another group of this store",
+        f"store {US}, epoch 3 of group {digest('invoicing')}",
+        f"group {digest('billing')}, by SHA-256",
+        view=copy(LOG, 60, 3, group="invoicing"),
+    ),
+    Case(
+        "KafkaGroupContested",
+        "another application used the group in Kafka while the job ran, and its offset may not be ours to follow",
+        "60 committed, 40 stored",
+        "a group of our own",
+        stored={P0: replace(row(40), contested=True)},
+        view=kafka({0: (10, 100)}, {0: 60}),
+    ),
+    Case(
+        "KafkaGroupContested",
+        "another application used the group in Kafka while the job ran, and its offset may not be ours to follow",
+        "60 committed, no stored offset",
+        "a group of our own",
+        stored={P1: replace(row(0), contested=True)},
+        view=kafka({0: (10, 100), 1: (0, 9)}, {0: 60}),
+    ),
+    Case(
         "StoreRewound",
         "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
         "offset 40 stored",
@@ -152,7 +176,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
 def test_a_refusal_says_what_was_found_what_was_expected_and_of_which_partition(case: Case) -> None:
     with pytest.raises(OffsetStoreError) as caught:
-        resolve(case.stored, case.view, case.policy, store_id=US, adopted=case.adopted)
+        resolve(case.stored, case.view, case.policy, store_id=US, group="billing", adopted=case.adopted)
 
     error = caught.value
     assert (type(error).__name__, error.what, error.topic_partition) == (case.error, case.what, case.topic_partition)

@@ -1,14 +1,25 @@
-"""Another tool moves the group's offsets in Kafka, or they expire there."""
+"""Another tool moves the group's offsets in Kafka, or another application uses them, or they expire there."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.faults.harness.registry import fault
-from tests.faults.means.group_offsets import commit, expire, in_kafka, set_offsets, wait_for_the_mirror
+from tests.faults.means.group_offsets import (
+    commit,
+    expire,
+    in_kafka,
+    member,
+    read,
+    set_offsets,
+    wait_for_the_mirror,
+)
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.faults.harness.scene import Scene
 
 ROW: Final = "group offsets moved by another tool, both ways; expired"
@@ -103,8 +114,8 @@ def group_expired(scene: Scene) -> None:
 
 @fault(row=ROW, must=MUST, name="moved-under-a-running-job", variants=("forward", "backward", "expired"), seeds=6)
 def moved_while_running(scene: Scene) -> None:
-    """The group's offsets are moved or deleted while the job runs, and soon after it is killed."""
-    scene.allow("adopt")  # what is above the stored offset at the next start counts
+    """The group's offsets are moved or deleted while the job runs, and soon after it is killed. What was moved is not
+    overwritten, and the next start is refused until it is told what counts."""  # fmt: skip
     with scene.producing(rate=100), scene.supervise(mirror_every=1.0, records_per_trigger=200) as supervisor:
         job = supervisor.job
         job.wait_for("done", scene.random.randint(2, 5))
@@ -123,13 +134,79 @@ def moved_while_running(scene: Scene) -> None:
                 else max(0, stored[partition] - by)
                 for partition in _some(scene)
             }
-            commit(scene, moved)
+            _commit_until_noticed(scene, moved)
             scene.fired(f"Kafka's offsets were set to {moved}, where {stored} was stored")
+            scene.expect("KafkaGroupContested")
         if scene.random.random() < 0.7:
             job.kill(scene.random.choice(["python", "both"]))
-            supervisor.next_job(job)
+            following = supervisor.next_job(job)
+            following.wait_for("claimed" if scene.variant == "expired" else "failed")
+    scene.produce(50)
+    if scene.variant != "expired":
+        _decide_for_the_stored_offsets(scene)
+    with scene.supervise():
+        scene.caught_up()
+        wait_for_the_mirror(scene)
+    assert _adopted(scene) == []
+
+
+@fault(
+    row="another application in the Kafka group",
+    must="its offsets are not overwritten silently: the copying ends, the history says so, and a start is refused "
+    "until it is told what counts",
+    variants=("joins", "was-there"),
+)
+def another_application(scene: Scene) -> None:
+    """A consumer subscribes with the job's group, while the job runs or before it starts; it reads, commits and leaves.
+    The job goes on, is stopped or killed, and starts again."""  # fmt: skip
+    scene.produce(150)
+    scene.mirror_watch.is_exempt = True
+    scene.expect("KafkaGroupContested")
+    with ExitStack() as application:
+        consumer = application.enter_context(member(scene))
+        if scene.variant == "was-there":
+            scene.allow("adopt")  # what it has committed before the job's first start
+            read(consumer, scene.random.randint(5, 40))
+        with scene.supervise() as supervisor:
+            job = supervisor.job
+            job.wait_for("done", scene.random.randint(1, 2))
+            read(consumer, scene.random.randint(5, 40))
+            wait_until(lambda: _contested(scene))
+            application.close()
+            left = in_kafka(scene)
+            scene.produce(100)
+            scene.caught_up()
+            scene.fired(f"another application left the group at {left}, where {scene.stored()} is stored")
+            if scene.random.random() < 0.5:
+                job.kill("both")
+                supervisor.next_job(job).wait_for("failed")
+    assert in_kafka(scene) == left
+    _decide_for_the_stored_offsets(scene)
     scene.produce(50)
     with scene.supervise():
+        scene.caught_up()
+        wait_for_the_mirror(scene)
+
+
+def _commit_until_noticed(scene: Scene, moved: Mapping[int, int]) -> None:
+    """Commit, again where the mirror was between its look and its commit: that moment is open."""
+    scene.allow("contested")
+    while not _contested(scene):
+        commit(scene, moved)
+        wait_until(lambda: _contested(scene) or not moved.items() <= in_kafka(scene).items())
+
+
+def _contested(scene: Scene) -> bool:
+    scene.allow("contested")
+    return bool(scene.database.rows("SELECT FROM offset_history WHERE event = 'contested'"))
+
+
+def _decide_for_the_stored_offsets(scene: Scene) -> None:
+    there = in_kafka(scene)
+    report = scene.expect_error(scene.start(), "KafkaGroupContested")
+    assert "kafka_group=" in report.next_step
+    assert in_kafka(scene) == there, "what another tool has committed was overwritten"
+    with scene.supervise(policy={"prefer": "stored"}):
         scene.caught_up()
         wait_for_the_mirror(scene)
 

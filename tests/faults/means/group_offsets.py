@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, TopicPartition
@@ -12,7 +13,7 @@ from tests.support.consumer_groups import set_offsets_by_tool
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from tests.faults.harness.scene import Scene
 
@@ -58,6 +59,28 @@ def wait_for_the_mirror(scene: Scene) -> None:
 
     wait_until(has_followed, timeout=30)
     scene.mirror_watch.is_exempt = False
+
+
+@contextmanager
+def member(scene: Scene) -> Generator[Consumer]:
+    """Another application, which subscribes with the job's group and leaves it at the end."""
+    consumer = Consumer({
+        "bootstrap.servers": scene.servers, "group.id": scene.group, "enable.auto.commit": False,
+        "auto.offset.reset": "earliest", "log_level": 0,
+    })  # fmt: skip
+    consumer.subscribe([scene.topic])
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def read(consumer: Consumer, count: int) -> None:
+    """Read records, and commit where that got to; only once it has some, so that the group has this member."""
+    left = count
+    while left > 0:
+        left -= len(consumer.consume(left, 0.5))
+    consumer.commit(asynchronous=False)
 
 
 def commit(scene: Scene, offsets: Mapping[int, int]) -> None:

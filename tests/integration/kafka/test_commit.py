@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer
 
-from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, TopicMissing
+from offsetstore.errors import BrokerUnavailable, ConfigurationError, GroupHasMembers, MetadataRefused, TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.offsets import CommittedOffset, TopicPartition
@@ -83,6 +84,26 @@ def test_a_text_that_is_too_long_is_refused_and_the_next_commit_works(
     assert broker.view(offsetstore_group, [topic]).committed[long] == longest
 
 
+def test_what_is_read_between_two_commits_is_what_is_there(
+    broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    partitions = [TopicPartition(offsetstore_topic(3), number) for number in range(3)]
+    assert broker.committed_offsets(offsetstore_group, partitions) == {}
+    offsets = {partitions[0]: CommittedOffset(7, "größer ☃"), partitions[2]: CommittedOffset(2)}
+    broker.commit(offsetstore_group, offsets)
+    assert broker.committed_offsets(offsetstore_group, partitions) == offsets
+    other = Broker(broker._settings.config)
+    other.commit(offsetstore_group, {partitions[1]: CommittedOffset(9)})
+    other.close()
+    assert broker.committed_offsets(offsetstore_group, partitions[:2]) == {
+        partitions[0]: offsets[partitions[0]], partitions[1]: CommittedOffset(9)
+    }  # fmt: skip
+    assert broker.committed_offsets(offsetstore_group, []) == {}
+    with pytest.raises(ConfigurationError):
+        broker.committed_offsets("", partitions)
+
+
+@pytest.mark.behaviour("MIRROR-7")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_with_members_is_refused_with_how_to_find_them(
     protocol: str, broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
@@ -93,16 +114,53 @@ def test_a_group_with_members_is_refused_with_how_to_find_them(
         "bootstrap.servers": offsetstore_kafka.bootstrap_servers, "group.id": offsetstore_group,
         "group.protocol": protocol, "enable.auto.commit": False,
     })  # fmt: skip
+    assert not broker.has_members(offsetstore_group)
     member.subscribe([topic])
     try:
         wait_until(lambda: member.poll(0.05) is None and member.assignment())
-        with pytest.raises(BrokerRefused, match="has members") as refused:
+        assert broker.has_members(offsetstore_group)
+        with pytest.raises(GroupHasMembers, match="has members") as refused:
             broker.commit(offsetstore_group, offsets)
         assert f"--members --group {offsetstore_group}" in refused.value.next_step
     finally:
         member.close()
+    wait_until(lambda: not broker.has_members(offsetstore_group))
     broker.commit(offsetstore_group, offsets)
     assert broker.view(offsetstore_group, [topic]).committed == offsets
+
+
+_LOOKS = """
+import sys, time
+from offsetstore.errors import BrokerUnavailable
+from offsetstore.kafka import Broker
+
+kept = Broker({"bootstrap.servers": sys.argv[1]})
+kept.has_members(sys.argv[2])
+print("asked", flush=True)
+answers = {"none": 0, "some": 0}
+while not (answers["none"] and answers["some"] > 20):  # the broker was away, and has been back for a while
+    for broker in (kept, Broker({"bootstrap.servers": sys.argv[1]}, timeout=0.5)):
+        try:
+            broker.has_members(sys.argv[2])
+            answers["some"] += bool(answers["none"])
+        except BrokerUnavailable:
+            answers["none"] += 1
+"""
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-10")
+def test_looking_for_members_survives_a_broker_that_stops_and_whose_coordinator_is_loading(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    """The admin client's other calls about groups end the process then (docs/decisions/0010), so it is another one."""
+    broker.commit(offsetstore_group, {TopicPartition(offsetstore_topic(1), 0): CommittedOffset(1)})
+    arguments = [sys.executable, "-c", _LOOKS, offsetstore_kafka.bootstrap_servers, offsetstore_group]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == "asked\n"
+        offsetstore_kafka.stop()
+        offsetstore_kafka.start()
+        assert asking.wait(60) == 0
 
 
 def test_a_missing_partition_is_named(broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str) -> None:

@@ -9,15 +9,19 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from confluent_kafka import Consumer
 
-from offsetstore import Broker, OffsetStore, TopicPartition
+from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, errors, resolve_starting_offsets
+from offsetstore.errors import StartError
 from offsetstore.failpoints import POINTS
 from offsetstore.kafka.admin import Record, produce
-from offsetstore.stamp import MAX_BYTES, Stamp
+from offsetstore.offsets import CommittedOffset
+from offsetstore.stamp import MAX_BYTES, Stamp, digest
+from offsetstore.starting import Reason
 from offsetstore.store import mirror as mirrors
 from tests.support.background import in_background
 from tests.support.consumer_groups import consumer_groups_tool
@@ -25,7 +29,7 @@ from tests.support.mirrored_job import OFTEN, copied, process
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from offsetstore.local.kafka import KafkaBroker
     from offsetstore.testing.fixtures import NewTopic
@@ -169,6 +173,109 @@ def test_kafka_follows_a_reset_back_and_only_then_the_pin_comes_off(
     assert copied(broker, offsetstore_group, topic)[0] == 20
 
 
+@pytest.fixture
+def old_consumer(offsetstore_kafka: KafkaBroker, offsetstore_group: str) -> Callable[[str], Consumer]:
+    """Another application, which has used the group before there was the job, and joins it with the next poll."""
+
+    def join(topic: str) -> Consumer:
+        member = Consumer({
+            "bootstrap.servers": offsetstore_kafka.bootstrap_servers, "group.id": offsetstore_group,
+            "auto.offset.reset": "earliest", "enable.auto.commit": False,
+        })  # fmt: skip
+        member.subscribe([topic])
+        return member
+
+    return join
+
+
+def take(member: Consumer, count: int) -> list[int]:
+    """Read records, and commit the last; return the offsets in partition 0."""
+    messages: list[Any] = []
+    wait_until(lambda: len(messages.extend(member.consume(count - len(messages), 0.1)) or messages) == count)
+    member.commit(asynchronous=False)
+    return [message.offset() for message in messages if message.partition() == 0]
+
+
+@pytest.mark.behaviour("MIRROR-7")
+@pytest.mark.parametrize("is_there", [True, False], ids=["while it is there", "between two of its deploys"])
+def test_another_application_in_the_group_resumes_where_it_was_and_nothing_of_it_is_adopted(
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str,
+    old_consumer: Callable[[str], Consumer], *, is_there: bool,
+) -> None:  # fmt: skip
+    """The old consumer "billing" and the new job side by side, under the job's default group."""
+    group, partitions = offsetstore_group, [TopicPartition(topic, number) for number in range(2)]
+    member = old_consumer(topic)
+    take(member, 10)
+    if not is_there:
+        member.close()
+    claim = store.claim(group, broker, topics=[topic], mirror_every=OFTEN if is_there else SELDOM)
+    if not is_there:
+        member = old_consumer(topic)
+    for tp in partitions:
+        process(store, claim, tp, 50)
+    take(member, 20)
+    left_at = broker.view(group, [topic]).committed
+    member.close()
+    claim.close()
+
+    assert broker.view(group, [topic]).committed == left_at
+    redeployed = old_consumer(topic)
+    positions = [left_at[tp].next_offset if tp in left_at else 0 for tp in partitions]
+    assert take(redeployed, 100 - sum(positions)) == list(range(positions[0], 50))
+    redeployed.close()
+    assert {line.event for line in store.history(group)} >= {"contested"}
+    with pytest.raises(errors.KafkaGroupContested):
+        store.claim(group, broker, topics=[topic])
+    with pytest.raises(errors.KafkaGroupContested):
+        resolve_starting_offsets(broker, group=group, topics=[topic], store=store)
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-18")
+@pytest.mark.parametrize("to", [5, 45], ids=["backward", "forward"])
+def test_a_commit_of_another_tool_under_the_job_stays_until_the_next_start_is_told_what_counts(
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str, to: int
+) -> None:
+    group, p0 = offsetstore_group, TopicPartition(topic, 0)
+    with store.claim(group, broker, topics=[topic], mirror_every=OFTEN) as claim:
+        process(store, claim, p0, 20)
+        wait_until(lambda: copied(broker, group, topic).get(0) == 20)
+        tool = Broker(broker._settings.config)
+        tool.commit(group, {p0: CommittedOffset(to)})
+        process(store, claim, p0, 30)
+        wait_until(lambda: claim.mirror is not None and claim.mirror.ended)
+    assert copied(broker, group, topic)[0] == to
+    row = store.offsets(group)[p0]
+    assert (row.next_offset, row.contested) == (30, True)
+
+    with pytest.raises(errors.KafkaGroupContested, match=f"{to} committed, 30 stored"):
+        store.claim(group, broker, topics=[topic])
+    policy = StartPolicy(prefer="stored")
+    with store.claim(group, broker, topics=[topic], policy=policy, mirror_every=OFTEN) as claim:
+        wait_until(lambda: copied(broker, group, topic)[0] == 30)
+        wait_until(lambda: not store.offsets(group)[p0].contested)
+        process(store, claim, p0, 40)
+    tool.close()
+    with store.claim(group, broker, topics=[topic], mirror_every=SELDOM) as claim:
+        assert claim.starting is not None
+        assert claim.starting.starts[p0].reason is Reason.STORED
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-9")
+def test_two_groups_of_a_store_that_share_a_group_in_kafka_are_told_so(
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str
+) -> None:
+    with store.claim(offsetstore_group, broker, topics=[topic], kafka_group=f"{offsetstore_group}-shared") as claim:
+        process(store, claim, TopicPartition(topic, 0), 20)
+
+    other = f"{offsetstore_group}-b"
+    with pytest.raises(StartError, match=r"another group of this store.*kafka_group of its own") as caught:
+        store.claim(other, broker, topics=[topic], kafka_group=f"{offsetstore_group}-shared")
+    assert type(caught.value) is errors.KafkaGroupShared
+    assert "restore" not in caught.value.next_step.lower()
+    assert store.owner(other) is None
+    store.claim(other, broker, topics=[topic]).close()
+
+
 @pytest.mark.behaviour("MIRROR-5", "MIRROR-2")
 def test_a_broker_that_goes_away_costs_a_job_nothing_but_seconds_at_its_end(  # noqa: PLR0917 - fixtures
     store: OffsetStore,
@@ -212,7 +319,7 @@ def test_metadata_goes_with_the_stamp_as_long_as_kafka_takes_it(
 ) -> None:
     p0 = TopicPartition(topic, 0)
     with store.claim(offsetstore_group, broker, topics=[topic]) as claim:
-        stamp = Stamp(store.database.store_id(), claim.token.epoch)
+        stamp = Stamp(store.database.store_id(), claim.token.epoch, digest(offsetstore_group))
         room = MAX_BYTES - len(stamp.text()) - 2  # as JSON it has quotes
         process(store, claim, p0, 40, metadata="x" * (room + over))
     assert claim.mirror is not None
