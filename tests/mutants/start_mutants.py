@@ -80,7 +80,7 @@ START: Final[tuple[Mutant, ...]] = (
         "pin-of-an-override",
         (
             _DECISIONS,
-            "_PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA}",
+            "_PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA, Reason.CONTEST_STORED}",
             "_PINS = {Reason.RECREATED_RESTART}",
         ),
         tests=("tests/unit/test_pins.py::test_a_decision_about_a_rewound_database_is_made_once",),

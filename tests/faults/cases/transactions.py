@@ -86,7 +86,7 @@ def open_at_a_restart(scene: Scene) -> None:
     hanging.begin(20, commits=scene.variant == "commit")
     scene.produce(60)
     first = scene.start(extra={"kafka.isolation.level": "read_uncommitted"})
-    scene.caught_up()
+    scene.caught_up(to=high_watermarks(scene.servers, scene.topic))
     first.stop()
     stored, stable = scene.stored(), last_stable_offsets(scene.servers, scene.topic)
     assert all(stable[partition] < stored[partition] for partition in stored), "no transaction is open"
