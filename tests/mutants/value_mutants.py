@@ -15,6 +15,7 @@ _JSON: Final = "offsetstore/writers/json_text.py"
 _ERRORS: Final = "tests/integration/writers/test_values_in_errors.py::"
 _SERVER: Final = "tests/integration/store/test_refused_by_the_server.py::"
 _HOSTILE: Final = "tests/property/test_hostile_values.py::"
+_TASKS: Final = "tests/unit/spark/test_task.py::"
 _URL: Final = "tests/unit/store/test_url.py::"
 
 _KEEPS_ITS_STATE: Final = f"{_ERRORS}test_an_error_that_is_not_the_rows_keeps_class_and_state_and_no_value"
@@ -84,6 +85,22 @@ ERRORS: Final[tuple[Mutant, ...]] = (
         ),
         tests=(f"{_ERRORS}test_a_row_that_an_execute_s_sql_is_refused_for_is_a_refused_row",),
         why="The search would not name the record, and the log would have the parameters and the key.",
+    ),
+    mutant(
+        "strip-in-a-task",
+        ("offsetstore/spark/task.py", 'cast("Exception", stripped(error))', "error"),
+        tests=(f"{_TASKS}test_an_error_of_the_database_is_sent_without_what_quotes_a_row",),
+        why="What a writer of the application's own raises in a task would be logged by the driver with the row.",
+    ),
+    mutant(
+        "errors-in-a-task-that-do-not-pickle",
+        (
+            "offsetstore/spark/task.py",
+            "        return pickle.dumps(stand_in)\n",
+            "        return pickle.dumps(SinkError(str(stand_in)))\n",
+        ),
+        tests=(f"{_TASKS}test_an_error_that_can_t_be_sent_does_not_become_one_of_ours_whose_text_is_logged",),
+        why="The sink logs the text of our own errors, and this one's is of another author.",
     ),
     mutant(
         "cancelled-is-typed",
@@ -185,4 +202,13 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-VALUES: Final = (*ERRORS, *CONVERSIONS)
+SINK: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "strip-at-the-sink",
+        ("offsetstore/spark/sink.py", "            self.error = stripped(error)\n", "            self.error = error\n"),
+        tests=("tests/integration/spark/test_canary.py",),
+        why="What a writer of the application's own raises would reach Spark's log with the row.",
+    ),
+)
+
+VALUES: Final = (*ERRORS, *CONVERSIONS, *SINK)
