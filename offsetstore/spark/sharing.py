@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # With deterministic expressions, these give the same rows whenever they are computed from the same rows.
-_PLAIN: Final = frozenset({"Filter", "Generate", "LogicalRDD", "Project", "ResolvedHint", "SubqueryAlias", "View"})
+_PLAIN: Final = frozenset({"Filter", "LogicalRDD", "Project", "ResolvedHint", "SubqueryAlias", "View"})
 _LOST: Final = "executors have lost a part of what the outputs share, or computed it twice"
 
 
@@ -66,18 +66,16 @@ class _Sharing:
     def of(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """Compute what the frames share, and return frames that read it."""
         plans = self._with_one_clock([_analyzed(frame) for frame in frames.values()])
-        shared = _Shared(self._patterns, _analyzed(self._batch), plans)
-        batch = _frame(self._batch, _analyzed(self._batch))
-        if shared.needs_batch:
-            self._materialize(batch)
-        elif not _cached(batch).isCachedColumnBuffersLoaded():
+        batch = _analyzed(self._batch)
+        shared = _Shared(self._patterns, batch, plans)
+        rows = self._cached(batch)
+        if not shared.needs_batch and rows is not None and not rows.isCachedColumnBuffersLoaded():
             self._persisted.remove(self._batch)
             self._batch.unpersist()
+        if shared.needs_batch:
+            self._materialize(batch, is_ours=True)
         for plan in shared.plans:
-            part = _frame(self._batch, plan)
-            if _cached(part) is None:  # else the transform has persisted it
-                self._persisted.append(part.persist(self._level))
-            self._materialize(_frame(self._batch, plan))
+            self._materialize(plan)
         self._blocks = self._look()
         # A DataFrame that was planned already, for an action of the transform, would not read what is persisted now.
         return {name: _frame(frame, plan) for (name, frame), plan in zip(frames.items(), plans, strict=True)}
@@ -101,11 +99,21 @@ class _Sharing:
         together = jvm.org.apache.spark.sql.catalyst.plans.logical.Union(jvm.PythonUtils.toSeq(plans), False, False)  # noqa: FBT003 - Java
         return list(each(jvm.org.apache.spark.sql.catalyst.optimizer.ComputeCurrentTime.apply(together).children()))
 
-    def _materialize(self, frame: DataFrame) -> None:
-        rdd = _cached(frame).cachedColumnBuffers()
-        rdd.localCheckpoint()  # a block that is lost is then an error, and not computed again
+    def _materialize(self, plan: Any, *, is_ours: bool = False) -> None:
+        rows = self._cached(plan)
+        if rows is None:
+            self._persisted.append(_frame(self._batch, plan).persist(self._level))
+            rows, is_ours = self._cached(plan), True
+        rdd = rows.cachedColumnBuffers()
+        if is_ours:  # else the user persisted it, for later batches too perhaps, and must not lose it for good
+            rdd.localCheckpoint()  # a block that is lost is then an error, and not computed again
         rdd.count()
         self._rdds.append(rdd)
+
+    def _cached(self, plan: Any) -> Any:
+        """Return what builds the persisted rows that the plan gives, or ``None`` if they are not persisted."""
+        found = _any(_frame(self._batch, plan))._jdf.queryExecution().withCachedData()  # noqa: SLF001 - Spark's own
+        return found.cacheBuilder() if simple_name(found) == "InMemoryRelation" else None
 
     def _look(self) -> list[str]:
         """Return each block of what is shared, with the executor that has it."""
@@ -212,12 +220,6 @@ def _known(nodes: list[_Node], plan: Any) -> _Node | None:
 
 def _is_rdd(node: _Node) -> bool:
     return not node.below and simple_name(node.plan) == "LogicalRDD"
-
-
-def _cached(frame: DataFrame) -> Any:
-    """Return what builds the persisted rows of what the frame gives, or ``None`` if it is not persisted."""
-    plan = _any(frame)._jdf.queryExecution().withCachedData()  # noqa: SLF001 - Spark's own, like all below
-    return plan.cacheBuilder() if simple_name(plan) == "InMemoryRelation" else None
 
 
 def _frame(like: DataFrame, plan: Any) -> DataFrame:

@@ -246,12 +246,8 @@ AGREEMENT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lineage-of-what-outputs-share",
-        (
-            _SHARING,
-            "        rdd.localCheckpoint()  # a block that is lost is then an error, and not computed again\n",
-            "",
-        ),
-        tests=((f"{_AGREEMENT}test_a_lost_part_of_what_is_shared_is_not_computed_again_for_one_output_alone"),),
+        (_SHARING, "        if is_ours:  # else", "        if rdd is None:  # else"),
+        tests=(f"{_AGREEMENT}test_a_lost_part_of_what_is_shared_is_not_computed_again_for_one_output_alone",),
         why="A block that is lost would be computed again with other values, between two outputs.",
     ),
     mutant(

@@ -117,6 +117,13 @@ def persisted_by_the_transform(given: Given) -> Outputs:
     return {"a": orders.select("id"), "b": orders}
 
 
+def let_go_by_the_transform(given: Given) -> Outputs:
+    given.batch.persist().count()
+    given.batch.unpersist()
+    orders = given.batch.select(new_id().alias("id"), "k")
+    return {"a": orders.select("id"), "b": orders, "c": given.batch.join(orders, "k").select("id")}
+
+
 def any_three(given: Given) -> Outputs:
     chosen = given.batch.repartition(4).orderBy(F.rand()).limit(3).select(F.col("v").alias("id"))
     return {"a": chosen, "b": chosen.select("id", F.lit(1))}
@@ -136,18 +143,34 @@ def any_three(given: Given) -> Outputs:
         of_other_data,
         planned_before,
         persisted_by_the_transform,
+        let_go_by_the_transform,
         any_three,
     ],
 )
 def test_what_outputs_share_is_computed_once(given: Given, outputs: Callable[[Given], Outputs]) -> None:
-    made = outputs(given)
-    before = given.persisted()
-    given.compute(made)
+    given.compute(outputs(given))
     ids = [{row[0] for row in rows} for rows in given.rows.values()]
     assert ids[0]
     assert all(one == ids[0] for one in ids), ids
-    assert given.persisted() == (1 if before or outputs is persisted_by_the_transform else 0), "ours alone is let go"
+    assert given.persisted() == (1 if outputs is persisted_by_the_transform else 0), "ours alone is let go"
     given.session.catalog.clearCache()
+
+
+def test_what_the_user_keeps_over_batches_can_be_computed_again(given: Given) -> None:
+    lookup = given.session.range(10).select(F.col("id").cast("int").alias("k"), new_id().alias("id")).persist()
+    for _ in range(2):
+        given.compute({"a": lookup.select("id"), "b": given.batch.join(lookup, "k").select("id", "k")})
+        assert {row[0] for row in given.rows["a"]} == {row[0] for row in given.rows["b"]}
+        assert lose_blocks(given.session)
+    lookup.unpersist()
+
+
+@pytest.mark.parametrize("level", [StorageLevel.MEMORY_AND_DISK_DESER, StorageLevel.DISK_ONLY])
+def test_what_has_no_rows_is_not_lost(given: Given, level: StorageLevel) -> None:
+    orders = given.batch.where("k > 100").select("k", new_id().alias("id"))
+    with computed_once(given.batch, level) as sharing:
+        frames = sharing({"a": orders, "b": orders.select("id"), "c": given.batch.where("k > 100")})
+        assert [frame.collect() for frame in frames.values()] == [[], [], []]
 
 
 def test_deterministic_outputs_read_the_batch_and_are_computed_apart(given: Given) -> None:
