@@ -226,9 +226,9 @@ class Model:
     # -- what an operator decides
 
     def reset(self, offsets: dict[int, int], *, happens: bool = True) -> str:
-        self._end_open()
         if not offsets.keys() <= self.rows.keys():
-            return "ConfigurationError"
+            return "ConfigurationError" if self.rows else "UnknownGroup"
+        self._end_open()
         if happens:
             number = self._decide(self.name)
             for partition, offset in sorted(offsets.items()):
@@ -240,7 +240,7 @@ class Model:
     def rename(self, new: str, *, happens: bool = True) -> str:
         self._end_open()
         if not self.rows:
-            return "ConfigurationError"
+            return "UnknownGroup"
         if happens:
             number = self._decide(self.name)
             self._holders[new] = number
