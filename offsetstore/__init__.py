@@ -14,6 +14,7 @@ from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.policy import StartPolicy
 from offsetstore.replay import Decision, Outcome
 from offsetstore.starting import StartingOffsets
+from offsetstore.store.admin import Reset, ShiftBy
 from offsetstore.store.claims import Claim
 from offsetstore.store.starting import resolve_starting_offsets
 from offsetstore.store.store import OffsetStore, Retries, Timeouts
@@ -34,7 +35,9 @@ __all__ = [
     "OffsetRange",
     "OffsetStore",
     "Outcome",
+    "Reset",
     "Retries",
+    "ShiftBy",
     "StartPolicy",
     "StartingOffsets",
     "StoredOffset",
