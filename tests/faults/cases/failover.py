@@ -26,7 +26,8 @@ def failover_to_a_lagging_replica(scene: Scene) -> None:
     scene.use_postgres(scene.at_end.enter_context(PostgresServer(durability="none")))
     scene.expect("OffsetGap", "StaleClaim", "StoreUnavailable", "TransactionLost")
     is_mirrored = scene.variant == "mirrored"
-    with scene.producing(rate=100), scene.supervise(mirror_every=0.3 if is_mirrored else None) as supervisor:
+    settings = {"mirror_every": 0.3 if is_mirrored else None}
+    with scene.producing(), scene.supervise(**settings) as supervisor:
         supervisor.job.wait_for("done", scene.random.randint(1, 3))
         replica = Replica(scene)
         copied = replica.stored()
@@ -51,7 +52,7 @@ def failover_to_a_lagging_replica(scene: Scene) -> None:
         wait_until(lambda: supervisor.job is not job and supervisor.job.batches_done, timeout=90)
         claimed = supervisor.job.wait_for("claimed").what["starting"][scene.topic]
         scene.fired(f"job {supervisor.job.pid} starts at {claimed}")
-    with scene.supervise(mirror_every=0.3 if is_mirrored else None):
+    with scene.supervise(**settings, records_per_trigger=1000):
         scene.caught_up()
 
 
