@@ -5,6 +5,7 @@
     OffsetStoreError
      +-- ConfigurationError          an argument, option or URL that can't be right
      |    +-- UnknownGroup           the store has no offsets of the group
+     |    +-- OffsetMoved            another offset is stored than the one that a reset is for
      |    +-- UnsupportedQuery       Spark Connect, real-time mode, failOnDataLoss=false, ...
      |    +-- MissingDependency      an optional extra that is not installed, or a Java that is missing
      +-- StoreUnavailable            the database can't be reached, or refuses us
@@ -136,6 +137,12 @@ class UnknownGroup(ConfigurationError):
     """The store has no offsets of the group."""
 
     default_next_step = "Correct the name; a group gets its rows from the first claim."
+
+
+class OffsetMoved(ConfigurationError):
+    """Another offset is stored than the one that the reset is for; nothing was written."""
+
+    default_next_step = "See what has moved it (the group's history, a job that ran since), and whether a reset is due."
 
 
 class UnsupportedQuery(ConfigurationError):

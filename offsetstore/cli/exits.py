@@ -55,7 +55,7 @@ def describe() -> str:
 def exit_code(error: errors.OffsetStoreError) -> ExitCode:
     """Tell by whose fault it is."""
     match error:
-        case errors.StartError() | errors.UnknownGroup() | errors.GroupBusy():
+        case errors.StartError() | errors.UnknownGroup() | errors.OffsetMoved() | errors.GroupBusy():
             return ExitCode.NO
         case errors.ConfigurationError():
             return ExitCode.USAGE

@@ -67,6 +67,12 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     help="To the first record at or after it, or the end; such as 2025-03-01T00:00Z.",
 )
 @click.option("--shift-by", type=int, metavar="N", help="By N offsets, backwards if N is negative.")
+@click.option(
+    "--from-offset",
+    type=click.IntRange(0, MAX_OFFSET),
+    metavar="N",
+    help="Only if this is what is stored; otherwise nothing is done.",
+)
 @click.option("--reason", required=True, metavar="TEXT", help="Why; the history keeps it.")
 @click.option("--execute", is_flag=True, help="Do it. Without this nothing is written.")
 @click.option("--force", is_flag=True, help="Do it although a job is live: its next write fails with StaleClaim.")
@@ -84,6 +90,7 @@ def reset(
     to_offset: int | None,
     to_datetime: datetime | None,
     shift_by: int | None,
+    from_offset: int | None,
     reason: str,
     execute: bool,
     force: bool,
@@ -108,7 +115,8 @@ def reset(
     Exit codes:
       0  done; without --execute: it would be done
       1  refused, without --execute too: no such group, a live job and no
-         --force, or the log does not hold an offset
+         --force, another stored offset than --from-offset, or the log does
+         not hold an offset
       2  wrong usage, or the store has no such partition
       3  the database can't be reached or refuses
       4  Kafka can't be reached, refuses, or has no such topic
@@ -147,6 +155,7 @@ def reset(
             broker=broker,
             kafka_group=kafka_group,
             takeover="fence" if force else "refuse",
+            from_offset=from_offset,
             dry_run=not execute,
         )
     if format_ == "json":

@@ -16,9 +16,9 @@ from pyspark import StorageLevel
 from offsetstore import failpoints
 from offsetstore.errors import RowsRefused
 from offsetstore.spark.cropping import crop, with_coordinates, within
-from offsetstore.spark.micro_batch import MicroBatch, Planned, PlanOutdated, check_topics
-from offsetstore.spark.poison import conclude, is_of_records, is_row_local, isolate, try_out
-from offsetstore.spark.row_by_row import is_row_by_row
+from offsetstore.spark.micro_batch import MicroBatch, Planned, PlanOutdated, check_topics, create_rows
+from offsetstore.spark.poison import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
+from offsetstore.spark.row_by_row import is_deterministic, is_row_by_row
 from offsetstore.spark.sharing import computed_once
 from offsetstore.spark.staging import StagingArea, StagingPolicy
 from offsetstore.writers.refusals import check_deferred
@@ -108,6 +108,7 @@ class BatchAtomicity:
         """Find out which record it is, and store those before it."""
         if not is_of_records(refused):
             return refused
+        create_rows(self._claim, planned)
 
         def attempt(part: Ranges, without: Collection[Record]) -> None:
             computed = self._compute(with_coordinates(within(batch.frame, part, without)), _offsets(part))
@@ -117,14 +118,17 @@ class BatchAtomicity:
             self._write_as(planned.up_to(part), within(batch.frame, part))
 
         remaining = planned.remaining()
-        verdict = isolate(refused, remaining, attempt, is_local=lambda: self._is_local(refused, batch))
-        return conclude(verdict, remaining, store, group=self._claim.group)
+        verdict = isolate(refused, remaining, attempt, proof=lambda told: self._proof(told, batch))
+        return conclude(verdict, remaining, store, group=self._claim.group, schema=schema_of(self._claim))
 
-    def _is_local(self, refused: RowsRefused, batch: MicroBatch) -> bool:
-        if refused.output is None or not is_row_local(refused, self._outputs.writers[refused.output]):
-            return False
+    def _proof(self, told: RowsRefused, batch: MicroBatch) -> Proof:
         given = with_coordinates(batch.frame)
-        return is_row_by_row(given, self._outputs.of(given)[refused.output])
+        frames = self._outputs.of(given)
+        if not all(map(is_deterministic, frames.values())):
+            return Proof.NONE
+        if told.output is None or not is_of_values(told, self._outputs.writers[told.output]):
+            return Proof.BATCH
+        return Proof.ROW if is_row_by_row(given, frames[told.output]) else Proof.BATCH
 
     def _write_as(self, planned: Planned, frame: DataFrame) -> None:
         """Write and advance what remains by the plan; ``frame`` has just those records."""

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from offsetstore.errors import LockTimeout, StoreUnavailable, TopicRecreated
+from offsetstore.errors import TopicRecreated
 from offsetstore.offsets import OffsetRange
 from offsetstore.replay import Decision, Outcome, decide
-from offsetstore.store.failures import is_connection_lost
+from offsetstore.store import failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -90,11 +90,27 @@ def patiently(claim: Claim, ask: Callable[[], _T]) -> _T:
         try:
             return ask()
         except Exception as error:
-            lost = isinstance(error, (LockTimeout, StoreUnavailable)) or is_connection_lost(error)
-            if attempt >= retries.attempts or not lost:
+            unavailable = failures.unavailable(error)
+            passing = unavailable is not None or failures.may_pass(error) or failures.is_connection_lost(error)
+            if attempt >= retries.attempts or not passing:
+                if unavailable is not None:
+                    raise unavailable from failures.stripped(error)
+                failures.raise_stripped(error)
                 raise
         time.sleep(retries.wait(attempt))
         attempt += 1
+
+
+def create_rows(claim: Claim, planned: Planned) -> None:
+    """Make the rows of partitions that the claim did not know, each at its range's beginning.
+
+    Then no task has to share the group's row, and a partition whose first record is refused can be reset.
+    """
+    unknown = {tp: decision.range.from_ for tp, decision in planned.plan.items() if tp not in planned.rows}
+    if unknown:
+        # Nothing is left of an empty range, so that there is nothing to advance.
+        empty = {tp: OffsetRange(offset, offset) for tp, offset in unknown.items()}
+        claim.store.run(claim, lambda tx: tx.lock(empty))
 
 
 def check_topics(

@@ -18,16 +18,24 @@ from pyspark import cloudpickle
 
 from offsetstore import failpoints
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
-from offsetstore.offsets import OffsetRange
 from offsetstore.replay import Outcome
 from offsetstore.spark.batch_atomicity import OnDriver, write_and_advance
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.executor import ExecutorStore, sending_password
-from offsetstore.spark.micro_batch import MicroBatch, Plan, Planned, PlanOutdated, check_topics
+from offsetstore.spark.micro_batch import MicroBatch, Plan, Planned, PlanOutdated, check_topics, create_rows
 from offsetstore.spark.outputs import UNNAMED
-from offsetstore.spark.poison import SECONDS, conclude, is_of_records, is_row_local, isolate, try_out
+from offsetstore.spark.poison import (
+    SECONDS,
+    Proof,
+    conclude,
+    is_of_records,
+    is_of_values,
+    isolate,
+    schema_of,
+    try_out,
+)
 from offsetstore.spark.preflight import check_executors
-from offsetstore.spark.row_by_row import check_row_by_row
+from offsetstore.spark.row_by_row import check_row_by_row, is_deterministic
 from offsetstore.spark.scan import place
 from offsetstore.spark.staging import THRESHOLD
 from offsetstore.spark.task import SCHEMA, Ending, Result, Work
@@ -94,7 +102,7 @@ class PartitionAtomicity:
         if not planned.is_to_be_computed(self._claim):
             self._advance(planned.plan, batch.ranges)
             return None
-        self._create_rows(planned)
+        create_rows(self._claim, planned)
         results = self._run(batch, planned, number)
         try:
             passing = _judge(results)
@@ -156,22 +164,14 @@ class PartitionAtomicity:
 
             self._claim.store.run(self._claim, work)
 
-        verdict = isolate(
-            refused,
-            ranges,
-            attempt,
-            is_local=lambda: is_row_local(refused, self._writer),
-            seconds=SECONDS if is_small else 0,
-        )
-        return conclude(verdict, ranges, store, group=self._claim.group)
+        def proof(told: RowsRefused) -> Proof:
+            [frame] = self._outputs.of(with_coordinates(batch.frame), keep_kafka=True).values()
+            if not is_deterministic(frame):
+                return Proof.NONE
+            return Proof.ROW if is_of_values(told, self._writer) else Proof.BATCH
 
-    def _create_rows(self, planned: Planned) -> None:
-        """Make the rows of partitions that the claim did not know, so that no task has to share the group's row."""
-        unknown = {tp: decision.range.from_ for tp, decision in planned.plan.items() if tp not in planned.rows}
-        if unknown:
-            # Nothing is left of an empty range, so that there is nothing to advance.
-            empty = {tp: OffsetRange(offset, offset) for tp, offset in unknown.items()}
-            self._claim.store.run(self._claim, lambda tx: tx.lock(empty))
+        verdict = isolate(refused, ranges, attempt, proof=proof, seconds=SECONDS if is_small else 0)
+        return conclude(verdict, ranges, store, group=self._claim.group, schema=schema_of(self._claim))
 
     def _run(self, batch: MicroBatch, planned: Planned, attempt: int) -> Sequence[Result]:
         given = with_coordinates(crop(batch.frame, planned.plan))

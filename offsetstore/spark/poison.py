@@ -9,6 +9,9 @@ found is the first record with which the batch is refused. That alone does not m
 recur, and a later record may lift it (a parent, a deposit). So the whole batch is tried again, and then without the
 record; see docs/decisions/0020-which-record.md. The records before it, which were accepted, are then stored, so that
 passing over the record passes over no other.
+
+All that counts is whether records are accepted or refused, for whatever reason: a batch may have bad records of several
+kinds, and its parts are then refused in several ways.
 """
 
 from __future__ import annotations
@@ -19,11 +22,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
+from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, describe
 from offsetstore.spark.micro_batch import PlanOutdated
+from offsetstore.store.database import PostgresDatabase
 from offsetstore.writers.append import Append
 from offsetstore.writers.refusals import check_deferred
 from offsetstore.writers.staging import StagedRowsLost
@@ -48,21 +54,30 @@ SECONDS: Final = 60.0
 _MOST_OTHERS: Final = 4
 """So many other bad records may be in the batch where one is to be shown to be a cause."""
 
-# Cardinality, data, constraints, views' checks, limits of a row or value, and what a function or trigger raises. That a
-# right or a table is missing is no record's doing.
-_OF_RECORDS: Final = frozenset({"21", "22", "23", "44", "54", "P0"})
-
-# What an added row violates whatever comes after it: values and types, NOT NULL, CHECK, UNIQUE and EXCLUDE.
-_ROW_LOCAL: Final = frozenset({"23502", "23514", "23505", "23P01"})
+# Cardinality, data, constraints, checks of views, limits of a row or value, and what functions and triggers raise, with
+# codes of their own if they like. That a right or a table is missing, for example, is no record's doing.
+_NOT_OF_RECORDS: Final = ("0", "2B", "2D", "2F", "24", "25", "26", "27", "28", "3", "4", "5", "7", "F", "H", "X")
+_OF_RECORDS: Final = ("21", "22", "23", "38", "44", "54", "P0")
 
 _log = logging.getLogger(__name__)
+
+
+class Proof(Enum):
+    """What it takes to show that a record is the cause of a refusal."""
+
+    ROW = "row"
+    """Each row is of one record, and its own values were refused: no other record can lift that."""
+    BATCH = "batch"
+    """The batch is refused with the record, and accepted without it."""
+    NONE = "none"
+    """The transform makes other rows each time: what was refused need not be refused again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a search has found out.
 
-    :param error: the refusal, as the smallest part that was refused told it.
+    :param error: the refusal of the record, or where none is shown to be a cause, of the batch.
     :param accepted: the records before the first one with which the batch is refused; they were written and taken back.
     :param suspects: the records among which the cause is.
     :param record: the one of them that is shown to be a cause, else ``None``.
@@ -76,19 +91,18 @@ class Verdict:
 
 def is_of_records(refused: RowsRefused) -> bool:
     """Tell whether a record can have caused it."""
-    return refused.sqlstate is None or refused.sqlstate[:2] in _OF_RECORDS
+    state = refused.sqlstate
+    return state is None or state.startswith(_OF_RECORDS) or not state.startswith(_NOT_OF_RECORDS)
 
 
-def is_row_local(refused: RowsRefused, writer: Writer | None) -> bool:
-    """Tell whether no other row can lift the refusal of a row: a foreign key's parent or a key's next summand could.
+def is_of_values(refused: RowsRefused, writer: Writer | None) -> bool:
+    """Tell whether a row was refused for its own values, by us: what the database refuses, another row may lift.
+
+    A trigger raises what it likes, with any SQLSTATE, and a CHECK may call a function that looks at other rows.
 
     :param writer: that of the refused rows, ``None`` if that is not known.
     """
-    if type(writer) not in {Append, Upsert}:
-        return False
-    if refused.sqlstate is None:  # a value that we have refused ourselves, before rows were combined by key
-        return True
-    return type(writer) is Append and (refused.sqlstate[:2] == "22" or refused.sqlstate in _ROW_LOCAL)
+    return refused.sqlstate is None and type(writer) in {Append, Upsert}
 
 
 def isolate(
@@ -96,14 +110,14 @@ def isolate(
     ranges: Ranges,
     attempt: Attempt,
     *,
-    is_local: Callable[[], bool] = lambda: False,
+    proof: Callable[[RowsRefused], Proof] = lambda _: Proof.BATCH,
     seconds: float = SECONDS,
 ) -> Verdict:
     """Look for the record that is the cause of a refusal.
 
     :param refused: the error of the whole batch, which a record can have caused.
     :param ranges: the batch's records.
-    :param is_local: whether each refused row is of one record, and no other row can lift its refusal.
+    :param proof: says of the refusal of the smallest part what it takes to show its cause.
     :param seconds: with 0 no part is tried.
     :raises PlanOutdated: the refusal did not recur; the batch may be written by now.
     :raises StaleClaim, PlanOutdated, StagedRowsLost: the batch is not ours any more, or no longer as it was planned.
@@ -111,28 +125,29 @@ def isolate(
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
     search = _Search(refused, ranges, attempt, time.monotonic() + seconds)
     record: Record | None = None
-    local = False
     try:
         first = search.bisect(0, search.size)
         if not search.refuses(search.size):
             what = "rows were refused, and a moment later they were not"
             raise PlanOutdated(what)
-        local = is_local()
-        if local or search.is_cause(first):
+        needed = proof(search.told)
+        if needed is Proof.ROW or (needed is Proof.BATCH and search.is_cause(first)):
             record = search.record(first)
     except _GivenUp as why:
         _log.warning("the search was given up: %s", why)
-        local = is_local()
-    until = search.refused if local else search.size
-    suspects = _cut(ranges, search.accepted, search.accepted + 1 if record else until)
-    return Verdict(search.told, _cut(ranges, 0, search.accepted), suspects, record)
+    accepted = _cut(ranges, 0, search.accepted)
+    suspects = _cut(ranges, search.accepted, search.accepted + 1 if record else search.size)
+    return Verdict(search.told if record else refused, accepted, suspects, record)
 
 
-def conclude(verdict: Verdict, ranges: Ranges, store: Callable[[Ranges], object], *, group: str) -> RowsRefused:
+def conclude(
+    verdict: Verdict, ranges: Ranges, store: Callable[[Ranges], object], *, group: str, schema: str | None
+) -> RowsRefused:
     """Store the records before the refused one, and return the error that tells all of it.
 
     :param ranges: the batch's records.
     :param store: writes these records and advances, in one transaction.
+    :param schema: that of the store's tables.
     :raises OffsetStoreError: whatever ``store`` raises, but for `RowsRefused`: then no record is named.
     """
     stored: Ranges = {}
@@ -151,7 +166,7 @@ def conclude(verdict: Verdict, ranges: Ranges, store: Callable[[Ranges], object]
     place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
     next_step = verdict.error.next_step
     if record is not None:
-        next_step += f" To pass over this record alone: {_recipe(group, record)}"
+        next_step += f" To pass over this record alone: {_recipe(group, schema, record)}"
     return verdict.error.among(suspects, place, stored=stored, next_step=next_step)
 
 
@@ -179,21 +194,20 @@ class _TakenBack(Exception):
 
 
 class _GivenUp(Exception):
-    """The time is up, or another error than the batch's came in between."""
+    """The time is up, or something else than the records is in the way."""
 
 
 class _Search:
     """Tries parts of a batch; offsets are counted from 1, from partition to partition.
 
-    ``accepted`` is how many of the first offsets are known to be accepted, ``refused`` how many are known, or said, to
-    be refused.
+    ``accepted`` is how many of the first offsets are known to be accepted; ``told`` is the refusal of the fewest.
     """
 
     def __init__(self, refused: RowsRefused, ranges: Ranges, attempt: Attempt, deadline: float) -> None:
         self.told = refused
         self.size = sum(range_.until - range_.from_ for range_ in ranges.values())
-        self.accepted, self.refused = 0, self.size
-        self._original = refused
+        self.accepted = 0
+        self._fewest = self.size
         self._ranges = ranges
         self._attempt = attempt
         self._deadline = deadline
@@ -210,13 +224,14 @@ class _Search:
             else:
                 accepted = middle
             if not without:
-                self.accepted, self.refused = accepted, refused
+                self.accepted = accepted
         return refused
 
     def is_cause(self, first: int) -> bool:
         """Tell whether the batch is accepted without the record, and without the other bad ones that it has.
 
-        With it alone of them it must be refused: a record that a later one makes good is no cause.
+        With it the batch must be refused, whichever of the others are there too: a record that another makes good is no
+        cause, also where that other one looks bad without it, as the two legs of an entry do.
         """
         record = self.record(first)
         others: list[Record] = []
@@ -225,12 +240,16 @@ class _Search:
                 return False
             first = self.bisect(first, self.size, [record, *others])
             others.append(self.record(first))
-        return not others or self.refuses(self.size, others)
+        return all(
+            self.refuses(self.size, left_out)
+            for count in range(1, len(others) + 1)
+            for left_out in combinations(others, count)
+        )
 
     def refuses(self, count: int, without: Sequence[Record] = ()) -> bool:
         """Try the first so many offsets.
 
-        :raises _GivenUp: the time is up, or they are refused for another reason than the batch.
+        :raises _GivenUp: the time is up, or something else than the records is in the way.
         """
         if time.monotonic() >= self._deadline:
             what = "the time is up"
@@ -240,10 +259,10 @@ class _Search:
         except (StaleClaim, PlanOutdated, StagedRowsLost):
             raise
         except Exception as error:  # noqa: BLE001 - what hinders the search does not matter beside what it is about
-            if not (isinstance(error, RowsRefused) and _is_same(error, self._original)):
+            if not (isinstance(error, RowsRefused) and is_of_records(error)):
                 raise _GivenUp(type(error).__name__) from None
-            if not without:
-                self.told = error
+            if not without and count <= self._fewest:
+                self.told, self._fewest = error, count
             return True
         return False
 
@@ -251,12 +270,6 @@ class _Search:
         """Return the offset of that number."""
         [(tp, range_)] = _cut(self._ranges, number - 1, number).items()
         return tp, range_.from_
-
-
-def _is_same(found: RowsRefused, refused: RowsRefused) -> bool:
-    """Compare them as far as both are told: COPY knows a column where INSERT does not."""
-    pairs = [(getattr(found, name), getattr(refused, name)) for name in ("table", "constraint", "column")]
-    return found.sqlstate == refused.sqlstate and all(one == other or None in (one, other) for one, other in pairs)
 
 
 def _cut(ranges: Ranges, begin: int, end: int) -> Ranges:
@@ -271,8 +284,16 @@ def _cut(ranges: Ranges, begin: int, end: int) -> Ranges:
     return part
 
 
-def _recipe(group: str, record: Record) -> str:
-    """The command that moves the partition's stored offset behind the record, where it stands once all before is in."""
+def schema_of(claim: Claim) -> str | None:
+    """The schema of the store's tables, ``None`` where it has none."""
+    database = claim.store.database
+    return database.schema if isinstance(database, PostgresDatabase) else None
+
+
+def _recipe(group: str, schema: str | None, record: Record) -> str:
+    """The command that moves the partition's stored offset behind the record, and only if it stands there."""
     tp, offset = record
-    place = f"-g {shlex.quote(group)} -t {shlex.quote(f'{tp.topic}:{tp.partition}')} --to-offset {offset + 1}"
-    return f'offsetstore reset {place} --reason "…" --execute'
+    words = ["offsetstore", "reset", "-g", group, "-t", f"{tp.topic}:{tp.partition}"]
+    words += ["--from-offset", str(offset), "--to-offset", str(offset + 1)]
+    words += [] if schema in {None, "public"} else ["--schema", schema or ""]
+    return f'{shlex.join(words)} --reason "…" --execute'

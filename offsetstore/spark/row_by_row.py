@@ -71,6 +71,11 @@ def is_row_by_row(batch: DataFrame, result: DataFrame) -> bool:
     return True
 
 
+def is_deterministic(result: DataFrame) -> bool:
+    """Tell whether the result has the same rows each time; as far as its plan says (``rand()``, ``uuid()``, ...)."""
+    return bool(_analyzed(result).deterministic())
+
+
 def _kafka_columns(given: Any, made: Any) -> set[int]:
     """Return which columns of the result are the sink's ``_kafka``.
 

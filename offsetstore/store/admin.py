@@ -18,6 +18,7 @@ from offsetstore.errors import (
     ConfigurationError,
     GroupBusy,
     LockTimeout,
+    OffsetMoved,
     OffsetOutOfRange,
     TransactionLost,
     UnknownGroup,
@@ -105,6 +106,7 @@ class ResetRequest:
     actor: str | None
     takeover: Decided
     takeover_timeout: float
+    from_offset: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what can't be right, before anything is asked.
@@ -194,6 +196,9 @@ class ResetRequest:
         return tuple(self._move(tp, rows[tp], view, seen.get(tp)) for tp in self.chosen(rows))
 
     def _move(self, tp: TopicPartition, row: StoredOffset, view: BrokerView | None, seen: StoredOffset | None) -> Move:
+        if self.from_offset is not None and row.next_offset != self.from_offset:
+            what = "another offset is stored than the one that the reset is for; nothing was written"
+            raise OffsetMoved(what, topic_partition=tp, found=row.next_offset, expected=self.from_offset)
         log = None if view is None else _log_of(tp, row, view)
         if log is not None and (seen is None or seen.next_offset < row.next_offset):
             log = Watermarks(log.beginning, max(log.end, row.next_offset))
@@ -219,7 +224,9 @@ class ResetRequest:
                 assert log is not None
                 assert view is not None
         if isinstance(self.target, datetime):
-            return (view.timestamps or {})[tp]
+            at = (view.timestamps or {})[tp]
+            # The end, where no record is that young: the log has grown since, if a job has read on.
+            return log.end if at == view.topics[tp.topic].partitions[tp.partition].end else at
         return log.beginning if self.target == "earliest" else log.end
 
 

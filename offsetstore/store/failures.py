@@ -69,12 +69,19 @@ def stripped(error: _E) -> _E | psycopg.Error | StatementError:
     """Return the database's error without what may quote a row, and without what led to it; another's, as it is.
 
     It is of the same class, with the same SQLSTATE, and the names of table, column and constraint. What is left out are
-    DETAIL, HINT and CONTEXT, the statement with its parameters, and all but the first line of the message.
+    DETAIL, HINT and CONTEXT, the statement with its parameters, and all but the first line of the message. A group of
+    errors becomes one of stripped errors.
     """
     if isinstance(error, psycopg.Error):
         return _stripped_driver(error).with_traceback(error.__traceback__)
     if isinstance(error, StatementError):
         return _stripped_alchemy(error).with_traceback(error.__traceback__)
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        inner = [stripped(one) for one in group.exceptions]
+        for one in inner:
+            strip_chain(one)
+        return cast("_E", group.derive(inner).with_traceback(group.__traceback__))
     return error
 
 
@@ -89,14 +96,18 @@ def strip_chain(error: BaseException) -> None:
 
     Those that are not shown (``raise ... from None``) are let go.
     """
+    waiting = [error]
     seen: set[int] = set()
-    while id(error) not in seen:
+    while waiting:
+        error = waiting.pop()
+        if id(error) in seen:
+            continue
         seen.add(id(error))
         cause, context, is_hidden = error.__cause__, error.__context__, error.__suppress_context__
         error.__context__ = None if is_hidden or context is None else stripped(context)
         if cause is not None:
             error.__cause__ = stripped(cause)
-        error = error.__cause__ or error.__context__ or error
+        waiting += [one for one in (error.__cause__, error.__context__) if one is not None]
 
 
 def _stripped_driver(error: psycopg.Error) -> psycopg.Error:

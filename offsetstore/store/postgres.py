@@ -82,7 +82,7 @@ class PostgresSession:
         self._ending = True
         try:
             self._connection.rollback()
-            if self._is_read_only():
+            if not self._connection.invalidated and self._is_read_only():
                 self._connection.invalidate()  # another one may be the new primary's
             self._close()
         except Exception:  # noqa: BLE001 - of no further use, whatever is wrong with it

@@ -211,6 +211,7 @@ class OffsetStore:
         broker: BrokerOffsets | None = None,
         kafka_group: str | None = None,
         takeover: admin.Decided = "fence",
+        from_offset: int | None = None,
         dry_run: bool = False,
     ) -> Reset:
         """Set stored offsets, backwards or forwards, and pin them: the next claim starts there, whatever Kafka says.
@@ -230,7 +231,9 @@ class OffsetStore:
             claim does that, and ``"earliest"``, ``"latest"`` and times can't be resolved.
         :param kafka_group: the group in whose name Kafka is asked, if it is not ``group``.
         :param takeover: ``"fence"`` a live job, or ``"refuse"``.
+        :param from_offset: what has to be stored for each of the partitions; the reset is for no other state.
         :param dry_run: lock and write nothing; return what would be done to what is stored now.
+        :raises OffsetMoved: another offset is stored than ``from_offset``; nothing was written.
         :raises ConfigurationError: an unknown partition, not an offset, no reason.
         :raises UnknownGroup: the store has no offsets of the group.
         :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
@@ -240,7 +243,7 @@ class OffsetStore:
         :raises LockTimeout: a transaction that is no job of the group holds its rows.
         :raises TransactionLost: the connection broke; the history tells whether it happened.
         """
-        request = admin.ResetRequest(group, offsets, partitions, reason, actor, takeover, takeover_timeout)
+        request = admin.ResetRequest(group, offsets, partitions, reason, actor, takeover, takeover_timeout, from_offset)
         return admin.reset(
             self.database,
             request,

@@ -62,6 +62,7 @@ def refusals(table: TableName | None, columns: Collection[str] = (), *, sql_of: 
         raise _ours(error, table, columns, sql_of) from None
     except Exception as error:
         failures.strip_chain(error)  # the user's own may have been raised from the database's
+        failures.raise_stripped(error)  # or be a group of them
         raise
 
 

@@ -37,7 +37,6 @@ class ScriptedBroker:
         return tuple(self.logs)
 
     def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
-        assert timestamp_ms is None
         self.views += 1
         self.groups.add(group)
         step = self.script.pop(0) if self.script else None
@@ -53,7 +52,9 @@ class ScriptedBroker:
             for topic in topics
         }
         committed = {tp: offset for tp, offset in self._committed().items() if tp.topic in logs}
-        return BrokerView("cluster-1", logs, committed)
+        # No record is as young as a test asks for.
+        ends = {TopicPartition(topic, n): log.end for topic in topics for n, log in logs[topic].partitions.items()}
+        return BrokerView("cluster-1", logs, committed, None if timestamp_ms is None else ends)
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         return {topic: self._id(topic) for topic in topics}

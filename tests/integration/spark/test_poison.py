@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, OffsetRange, TopicPartition, Upsert
+from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
 from offsetstore.cli.commands import cli
 from offsetstore.errors import RowsRefused, SinkError, StaleClaim
 from offsetstore.spark import partition_atomicity
 from tests.support.transforms import EVENTS, traced
+from tests.support.world import SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,6 +70,55 @@ def run_recipe(world: World, error: RowsRefused) -> Any:
     """Run the command that the error gives, as it stands there."""
     _, _, command = error.next_step.partition("offsetstore ")
     return CliRunner(env={"OFFSETSTORE_URL": world.database.url}).invoke(cli, shlex.split(command))
+
+
+@pytest.mark.behaviour("TX-17")
+def test_the_first_record_of_a_partition_can_be_passed_over_without_a_broker(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    """No claim makes a row for the partition then: the refused batch has to."""
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["toxic\0", "a"])
+
+    def run(*, fails: bool) -> Any:
+        claim = world.store.claim(world.group, topics=[topic])
+        sink = TransactionalSink(claim, traced, into=Append("events"))
+        options = world.options(topic, startingOffsets="earliest")
+        stream = world.spark.readStream.format("kafka").options(**options).load()
+        query = world.start(sink, stream, checkpoint=f"{world.checkpoints}/of its own")
+        if fails:
+            return claim, world.failure(query, sink).error
+        assert query.awaitTermination(SECONDS)
+        return claim, sink.error
+
+    claim, error = run(fails=True)
+    assert error.offsets == OffsetRange(0, 1)
+    claim.close()
+    done = run_recipe(world, error)
+    assert done.exit_code == 0, done.output
+    _, error = run(fails=False)
+    assert error is None
+    assert world.database.column(VALUES) == ["a"]
+
+
+@pytest.mark.behaviour("TX-18")
+@pytest.mark.parametrize("atomicity", ["batch", "partition"])
+def test_a_transform_with_chance_in_it_names_no_record(
+    world: World, offsetstore_topic: NewTopic, atomicity: Atomicity
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("ALTER TABLE events ALTER value SET NOT NULL")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"] * 40)
+
+    def transform(batch: DataFrame) -> DataFrame:
+        return traced(batch).withColumn("value", F.when(F.rand() < 0.8, F.col("value")))
+
+    failed = world.run_to_failure(world.claim(topic), transform, Append("events"), atomicity=atomicity)
+
+    assert not isinstance(failed.error, RowsRefused) or (failed.error.offsets or OffsetRange(0, 40)).until == 40
+    assert "offsetstore reset" not in failed.text
 
 
 @pytest.mark.behaviour("TX-17")

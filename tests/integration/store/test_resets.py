@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore
-from offsetstore.errors import BrokerUnavailable, ConfigurationError, OffsetOutOfRange, UnknownGroup, WrongCluster
+from offsetstore.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    OffsetMoved,
+    OffsetOutOfRange,
+    UnknownGroup,
+    WrongCluster,
+)
 from offsetstore.store.admin import ShiftBy
 from tests.integration.store.transacting import GROUP, P0, P1, process
 from tests.support.brokers import ScriptedBroker
@@ -25,7 +32,11 @@ def broker() -> ScriptedBroker:
 
 
 @pytest.mark.behaviour("OPS-10")
-@pytest.mark.parametrize(("target", "expected"), [("latest", 120), (ShiftBy(-5), 115)], ids=["latest", "shift"])
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("latest", 120), (ShiftBy(-5), 115), (datetime(2050, 1, 1, tzinfo=UTC), 120)],
+    ids=["latest", "shift", "a time after all records"],
+)
 def test_offsets_that_a_job_has_advanced_over_since_kafka_was_asked_are_in_the_log(
     store: OffsetStore, results: str, broker: ScriptedBroker, target: Any, expected: int
 ) -> None:
@@ -97,3 +108,33 @@ def test_the_partitions_named_go_to_either_end_and_the_others_stay(store: Offset
 
     assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 20, P1: 100}
     assert "theirs" in broker.groups
+
+
+@pytest.mark.behaviour("OPS-10", "TX-17")
+def test_a_reset_for_one_stored_offset_does_nothing_at_another(store: OffsetStore, results: str, query: Query) -> None:
+    """A command that an error gave is run late: the job has gone on since, or a failover has taken offsets back."""
+    claim = store.claim(GROUP, topics=["payments"])
+    process(store, claim, P0, range_=OffsetRange(20, 100))
+
+    for stored in (41, 101):
+        with pytest.raises(OffsetMoved, match=rf"payments-0: .*; found 100; expected {stored}\."):
+            store.reset(GROUP, 42, partitions={"payments": [0]}, from_offset=stored, reason="ticket 17")
+    process(store, claim, P0, range_=OffsetRange(100, 120))  # it is not fenced
+
+    done = store.reset(GROUP, 121, partitions={"payments": [0]}, from_offset=120, reason="ticket 17")
+    assert [(one.from_offset, one.to_offset) for one in done.moves] == [(120, 121)]
+
+
+@pytest.mark.behaviour("OPS-10")
+def test_a_stored_offset_that_moves_before_the_fence_is_another_one(
+    store: OffsetStore, results: str, broker: ScriptedBroker
+) -> None:
+    claim = store.claim(GROUP, topics=["payments"])
+    process(store, claim, P0, range_=OffsetRange(20, 90))
+    broker.script = [lambda: process(store, claim, P0, range_=OffsetRange(90, 95))]
+
+    with pytest.raises(OffsetMoved):
+        store.reset(GROUP, 91, partitions={"payments": [0]}, from_offset=90, broker=broker, reason="ticket 17")
+
+    assert store.offsets(GROUP)[P0].next_offset == 95
+    process(store, claim, P0, range_=OffsetRange(95, 96))

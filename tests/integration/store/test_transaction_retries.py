@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
 from offsetstore.errors import StoreUnavailable, TransactionLost
+from offsetstore.store.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
 from tests.integration.store.transacting import GROUP, P0, apply, driver, lock, write
 from tests.support.background import in_background
@@ -252,3 +254,25 @@ def test_an_error_of_the_database_that_the_work_swallows_is_raised_all_the_same(
     with pytest.raises(DBAPIError, match="current transaction is aborted"):
         job()
     assert_nothing_written(store, query)
+
+
+def test_a_transaction_whose_connection_was_ended_opens_none_to_end(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    """Where the server is gone, each try would wait for a connection that does not come."""
+    opened: list[int] = []
+    database = store.database
+    assert isinstance(database, PostgresDatabase)
+    event.listen(database.engine, "do_connect", lambda *_: opened.append(1))
+
+    def meet_the_end() -> None:
+        with store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 1)})
+            pid = tx.connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            query(f"SELECT pg_terminate_backend({pid}, 10000)")
+            tx.connection.execute(text("SELECT 1"))
+
+    with pytest.raises(TransactionLost):
+        meet_the_end()
+
+    assert opened == []

@@ -210,3 +210,17 @@ def test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped(plain:
     assert str(error) == "of the user's own"
     assert isinstance(error.__cause__, IntegrityError)
     assert failures.driver_error(error.__cause__).diag.constraint_name == "people_pkey"  # type: ignore[union-attr] - it is psycopg's
+
+
+def test_a_group_of_errors_is_one_of_stripped_errors(people: Database) -> None:
+    def insert_twice(connection: Connection, _: Iterable[pa.RecordBatch]) -> None:
+        try:
+            connection.execute(text("INSERT INTO people VALUES (1, :name), (1, :name)"), {"name": CANARY})
+        except IntegrityError as error:
+            what = "of several"
+            raise ExceptionGroup(what, [error, ValueError("mine")]) from error
+
+    found = refused(people, Execute(insert_twice), NAMED)
+
+    assert isinstance(found, ExceptionGroup)
+    assert [type(one) for one in found.exceptions] == [IntegrityError, ValueError]

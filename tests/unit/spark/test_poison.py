@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from offsetstore import Append, Execute, OffsetRange, TopicPartition, Upsert
 from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
 from offsetstore.spark.micro_batch import PlanOutdated
-from offsetstore.spark.poison import conclude, is_of_records, is_row_local, isolate
+from offsetstore.spark.poison import Proof, conclude, is_of_records, is_of_values, isolate
 from offsetstore.writers.staging import StagedRowsLost
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_the_first_bad_record_is_named_and_all_before_it_are_accepted(
         return
     table = with_any(*there)
 
-    verdict = isolate(refused(), ranges, table.attempt, is_local=lambda: local)
+    verdict = isolate(refused(), ranges, table.attempt, proof=lambda _: Proof.ROW if local else Proof.BATCH)
 
     assert named(verdict) == there[0]
     assert records_of(verdict.accepted) == {record for record in records_of(ranges) if record < there[0]}
@@ -117,7 +117,7 @@ def test_many_bad_records_are_told_by_their_range_where_another_row_might_lift_t
     ranges, bad = {P0: OffsetRange(0, 64)}, [(P0, offset) for offset in range(20, 60)]
 
     unproven = isolate(refused(), ranges, with_any(*bad).attempt)
-    local = isolate(refused(), ranges, with_any(*bad).attempt, is_local=lambda: True)
+    local = isolate(refused(), ranges, with_any(*bad).attempt, proof=lambda _: Proof.ROW)
 
     assert (named(unproven), unproven.suspects) == (None, {P0: OffsetRange(20, 64)})
     assert unproven.accepted == {P0: OffsetRange(0, 20)}
@@ -152,7 +152,7 @@ def test_a_record_that_a_later_one_makes_good_is_not_blamed() -> None:
 def test_a_refusal_that_does_not_recur_names_no_record(*, local: bool) -> None:
     table = Table(lambda _: False)
     with pytest.raises(PlanOutdated, match="a moment later they were not"):
-        isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt, is_local=lambda: local)
+        isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt, proof=lambda _: Proof.ROW if local else Proof.BATCH)
 
 
 @pytest.mark.behaviour("TX-18")
@@ -165,29 +165,80 @@ def test_a_refusal_that_goes_away_during_the_search_names_no_record() -> None:
             table.attempt(ranges, without)
 
     with pytest.raises(PlanOutdated):
-        isolate(refused(), {P0: OffsetRange(0, 8)}, attempt, is_local=lambda: True)
+        isolate(refused(), {P0: OffsetRange(0, 8)}, attempt, proof=lambda _: Proof.ROW)
 
 
-@pytest.mark.parametrize(
-    "other", [{"sqlstate": "23503"}, {"column": "id"}, {"table": "refunds"}, {"constraint": "positive"}], ids=str
-)
-@pytest.mark.parametrize(("local", "until"), [(True, 64), (False, 64)])
-def test_another_refusal_than_the_batches_ends_the_search(
-    other: dict[str, Any], until: int, caplog: pytest.LogCaptureFixture, *, local: bool
-) -> None:
-    fields: dict[str, Any] = {"sqlstate": "23514", "column": "amount", "table": "payments", "constraint": "rule"}
-    original, another = refused(**fields), refused(**(fields | other))
+@pytest.mark.behaviour("TX-17")
+@pytest.mark.parametrize("known", [Proof.ROW, Proof.BATCH])
+def test_bad_records_of_two_kinds_are_told_one_after_the_other(known: Proof) -> None:
+    """The NUL at 5 is refused before anything is sent, the CHECK at 2 by the database."""
 
+    def attempt(ranges: Ranges, without: Collection[Record]) -> None:
+        records = records_of(ranges, without)
+        if (P0, 5) in records:
+            raise refused(column="name")
+        if (P0, 2) in records:
+            raise refused(sqlstate="23514", constraint="positive")
+
+    verdict = isolate(refused(column="name"), {P0: OffsetRange(0, 8)}, attempt, proof=lambda _: known)
+
+    assert (named(verdict), verdict.error.constraint) == ((P0, 2), "positive")
+    assert verdict.accepted == {P0: OffsetRange(0, 2)}
+
+
+@pytest.mark.parametrize("error", [refused(sqlstate="42501"), LockTimeout("another session is in the way")])
+def test_what_no_record_can_cause_ends_the_search(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     def attempt(ranges: Ranges, _: Collection[Record]) -> None:
-        """The upper half lets the lower one pass, and is refused itself."""
+        """The upper half lets the lower one pass."""
         if ranges[P0].until > 32:
-            raise original if ranges[P0].until > 48 else another
+            raise refused() if ranges[P0].until > 48 else error
 
-    verdict = isolate(original, {P0: OffsetRange(0, 64)}, attempt, is_local=lambda: local)
+    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, attempt)
 
-    assert (verdict.error.sqlstate, verdict.suspects, verdict.record) == ("23514", {P0: OffsetRange(32, until)}, None)
+    assert (verdict.suspects, verdict.record) == ({P0: OffsetRange(32, 64)}, None)
     assert verdict.accepted == {P0: OffsetRange(0, 32)}
-    assert "given up: RowsRefused" in caplog.text
+    assert f"given up: {type(error).__name__}" in caplog.text
+
+
+@pytest.mark.behaviour("TX-18")
+def test_two_legs_of_an_entry_do_not_accuse_each_other() -> None:
+    """Each is refused without the other, and both are good; the leg at 8 is alone."""
+    legs = {(P0, 6), (P0, 7)}
+    table = Table(lambda records: (P0, 8) in records or len(legs & records) == 1)
+
+    verdict = isolate(refused(), {P0: OffsetRange(0, 9)}, table.attempt)
+
+    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(6, 9)})
+    assert verdict.accepted == {P0: OffsetRange(0, 6)}
+
+
+@given(
+    entries=st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=3, unique=True), max_size=5),
+    bad=st.sets(st.integers(0, 11), min_size=1, max_size=2),
+)
+@pytest.mark.behaviour("TX-18")
+def test_no_leg_of_a_whole_entry_is_ever_named(entries: list[list[int]], bad: set[int]) -> None:
+    """An entry is refused where some of its legs are there and some are not; a bad record always is."""
+    groups = [{(P0, leg) for leg in legs} for legs in entries]
+    broken = {(P0, offset) for offset in bad}
+
+    def rule(records: set[Record]) -> bool:
+        return not records.isdisjoint(broken) or any(0 < len(legs & records) < len(legs) for legs in groups)
+
+    verdict = isolate(refused(), {P0: OffsetRange(0, 12)}, Table(rule).attempt)
+
+    record = named(verdict)
+    # Of an entry with a bad leg, any leg makes the rest of it bad.
+    guilty = broken.union(*[legs for legs in groups if legs & broken])
+    assert record is None or record in guilty
+
+
+@pytest.mark.behaviour("TX-18")
+def test_a_transform_that_makes_other_rows_each_time_names_no_record() -> None:
+    table = with_any((P0, 3))
+    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt, proof=lambda _: Proof.NONE)
+    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(3, 64)})
+    assert verdict.accepted == {P0: OffsetRange(0, 3)}
 
 
 def test_a_refusal_that_tells_less_is_the_same() -> None:
@@ -201,12 +252,12 @@ def test_a_refusal_that_tells_less_is_the_same() -> None:
     assert (verdict.error.column, named(verdict)) == ("amount", (P0, 5))
 
 
-@pytest.mark.parametrize("sqlstate", ["42501", "42P01", "0A000", "09000"])
+@pytest.mark.parametrize("sqlstate", ["42501", "42P01", "0A000", "09000", "25006", "34000", "40001", "53100", "XX000"])
 def test_no_record_is_blamed_for_what_none_can_cause(sqlstate: str) -> None:
     assert not is_of_records(refused(sqlstate=sqlstate))
 
 
-@pytest.mark.parametrize("sqlstate", [None, "21000", "22003", "23505", "44000", "54000", "P0001"])
+@pytest.mark.parametrize("sqlstate", [None, "21000", "22003", "23505", "38000", "44000", "54000", "P0001", "BR001"])
 def test_for_what_a_record_can_cause_one_is_looked_for(sqlstate: str | None) -> None:
     assert is_of_records(refused(sqlstate=sqlstate))
 
@@ -215,27 +266,21 @@ APPEND, UPSERT = Append("payments"), Upsert("payments", key=["id"])
 
 
 @pytest.mark.parametrize(
-    ("sqlstate", "writer", "local"),
+    ("sqlstate", "writer", "own"),
     [
         (None, APPEND, True),
-        ("22003", APPEND, True),
-        ("23502", APPEND, True),
-        ("23505", APPEND, True),
-        ("23514", APPEND, True),
-        ("23P01", APPEND, True),
-        ("23503", APPEND, False),  # the parent may come later
-        ("P0001", APPEND, False),  # a trigger may look at anything
         (None, UPSERT, True),
-        ("23514", UPSERT, False),  # of a sum, to which a later record may add
-        ("22003", UPSERT, False),
+        ("23502", APPEND, False),  # a trigger may have made the NULL, and raised any code
+        ("23514", APPEND, False),
+        ("P0001", APPEND, False),
         (None, Execute(print), False),
-        ("23514", None, False),
+        (None, None, False),
     ],
 )
-def test_only_what_no_other_row_can_lift_is_proven_by_the_row_alone(
-    sqlstate: str | None, writer: Writer | None, *, local: bool
+def test_only_a_value_that_was_refused_before_it_was_sent_is_proven_by_itself(
+    sqlstate: str | None, writer: Writer | None, *, own: bool
 ) -> None:
-    assert is_row_local(refused(sqlstate=sqlstate), writer) is local
+    assert is_of_values(refused(sqlstate=sqlstate), writer) is own
 
 
 @pytest.mark.parametrize("error", [StaleClaim, PlanOutdated, StagedRowsLost])
@@ -246,24 +291,6 @@ def test_a_batch_that_is_ours_no_more_ends_the_search_with_that_error(error: typ
 
     with pytest.raises(error):
         isolate(refused(), {P0: OffsetRange(0, 64)}, attempt)
-
-
-@pytest.mark.parametrize(("local", "until"), [(True, 16), (False, 64)])
-def test_a_search_that_is_hindered_tells_what_it_knows(
-    until: int, caplog: pytest.LogCaptureFixture, *, local: bool
-) -> None:
-    table = with_any((P0, 3))
-
-    def attempt(ranges: Ranges, without: Collection[Record]) -> None:
-        if table.asked == 2:
-            what = "another session is in the way"
-            raise LockTimeout(what)
-        table.attempt(ranges, without)
-
-    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, attempt, is_local=lambda: local)
-
-    assert (verdict.suspects, verdict.record) == ({P0: OffsetRange(0, until)}, None)
-    assert "given up: LockTimeout" in caplog.text
 
 
 def test_a_search_ends_in_time() -> None:
@@ -286,7 +313,7 @@ def searched(*poison: Record, **arguments: Any) -> Verdict:
 @pytest.mark.behaviour("TX-17")
 def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_that_record_alone() -> None:
     stored: list[Ranges] = []
-    error = conclude(searched((P1, 20)), BATCH, stored.append, group="the billing")
+    error = conclude(searched((P1, 20)), BATCH, stored.append, group="the billing", schema="our store")
 
     assert stored == [error.stored] == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
     assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 21))
@@ -296,21 +323,22 @@ def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_th
     )
     assert error.next_step == (
         "Correct it. To pass over this record alone: "
-        "offsetstore reset -g 'the billing' -t payments:1 --to-offset 21 --reason \"…\" --execute"
+        "offsetstore reset -g 'the billing' -t payments:1 --from-offset 20 --to-offset 21 --schema 'our store' "
+        '--reason "…" --execute'
     )
     assert (error.table, error.column) == ("payments", "amount")
 
 
 def test_the_readme_gives_the_same_command() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    error = conclude(searched((P0, 41)), BATCH, lambda _: None, group="billing")
+    error = conclude(searched((P0, 41)), BATCH, lambda _: None, group="billing", schema="public")
     _, _, command = error.next_step.partition("this record alone: ")
-    told, reason = command.replace(" 42 ", " 1042 ").split("…")
+    told, reason = command.replace(" 41 ", " 1041 ").replace(" 42 ", " 1042 ").split("…")
     assert re.search(f'^\\$ {re.escape(told)}[^"]+{re.escape(reason)}$', readme, re.MULTILINE)
 
 
 def test_nothing_is_stored_before_the_first_record() -> None:
-    error = conclude(searched((P0, 40)), BATCH, lambda _: pytest.fail("stored"), group="billing")
+    error = conclude(searched((P0, 40)), BATCH, lambda _: pytest.fail("stored"), group="billing", schema="public")
     assert "the record payments-0@40 is the first" in str(error)
     assert "nothing before it was stored" in str(error)
     assert error.stored == {}
@@ -320,7 +348,7 @@ def test_where_no_record_is_named_no_reset_is_offered() -> None:
     stored: list[Ranges] = []
     verdict = searched(*[(P1, offset) for offset in range(20, 60)])
 
-    error = conclude(verdict, BATCH, stored.append, group="billing")
+    error = conclude(verdict, BATCH, stored.append, group="billing", schema="public")
 
     assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 64))
     assert "one of the records payments-1 [20, 64) is the first with which the batch is refused" in str(error)
@@ -329,7 +357,7 @@ def test_where_no_record_is_named_no_reset_is_offered() -> None:
 
 
 def test_several_partitions_are_told_with_their_ranges(caplog: pytest.LogCaptureFixture) -> None:
-    error = conclude(searched((P0, 50), seconds=0), BATCH, lambda _: None, group="billing")
+    error = conclude(searched((P0, 50), seconds=0), BATCH, lambda _: None, group="billing", schema="public")
     assert (error.topic_partition, error.offsets) == (None, None)
     assert "one of the records payments-0 [40, 60), payments-1 [0, 64)" in str(error)
     assert "payments-0 [40, 60), payments-1 [0, 64): too large" in caplog.text
@@ -340,7 +368,7 @@ def test_where_what_was_accepted_is_refused_when_it_is_stored_no_record_is_named
     def store(_: Ranges) -> None:
         raise refused(column="id")
 
-    error = conclude(searched((P1, 20)), BATCH, store, group="billing")
+    error = conclude(searched((P1, 20)), BATCH, store, group="billing", schema="public")
 
     assert error.stored == {}
     assert (error.topic_partition, error.offsets) == (None, None)
@@ -355,4 +383,4 @@ def test_what_keeps_the_records_before_it_from_being_stored_is_raised(trouble: t
         raise trouble(what)
 
     with pytest.raises(trouble):
-        conclude(searched((P1, 20)), BATCH, store, group="billing")
+        conclude(searched((P1, 20)), BATCH, store, group="billing", schema="public")
