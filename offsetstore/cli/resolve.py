@@ -11,6 +11,7 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.errors import (
+    KafkaGroupContested,
     NoStartingOffset,
     OffsetOutOfRange,
     OffsetsDisagree,
@@ -42,6 +43,7 @@ _HINTS: dict[type[StartError], str] = {
     NoStartingOffset: "--auto-offset-reset earliest",
     OffsetOutOfRange: "--on-data-loss earliest",
     TopicRecreated: "--on-recreated restart",
+    KafkaGroupContested: "--prefer stored",
     StoreRewound: "--on-rewound stored or --on-rewound kafka",
 }
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from offsetstore import Broker, OffsetStore, resolve_starting_offsets
@@ -135,6 +136,21 @@ def test_where_a_job_would_refuse_to_start_the_answer_is_no_with_the_option_that
     assert "--on-data-loss earliest" in refused.stderr
     shown = run(*arguments, "--on-data-loss", "earliest", url=offsetstore_database, brokers=servers)
     assert json.loads(shown.stdout)[payments]["2"] == 6
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-23")
+def test_what_another_application_has_committed_under_the_job_is_an_answer_of_no(
+    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
+) -> None:
+    with psycopg.connect(offsetstore_database, autocommit=True) as connection:
+        connection.execute("UPDATE kafka_partitions SET contested = true")
+    arguments = ["resolve", "-g", billing, "-t", payments, "--format", "spark"]
+    refused = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
+    assert refused.exit_code == 1
+    assert "  found:     2 committed, 4 stored\n" in refused.stderr
+    assert "--prefer stored" in refused.stderr
+    shown = run(*arguments, "--prefer", "stored", url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
+    assert json.loads(shown.stdout)[payments] == {"0": 4, "1": 5, "2": 0}
 
 
 def test_stores_that_differ_and_must_not_are_an_answer_of_no(
