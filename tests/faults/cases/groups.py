@@ -116,27 +116,29 @@ def group_expired(scene: Scene) -> None:
 def moved_while_running(scene: Scene) -> None:
     """The group's offsets are moved or deleted while the job runs, and soon after it is killed. What was moved is not
     overwritten, and the next start is refused until it is told what counts."""  # fmt: skip
-    with scene.producing(rate=100), scene.supervise(mirror_every=1.0, records_per_trigger=200) as supervisor:
+    with scene.supervise(mirror_every=1.0, records_per_trigger=200) as supervisor:
         job = supervisor.job
-        job.wait_for("done", scene.random.randint(2, 5))
-        stored = scene.stored()
-        scene.mirror_watch.is_exempt = True
-        if scene.variant == "expired":
-            wait_until(lambda: in_kafka(scene))
-            expire(scene)
-            scene.fired(f"the group was deleted under batch {job.batches_done}")
-        else:
-            ends = scene.ends()
-            by = scene.random.randint(1, 40)
-            moved = {
-                partition: min(ends[partition], stored[partition] + by)
-                if scene.variant == "forward"
-                else max(0, stored[partition] - by)
-                for partition in _some(scene)
-            }
-            _commit_until_noticed(scene, moved)
-            scene.fired(f"Kafka's offsets were set to {moved}, where {stored} was stored")
-            scene.expect("KafkaGroupContested")
+        # What it has not read by then it reads afterwards, and a start that is refused reads nothing.
+        with scene.producing(rate=100):
+            job.wait_for("done", scene.random.randint(2, 5))
+            stored = scene.stored()
+            scene.mirror_watch.is_exempt = True
+            if scene.variant == "expired":
+                wait_until(lambda: in_kafka(scene))
+                expire(scene)
+                scene.fired(f"the group was deleted under batch {job.batches_done}")
+            else:
+                ends = scene.ends()
+                by = scene.random.randint(1, 40)
+                moved = {
+                    partition: min(ends[partition], stored[partition] + by)
+                    if scene.variant == "forward"
+                    else max(0, stored[partition] - by)
+                    for partition in _some(scene)
+                }
+                _commit_until_noticed(scene, moved)
+                scene.fired(f"Kafka's offsets were set to {moved}, where {stored} was stored")
+                scene.expect("KafkaGroupContested")
         if scene.random.random() < 0.7:
             job.kill(scene.random.choice(["python", "both"]))
             following = supervisor.next_job(job)
@@ -206,7 +208,7 @@ def _decide_for_the_stored_offsets(scene: Scene) -> None:
     report = scene.expect_error(scene.start(), "KafkaGroupContested")
     assert "kafka_group=" in report.next_step
     assert in_kafka(scene) == there, "what another tool has committed was overwritten"
-    with scene.supervise(policy={"prefer": "stored"}):
+    with scene.supervise(policy={"prefer": "stored"}, records_per_trigger=300):
         scene.caught_up()
         wait_for_the_mirror(scene)
 
