@@ -8,7 +8,7 @@ parts that more than one output's plan contains are persisted, and may then neit
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # With deterministic expressions, these give the same rows whenever they are computed from the same rows.
 _PLAIN: Final = frozenset({"Filter", "LogicalRDD", "Project", "ResolvedHint", "SubqueryAlias", "View"})
+_LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"  # Spark's name of that error
 _LOST: Final = "executors have lost a part of what the outputs share, or computed it twice"
 
 
@@ -40,10 +41,7 @@ def computed_once(
         try:
             yield sharing.of
         except Exception as error:
-            is_intact = True
-            with suppress(Exception):  # where Spark itself is gone, the first error says so
-                is_intact = sharing.is_intact()
-            if is_intact:
+            if _LOST_BLOCK not in str(error):
                 raise
             raise PlanOutdated(_LOST) from error
         if not sharing.is_intact():
