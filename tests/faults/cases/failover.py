@@ -36,9 +36,9 @@ def failover_to_a_lagging_replica(scene: Scene) -> None:
         if scene.seed % 2:
             job = supervisor.job
             job.kill("both")
-            supervisor.next_job(job).wait_for("claimed")
+            supervisor.next_job(job).wait_for("claimed", timeout=120)
         job = supervisor.job
-        job.wait_for("done", job.batches_done + scene.random.randint(1, 3))
+        job.wait_for("done", job.batches_done + scene.random.randint(1, 3), timeout=120)
         wait_until(lambda: _is_beyond(scene.stored(), before), timeout=60)
         if is_mirrored:
             wait_until(lambda: _is_beyond(_copied(scene), before), timeout=60)
