@@ -136,7 +136,7 @@ BATCHES: Final[tuple[Mutant, ...]] = (
 REFUSED: Final[tuple[Mutant, ...]] = (
     mutant(
         "refused-once-more",
-        (_POISON, "        if not search.refuses(search.size):\n", "        if search.refused is None:\n"),
+        (_POISON, "        if not search.refuses(search.size):\n", "        if search.size == 0:\n"),
         tests=(f"{_SEARCHES}test_a_refusal_that_does_not_recur_names_no_record",),
         why="A parent that arrives a moment later would leave the batch's last record accused.",
     ),
