@@ -185,10 +185,10 @@ def _contested(facts: _Facts) -> Start | None:
     if not facts.is_contested or facts.committed is None or ours or is_adopted:
         return None
     _foreign_copy(facts)
-    if facts.policy.prefer == "stored" and facts.stored is not None:
-        return _start(facts, facts.stored.next_offset, Reason.CONTEST_STORED)
     if facts.policy.prefer == "stored":
-        return _start(facts, facts.log.beginning, Reason.NEW_PARTITION)
+        # Pinned, also where the job has not met the partition: the next start must not adopt what is there.
+        at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
+        return _start(facts, at, Reason.CONTEST_STORED)
     what = "another application used the group in Kafka while the job ran, and its offset may not be ours to follow"
     found = f"{facts.committed.next_offset} committed"
     stored = "no stored offset" if facts.stored is None else f"{facts.stored.next_offset} stored"

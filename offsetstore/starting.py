@@ -20,7 +20,7 @@ class Reason(Enum):
     PINNED = "stored, pinned by an operator's decision"
     REWOUND_STORED = "stored; Kafka has a later copy, and the rewound database was told to count"
     REWOUND_KAFKA = "our own copy in Kafka, which the rewound database was told to follow"
-    CONTEST_STORED = "stored; another application's offset in Kafka was told not to count"
+    CONTEST_STORED = "stored, or the beginning; another application's offset in Kafka was told not to count"
     CHECKPOINT = "the checkpoint of the query that ran before"
     STORED = "stored; what Kafka has committed is not larger, or does not count"
     ONLY_STORED = "stored; nothing is committed in Kafka"

@@ -78,8 +78,12 @@ def has_members(answer: Mapping[str, Any], group: str) -> bool | ck.KafkaError:
     """What `groups` says of one; an error where a broker did not answer and none of the others knows the group."""
     for each in answer["groups"].valid:
         if each.group_id == group:
+            # A group that only has offsets, like our copies, has no members; brokers before 2.6 tell no state of it.
             # A state that librdkafka has no name for is one of the newer protocols', of a group that is not empty.
-            return each.state not in {ck.ConsumerGroupState.EMPTY, ck.ConsumerGroupState.DEAD}
+            return not each.is_simple_consumer_group and each.state not in {
+                ck.ConsumerGroupState.EMPTY,
+                ck.ConsumerGroupState.DEAD,
+            }
     return next(iter(answer["groups"].errors), False)
 
 

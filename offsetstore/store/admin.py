@@ -262,7 +262,13 @@ def reset(
         moves = request.plan(rows, view, seen)
         token, who = Token(before.epoch + 1, uuid4()), request.actor or this_process()
         _write_token(session, group, token, who)
-        new = {move.topic_partition: _pinned(rows[move.topic_partition], move.to_offset) for move in moves}
+        # One that is for a single stored offset is a repair, and decides nothing about other applications.
+        keep = request.from_offset is not None
+        new = {
+            move.topic_partition: replace(_pinned(row, move.to_offset), contested=keep and row.contested)
+            for move in moves
+            for row in [rows[move.topic_partition]]
+        }
         session.set_partitions(group, token, new)
         events = tuple(
             HistoryEvent("reset", one.topic_partition, one.from_offset, one.to_offset, token, who, request.reason)

@@ -168,7 +168,7 @@ class Mirror:
         if any(stamp.epoch > self._stamp.epoch for stamp in ours.values()):
             self.ended = "the claim has been taken over"
         # Of an earlier claim of ours, it is one that came late.
-        foreign = {tp: copy for tp, copy in there.items() if tp not in ours and copy != self._found.get(tp)}
+        foreign = {tp: copy for tp, copy in there.items() if tp not in ours and not _is_same(copy, self._found.get(tp))}
         if foreign:
             self._contest(foreign)
         return self.ended is not None
@@ -294,3 +294,11 @@ class Mirror:
 
     def _begin(self) -> Session:
         return self._database.begin(name=self._claim.name, lock_timeout=_LOCK_SECONDS, aside=True)
+
+
+def _is_same(copy: CommittedOffset, found: CommittedOffset | None) -> bool:
+    """Whether it is the commit that was found before, by what two reads of one commit have in common.
+
+    Of a text that another client has written, each read may tell something else (decision 0010).
+    """
+    return found is not None and (copy.next_offset, Stamp.of(copy)) == (found.next_offset, Stamp.of(found))

@@ -550,9 +550,29 @@ def test_a_partition_that_the_job_has_not_met_is_not_adopted_from_the_other_appl
 
     with pytest.raises(errors.KafkaGroupContested, match=r"payments-3.*50 committed, no stored offset"):
         store.claim(GROUP, broker)
-    start = store.claim(GROUP, broker, policy=StartPolicy(prefer="stored")).starting
-    assert start is not None
-    assert start.offsets[new] == 0
+    decided = store.claim(GROUP, broker, policy=StartPolicy(prefer="stored"), mirror_every=None)
+    assert decided.starting is not None
+    assert decided.starting.offsets[new] == 0
+    # The job died before it could copy anything: the decision holds for the next start.
+    again = store.claim(GROUP, broker, mirror_every=None).starting
+    assert again is not None
+    assert again.offsets[new] == 0
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_a_text_of_another_client_that_reads_otherwise_each_time_is_no_other_commit(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    """Of a text that does not end with a zero byte, librdkafka shows what stands behind it."""
+    copies = {P0: CommittedOffset(30, "consumer-1!")}
+    broker.current = replace(broker.current, committed=copies)
+    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
+    broker.current = replace(broker.current, committed={P0: CommittedOffset(30, "consumer-1A\x02")})
+    advance(store, claim, P0, 40)
+    claim.close()
+
+    assert copied(broker)[P0] == 40
+    assert contested(store) == []
 
 
 @pytest.mark.behaviour("MIRROR-7", "START-18")

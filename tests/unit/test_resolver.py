@@ -343,7 +343,7 @@ def test_a_partition_without_a_row_is_not_adopted_where_the_topic_s_others_are_c
         resolve({P0: CONTESTED}, view, store_id=US)
     assert (caught.value.topic_partition, caught.value.found) == (P1, "60 committed, no stored offset")
     decided = resolve({P0: CONTESTED}, view, StartPolicy(prefer="stored"), store_id=US)
-    assert (decided.starts[P1].offset, decided.starts[P1].reason) == (5, Reason.NEW_PARTITION)
+    assert (decided.starts[P1].offset, decided.starts[P1].reason) == (5, Reason.CONTEST_STORED)
     adopted = resolve({P0: CONTESTED}, view, store_id=US, adopted={P1: 50})
     assert (adopted.starts[P1].offset, adopted.starts[P1].reason) == (50, Reason.CHECKPOINT)
 

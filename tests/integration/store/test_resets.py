@@ -138,3 +138,17 @@ def test_a_stored_offset_that_moves_before_the_fence_is_another_one(
 
     assert store.offsets(GROUP)[P0].next_offset == 95
     process(store, claim, P0, range_=OffsetRange(95, 96))
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_a_repair_of_one_offset_does_not_decide_about_another_application(
+    store: OffsetStore, results: str, query: Query
+) -> None:
+    claim = store.claim(GROUP, topics=["payments"])
+    process(store, claim, P0, range_=OffsetRange(20, 100))
+    query("UPDATE kafka_partitions SET contested = true")
+
+    store.reset(GROUP, 101, partitions={"payments": [0]}, from_offset=100, reason="ticket 17")
+    assert store.offsets(GROUP)[P0].contested
+    store.reset(GROUP, 90, partitions={"payments": [0]}, reason="ticket 18")
+    assert not store.offsets(GROUP)[P0].contested
