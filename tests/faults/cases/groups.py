@@ -119,7 +119,7 @@ def moved_while_running(scene: Scene) -> None:
     with scene.supervise(mirror_every=1.0, records_per_trigger=200) as supervisor:
         job = supervisor.job
         # What it has not read by then it reads afterwards, and a start that is refused reads nothing.
-        with scene.producing(rate=100):
+        with scene.producing():
             job.wait_for("done", scene.random.randint(2, 5))
             stored = scene.stored()
             scene.mirror_watch.is_exempt = True
@@ -208,7 +208,7 @@ def _decide_for_the_stored_offsets(scene: Scene) -> None:
     report = scene.expect_error(scene.start(), "KafkaGroupContested")
     assert "kafka_group=" in report.next_step
     assert in_kafka(scene) == there, "what another tool has committed was overwritten"
-    with scene.supervise(policy={"prefer": "stored"}, records_per_trigger=300):
+    with scene.supervise(policy={"prefer": "stored"}, records_per_trigger=1000):
         scene.caught_up()
         wait_for_the_mirror(scene)
 
