@@ -326,13 +326,23 @@ def test_another_application_that_has_nothing_in_kafka_any_more_is_over() -> Non
 
 
 @pytest.mark.behaviour("MIRROR-7", "START-9")
-def test_copies_of_others_are_named_as_such_also_where_they_came_under_the_job() -> None:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_copies_of_others_are_named_as_such_also_where_they_came_under_the_job(*, pinned: bool) -> None:
     policy, view = StartPolicy(prefer="stored"), kafka({0: (0, 100)})
+    stored = {P0: replace(CONTESTED, pinned=pinned)}
 
     with pytest.raises(ForeignStore):
-        resolve({P0: CONTESTED}, copy(view, 30, store_id=THEM), policy, store_id=US, group="billing")
+        resolve(stored, copy(view, 30, store_id=THEM), policy, store_id=US, group="billing")
     with pytest.raises(KafkaGroupShared):
-        resolve({P0: CONTESTED}, copy(view, 30, group="invoicing"), policy, store_id=US, group="billing")
+        resolve(stored, copy(view, 30, group="invoicing"), policy, store_id=US, group="billing")
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-18")
+def test_a_partition_that_is_decided_follows_other_tools_again_whatever_is_contested_beside_it() -> None:
+    start = resolve({P0: row(40), P1: CONTESTED}, kafka({0: (0, 100), 1: (0, 100)}, {0: 60}), store_id=US)
+
+    assert (start.starts[P0].offset, start.starts[P0].reason) == (60, Reason.COMMITTED_IS_LARGER)
+    assert (start.starts[P1].offset, start.starts[P1].reason) == (40, Reason.ONLY_STORED)
 
 
 @pytest.mark.behaviour("MIRROR-7", "START-20")
