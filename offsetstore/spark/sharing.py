@@ -56,10 +56,10 @@ class _Sharing:
     def __init__(self, batch: DataFrame, level: StorageLevel) -> None:
         self._batch = batch
         self._level = level
-        self._persisted = [batch.persist(level)]
         self._rdds: list[Any] = []
         self._blocks: list[str] = []
         self._patterns = _jvm(batch).org.apache.spark.sql.catalyst.trees.TreePattern
+        self._persisted = [batch.persist(level)]
 
     def of(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """Compute what the frames share, and return frames that read it."""

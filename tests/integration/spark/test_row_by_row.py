@@ -36,6 +36,11 @@ def codes(batch: DataFrame) -> DataFrame:
     return batch.sparkSession.createDataFrame([("a", "Anna")], CODES)
 
 
+def copy(batch: DataFrame) -> DataFrame:
+    """The batch's rows, which Spark no longer knows to be the batch's; nothing stays persisted."""
+    return batch.sparkSession.createDataFrame(batch.rdd, batch.schema)
+
+
 def by_sql(batch: DataFrame, query: str) -> DataFrame:
     """What a query makes of the batch as a view."""
     batch.createOrReplaceTempView("records")
@@ -93,7 +98,7 @@ LOST: dict[str, Callable[[DataFrame], DataFrame]] = {
     "dropped": lambda b: b.drop("_kafka"),
     "made anew": lambda b: b.withColumn("_kafka", F.struct("topic", "partition", F.lit(1).alias("offset"))),
     "of other data": lambda b: b.drop("_kafka").crossJoin(codes(b).select(F.struct("value").alias("_kafka"))),
-    "of a copy": lambda b: b.drop("_kafka").join(b.localCheckpoint().select("key", "_kafka"), "key"),
+    "of a copy": lambda b: b.drop("_kafka").join(copy(b).select("key", "_kafka"), "key"),
     "nothing of the batch": lambda b: codes(b).withColumn("_kafka", F.lit(1)),
 }
 
