@@ -20,4 +20,4 @@ USER offsetstore
 WORKDIR /home/offsetstore
 RUN mkdir .cache checkpoints
 ENV PYTHONUNBUFFERED=1
-CMD ["python", "-m", "offsetstore.cli.demo.job"]
+CMD ["python", "-m", "offsetstore.demo.job"]

@@ -23,11 +23,11 @@ from sqlalchemy import text
 
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 from offsetstore.kafka.admin import Record, create_topic, produce
-from offsetstore.local.kafka import KafkaBroker
-from offsetstore.local.postgres import PostgresServer
-from offsetstore.local.spark import local_session, stop_session
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.url import make_engine
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.spark.launch import local_session, stop_session
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
 
 SIZES: Final = (300_000, 3_000_000)
 PARTITIONS: Final = 5

@@ -8,7 +8,7 @@ In the application's ``env.py``::
         context.run_migrations()
 """
 
-from offsetstore.store.autogenerate import exclude
-from offsetstore.store.migrate import downgrade, upgrade
+from offsetstore.postgres.autogenerate import exclude
+from offsetstore.postgres.migrate import downgrade, upgrade
 
 __all__ = ["downgrade", "exclude", "upgrade"]

@@ -1,7 +1,7 @@
-"""Alembic runs this file; all that it does is in `offsetstore.store.migrate`."""
+"""Alembic runs this file; all that it does is in `offsetstore.postgres.migrate`."""
 
 from alembic import context
 
-from offsetstore.store.migrate import run_environment
+from offsetstore.postgres.migrate import run_environment
 
 run_environment(context)

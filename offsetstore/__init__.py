@@ -9,15 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from offsetstore import errors
-from offsetstore.metadata import KEEP
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.policy import StartPolicy
-from offsetstore.replay import Decision, Outcome
-from offsetstore.starting import StartingOffsets
+from offsetstore.protocol.metadata import KEEP
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.replay import Decision, Outcome
+from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.store.admin import Reset, ShiftBy
-from offsetstore.store.claims import Claim
-from offsetstore.store.starting import resolve_starting_offsets
-from offsetstore.store.store import OffsetStore, Retries, Timeouts
+from offsetstore.store.claim import Claim
+from offsetstore.store.resolving import resolve_starting_offsets
+from offsetstore.store.store import OffsetStore
 from offsetstore.store.transaction import Transaction
 
 if TYPE_CHECKING:

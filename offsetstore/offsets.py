@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offsetstore.errors import ConfigurationError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
@@ -29,13 +27,11 @@ class TopicPartition:
     def __post_init__(self) -> None:
         """Refuse what can't be a partition.
 
-        :raises ConfigurationError: an empty topic, a negative partition.
+        :raises ValueError: an empty topic, a negative partition.
         """
         if not self.topic or self.partition < 0:
-            what = "not a partition of a topic"
-            raise ConfigurationError(
-                what, found=(self.topic, self.partition), expected="a name and a number from 0 upwards"
-            )
+            what = f"not a partition of a topic: {self.topic!r}, {self.partition}; expected a name and a number >= 0"
+            raise ValueError(what)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -51,11 +47,11 @@ class OffsetRange:
     def __post_init__(self) -> None:
         """Refuse what can't be a range.
 
-        :raises ConfigurationError: negative, reversed, or beyond 64 bits.
+        :raises ValueError: negative, reversed, or beyond 64 bits.
         """
         if not 0 <= self.from_ <= self.until <= MAX_OFFSET:
-            what = "not a range of offsets"
-            raise ConfigurationError(what, found=str(self), expected="0 <= from <= until < 2**63")
+            what = f"not a range of offsets: {self}; expected 0 <= from <= until < 2**63"
+            raise ValueError(what)
 
     def __str__(self) -> str:
         return f"[{self.from_}, {self.until})"
@@ -95,7 +91,7 @@ class Watermarks:
 class StoredOffset:
     """One row of ``kafka_partitions``: a group's position in one partition, and what travels with it.
 
-    ``metadata`` is the text as stored (see `offsetstore.metadata`). ``transaction_id`` is that of the last advance, and
+    ``metadata`` is the text as stored (see `metadata`). ``transaction_id`` is that of the last advance, and
     ``None`` until the first one. ``pinned_epoch`` is the epoch in which an operator's decision last set the row, 0 if
     none did: copies in Kafka of earlier epochs don't count. ``updated_at`` is of the database's clock. ``contested`` is
     set where another application used the group in Kafka while the job ran: what it has committed is not adopted.

@@ -1,6 +1,6 @@
 """Offsets, consumer groups, heartbeats and history.
 
-Written out rather than taken from `offsetstore.store.schema`: a migration says what the tables were at its time.
+Written out rather than taken from `offsetstore.postgres.schema`: a migration says what the tables were at its time.
 """
 
 from __future__ import annotations

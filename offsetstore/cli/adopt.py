@@ -9,7 +9,7 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.errors import UncertainBatch
-from offsetstore.policy import OnUncertain, StartPolicy
+from offsetstore.protocol.policy import OnUncertain, StartPolicy
 from offsetstore.store.adoption import read_or_fail
 from offsetstore.store.checkpoint_files import LocalFiles
 

@@ -57,7 +57,7 @@ COMMANDS: Final = {
         ),
         LazyCommand(
             "demo",
-            "offsetstore.cli.demo.command",
+            "offsetstore.cli.demo",
             "Land 336,776 flights exactly once, while the job is being killed.",
             extra="demo",
         ),

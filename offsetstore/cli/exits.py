@@ -9,7 +9,8 @@ import click
 
 from offsetstore import errors
 from offsetstore.cli.output import print_error
-from offsetstore.store import admin, failures
+from offsetstore.postgres import errors as database_errors
+from offsetstore.store import admin
 
 _OPTIONS = {
     # The library's words, and how the command line says it.
@@ -85,15 +86,15 @@ def refused_by_database(error: Exception) -> errors.StoreUnavailable | None:
 
     Only its first line is shown: the next ones can repeat values of a row.
     """
-    inner = failures.driver_error(error)
+    inner = database_errors.driver_error(error)
     if inner is None:
         return None
     words = (inner.diag.message_primary or str(inner)).strip().splitlines() or [type(inner).__name__]
     state = f" (SQLSTATE {inner.sqlstate})" if inner.sqlstate else ""
-    if failures.is_connection_lost(error):
+    if database_errors.is_connection_lost(error):
         what = "the connection to the database was lost"
         return errors.StoreUnavailable(what, found=f"{words[0]}{state}")
-    if failures.is_lock_timeout(error):
+    if database_errors.is_lock_timeout(error):
         what = "the database's tables are locked"
         return errors.StoreUnavailable(what, found=f"{words[0]}{state}", next_step=_LOCKED)
     what = "the database refuses a statement"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from offsetstore.cli.options import names
-from offsetstore.store.grants import grant_dashboard, grant_runtime
+from offsetstore.postgres.grants import grant_dashboard, grant_runtime
 
 # In comments: what depends on tables that are not ours, or on what a database's owner has decided for everybody.
 _NOTES = """\

@@ -11,10 +11,10 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import ExitCode, fail
 from offsetstore.cli.output import print_lines
 from offsetstore.errors import SchemaError, SchemaNotAtHead
-from offsetstore.store.database import PostgresDatabase
-from offsetstore.store.migrate import current_revision, revisions, upgrade, upgrade_as_sql, wait_for_others
-from offsetstore.store.schema import HEAD
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.migrate import current_revision, revisions, upgrade, upgrade_as_sql, wait_for_others
+from offsetstore.postgres.schema import HEAD
+from offsetstore.postgres.url import make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Generator

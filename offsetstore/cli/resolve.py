@@ -19,14 +19,14 @@ from offsetstore.errors import (
     StoreRewound,
     TopicRecreated,
 )
-from offsetstore.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
-from offsetstore.starting import Reason
-from offsetstore.store.starting import resolve_starting_offsets
+from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
+from offsetstore.protocol.starting import Reason
+from offsetstore.store.resolving import resolve_starting_offsets
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offsetstore.starting import StartingOffsets
+    from offsetstore.protocol.starting import StartingOffsets
 
 _COLUMNS = (
     Column("partition"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offsetstore.offsets import BrokerView, StoredOffset, Watermarks
-    from offsetstore.store.session import GroupRow, Session
+    from offsetstore.protocol.database import GroupRow, Session
     from offsetstore.store.store import OffsetStore
 
 _DECISIONS = frozenset({"reset", "rename"})

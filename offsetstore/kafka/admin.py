@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from offsetstore.errors import BrokerUnavailable
-from offsetstore.kafka.refusals import broker_error
+from offsetstore.kafka.errors import broker_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,13 +10,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from offsetstore.errors import BrokerError, BrokerUnavailable, ConfigurationError, TopicMissing
-from offsetstore.kafka import questions
+from offsetstore.kafka import requests
 from offsetstore.kafka.client import BACKOFF, Client, Deadline, Missing
 from offsetstore.kafka.committed import committed_offsets
-from offsetstore.kafka.mirror import GroupOffsets
-from offsetstore.kafka.options import read_options
-from offsetstore.kafka.refusals import PASSING, no_answer
-from offsetstore.kafka.settings import ClientSettings, topic_names
+from offsetstore.kafka.errors import PASSING, no_answer
+from offsetstore.kafka.group_offsets import GroupOffsets
+from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
+from offsetstore.kafka.settings.spark import read_options
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Broker:
         return self._topics
 
     def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
-        """Ask for ids, log ends and committed offsets; see `offsetstore.ports.BrokerOffsets`.
+        """Ask for ids, log ends and committed offsets; see `BrokerOffsets`.
 
         The end is the high watermark, because that is how far Spark reads; with ``isolation.level=read_committed`` it
         is the last stable offset, because Spark then stops there. Where ``assign`` names partitions, the view holds
@@ -107,16 +107,16 @@ class Broker:
             raise ConfigurationError(what, found=timestamp_ms, expected="milliseconds since 1970, from 0 upwards")
 
         def ask(client: Client, deadline: Deadline) -> BrokerView:
-            cluster, described = client.answers([questions.cluster(), questions.topics(names)], deadline)
-            ids = {topic: questions.topic_id(described[topic]) for topic in names}
-            numbers = {topic: questions.partition_numbers(described[topic]) for topic in names}
+            cluster, described = client.answers([requests.cluster(), requests.topics(names)], deadline)
+            ids = {topic: requests.topic_id(described[topic]) for topic in names}
+            numbers = {topic: requests.partition_numbers(described[topic]) for topic in names}
             partitions = self._partitions(numbers)
             committed = committed_offsets(self._settings, group, partitions, deadline)
-            specs = [questions.EARLIEST, questions.LATEST]
+            specs = [requests.EARLIEST, requests.LATEST]
             if timestamp_ms is not None:
-                specs.append(questions.at(timestamp_ms))
+                specs.append(requests.at(timestamp_ms))
             found = client.answers(
-                [questions.offsets(partitions, spec, read_committed=self._settings.read_committed) for spec in specs],
+                [requests.offsets(partitions, spec, read_committed=self._settings.read_committed) for spec in specs],
                 deadline,
             )
             beginnings, ends, *at = [{tp: info.offset for tp, info in answer.items()} for answer in found]
@@ -128,7 +128,7 @@ class Broker:
             # Kafka answers -1 where no record is that young.
             timestamps = {tp: ends[tp] if at[0][tp] < 0 else at[0][tp] for tp in partitions} if at else None
             return BrokerView(
-                cluster_id=questions.cluster_id(cluster),
+                cluster_id=requests.cluster_id(cluster),
                 topics=logs,
                 committed=committed,
                 timestamps=timestamps,
@@ -143,13 +143,13 @@ class Broker:
             return {}
 
         def ask(client: Client, deadline: Deadline) -> dict[str, str | None]:
-            [described] = client.answers([questions.topics(names)], deadline)
-            return {topic: questions.topic_id(described[topic]) for topic in names}
+            [described] = client.answers([requests.topics(names)], deadline)
+            return {topic: requests.topic_id(described[topic]) for topic in names}
 
         return self._ask(ask)
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Copy offsets to Kafka's group; see `offsetstore.ports.BrokerOffsets`.
+        """Copy offsets to Kafka's group; see `BrokerOffsets`.
 
         The connection is kept for the next call. It is not the one of `view` and `topic_ids`: neither waits for the
         other.
@@ -166,7 +166,7 @@ class Broker:
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Read what the group has committed, on the connection of `commit`; see `offsetstore.ports.BrokerOffsets`.
+        """Read what the group has committed, on the connection of `commit`; see `BrokerOffsets`.
 
         :raises ConfigurationError: no group, settings that librdkafka refuses, a fork.
         """
@@ -178,19 +178,19 @@ class Broker:
         return self._with_group_offsets(group, lambda kept, deadline: kept.committed(partitions, deadline))
 
     def has_members(self, group: str) -> bool:
-        """Ask whether a consumer has joined the group; see `offsetstore.ports.BrokerOffsets`.
+        """Ask whether a consumer has joined the group; see `BrokerOffsets`.
 
         Every broker is asked, since each knows the groups that it coordinates; one that is down costs three seconds.
         """
 
         def ask(client: Client, deadline: Deadline) -> bool:
             while True:
-                [answer] = client.answers([questions.groups()], deadline)
-                found = questions.has_members(answer, group)
+                [answer] = client.answers([requests.groups()], deadline)
+                found = requests.has_members(answer, group)
                 if isinstance(found, bool):
                     return found
                 if found.code() not in PASSING or deadline.rest <= BACKOFF:
-                    raise no_answer(found, (), questions.groups().doing, deadline.seconds)
+                    raise no_answer(found, (), requests.groups().doing, deadline.seconds)
                 time.sleep(BACKOFF)
 
         return self._ask(ask, seconds=min(self._timeout, _LOOK_SECONDS))

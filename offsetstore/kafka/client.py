@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.kafka.refusals import MISSING, PASSING, WRONG_CREDENTIALS, broker_error, no_answer
+from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, broker_error, no_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping

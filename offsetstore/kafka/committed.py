@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import confluent_kafka as ck
 
 from offsetstore.kafka.client import BACKOFF, LOG, let_go
-from offsetstore.kafka.refusals import PASSING, WRONG_CREDENTIALS, Doing, broker_error, no_answer
+from offsetstore.kafka.errors import PASSING, WRONG_CREDENTIALS, Doing, broker_error, no_answer
 from offsetstore.offsets import CommittedOffset, TopicPartition
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from offsetstore.kafka.client import Deadline
-    from offsetstore.kafka.settings import ClientSettings
+    from offsetstore.kafka.settings.librdkafka import ClientSettings
 
 # Seconds for the first try, doubled with each: between two of them we see what was refused.
 _FIRST_PATIENCE: Final = 0.5

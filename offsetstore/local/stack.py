@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offsetstore.local.account import temporary_directory, unprivileged_account
 from offsetstore.local.cache import cache_directory, locked
 from offsetstore.local.free_ports import LOOPBACK, answers
-from offsetstore.local.kafka import KafkaBroker
-from offsetstore.local.kafka_settings import KafkaPorts
-from offsetstore.local.postgres import PostgresServer
+from offsetstore.local.kafka.properties import KafkaPorts
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.account import temporary_directory, unprivileged_account
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.processes import end_process, is_process_of
 
 _USER = _DATABASE = "offsetstore"

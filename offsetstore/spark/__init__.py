@@ -1,4 +1,4 @@
-"""The sink, and what it asks of Spark; with `offsetstore.local.spark`, the only importer of pyspark."""
+"""The sink, and what it asks of Spark; with `offsetstore.local.spark.launch`, the only importer of pyspark."""
 
 from offsetstore.spark.sink import TransactionalSink
 

@@ -32,7 +32,7 @@ class HadoopFiles:
         self._session: Any = session
 
     def names(self, directory: str) -> list[str]:
-        """See `offsetstore.ports.CheckpointFiles`."""
+        """See `offsetstore.protocol.ports.CheckpointFiles`."""
         try:
             files, path = _file_system(self._session, f"{self.location}/{directory}")
             if not files.exists(path):
@@ -42,7 +42,7 @@ class HadoopFiles:
             raise self._unreadable(directory, error) from error
 
     def read(self, path: str) -> str:
-        """See `offsetstore.ports.CheckpointFiles`."""
+        """See `offsetstore.protocol.ports.CheckpointFiles`."""
         try:
             files, file = _file_system(self._session, f"{self.location}/{path}")
             stream = files.open(file)

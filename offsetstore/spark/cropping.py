@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore.replay import Decision, Outcome
-from offsetstore.writers.kafka_column import KAFKA
+from offsetstore.protocol.replay import Decision, Outcome
+from offsetstore.writers.arrow.kafka_column import KAFKA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,16 +10,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from offsetstore.errors import ConfigurationError, SinkError
+from offsetstore.processing.plan import patiently
 from offsetstore.spark.cropping import KAFKA
-from offsetstore.spark.micro_batch import patiently
 from offsetstore.writers.append import Append
 from offsetstore.writers.upsert import Upsert
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from offsetstore.ports import Writer
-    from offsetstore.store.claims import Claim
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.store.claim import Claim
 
 Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
 UNNAMED: Final = ""

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, get_args
 
 from pyspark.sql.utils import is_remote
 
-from offsetstore import failpoints
 from offsetstore.errors import ConfigurationError, OffsetStoreError, ProtocolMisuse, SinkError, UnsupportedQuery
 from offsetstore.offsets import describe
-from offsetstore.spark.admission import admit
-from offsetstore.spark.batch_atomicity import BatchAtomicity
+from offsetstore.postgres.errors import strip_chain, stripped
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.protocol import failpoints
 from offsetstore.spark.checkpoints import prune
-from offsetstore.spark.kept import KeptCheckpoint
-from offsetstore.spark.micro_batch import MicroBatch, PlanOutdated
+from offsetstore.spark.large_batches import THRESHOLD, StagingMode, StagingPolicy
+from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
-from offsetstore.spark.partition_atomicity import PartitionAtomicity
-from offsetstore.spark.query import RunningQuery
-from offsetstore.spark.staging import THRESHOLD, StagingMode, StagingPolicy
-from offsetstore.store.failures import strip_chain, stripped
+from offsetstore.spark.plans.admission import admit
+from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.spark.ways.batch import BatchAtomicity
+from offsetstore.spark.ways.partition import PartitionAtomicity
+from offsetstore.spark.ways.stateful import KeptCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from offsetstore.offsets import TopicPartition
-    from offsetstore.ports import Writer
-    from offsetstore.store.claims import Claim
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.store.claim import Claim
 
 __all__ = ["TransactionalSink", "Transform"]
 

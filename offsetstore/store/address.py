@@ -2,94 +2,49 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
-
-from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import create_engine, event
-from sqlalchemy.engine import URL
-from sqlalchemy.pool import NullPool
+from typing import TYPE_CHECKING, Self
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.store.database import PostgresDatabase
-from offsetstore.store.store import OffsetStore, Retries, Timeouts
+from offsetstore.postgres import address
+from offsetstore.postgres.address import DatabaseAddress, Secrets
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.store.store import OffsetStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sqlalchemy import Engine
-
-Secrets: TypeAlias = "dict[str, str]"
-"""Libpq's secret parameters, by their names."""
-
-_SECRET: Final = frozenset({"oauth_client_secret", "password", "scram_client_key", "scram_server_key", "sslpassword"})
-_ITS_OWN: Final = frozenset({"context"})  # SQLAlchemy's adapters, which every engine adds itself
-_looking: ContextVar[bool] = ContextVar("looking", default=False)
-
-
-class _Found(Exception):
-    """No error: it takes the parameters out of SQLAlchemy, before it connects."""
-
-    def __init__(self, parameters: dict[str, Any]) -> None:
-        super().__init__()  # without arguments, so that nobody who logs it has a password to show
-        self.parameters = parameters
+    from offsetstore.protocol.retries import Retries, Timeouts
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a store's database is, in which schema our tables are, and the store's own settings.
+    """Where a store's database is, and the store's own settings."""
 
-    ``parameters`` are what the driver is given, without `Secrets`. What the environment adds to them (``PGPASSWORD``,
-    ``PGPASSFILE``, ``PGSSLROOTCERT``) is each process's own.
-    """
-
-    parameters: tuple[tuple[str, str | int | None], ...]
-    schema: str | None
+    database: DatabaseAddress
     timeouts: Timeouts
     retries: Retries
 
     @classmethod
     def of(cls, store: OffsetStore) -> Self:
-        """Describe a store, with the schema in which it has found its tables. Nothing is asked of the database.
+        """Describe a store. Nothing is asked of its database.
 
         :raises ConfigurationError: its connections are made by code that can't be sent elsewhere.
         """
-        database = _database(store)
-        plain = {name: value for name, value in _parameters(database.engine).items() if name not in _SECRET}
-        return cls(tuple(sorted(plain.items())), database.schema, store.timeouts, store.retries)
+        return cls(DatabaseAddress.of(_database(store)), store.timeouts, store.retries)
 
     def connect(self, secrets: Callable[[], Mapping[str, str]]) -> OffsetStore:
-        """Make a store of at most one connection, opened by the first transaction and checked before each.
-
-        That the tables are there, the store that was described has seen.
+        """Make a store of at most one connection. That the tables are there, the store that was described has seen.
 
         :param secrets: asked for each new connection.
         """
-
-        def add_secrets(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
-            parameters.update(secrets())
-
-        connect: dict[str, Any] = {"connect_args": dict(self.parameters), "hide_parameters": True}
-        url = URL.create("postgresql+psycopg")
-        engine = create_engine(url, pool_size=1, max_overflow=0, pool_pre_ping=True, **connect)
-        aside = create_engine(url, poolclass=NullPool, **connect)
-        for each in (engine, aside):
-            event.listen(each, "do_connect", add_secrets)
-        database = PostgresDatabase(
-            engine, schema=self.schema, idle_timeout=self.timeouts.idle, owned=True, aside=aside
-        )
+        database = self.database.connect(secrets, idle_timeout=self.timeouts.idle)
         return OffsetStore(database, timeouts=self.timeouts, retries=self.retries)
 
 
 def secrets_of(store: OffsetStore) -> Secrets:
-    """What the store would give for a new connection now: ``credentials=`` is called, if the store has it.
-
-    :raises ConfigurationError: see `StoreAddress.of`.
-    :raises StoreUnavailable: the credentials could not be had.
-    """
-    found = _parameters(_database(store).engine)
-    return {name: str(value) for name, value in found.items() if name in _SECRET and value}
+    """What the store would give for a new connection now; see `offsetstore.postgres.address.secrets_of`."""
+    return address.secrets_of(_database(store))
 
 
 def _database(store: OffsetStore) -> PostgresDatabase:
@@ -97,40 +52,3 @@ def _database(store: OffsetStore) -> PostgresDatabase:
         return store.database
     what = "this store has no database that another process could connect to"
     raise ConfigurationError(what, found=type(store.database).__name__, expected="OffsetStore.connect(...)")
-
-
-def _parameters(engine: Engine) -> dict[str, Any]:
-    """What the engine would give psycopg, with ``connect_args`` and what listeners add (tokens)."""
-    if not event.contains(engine, "do_connect", _look):
-        event.listen(engine, "do_connect", _look)
-    pool = engine.pool.recreate()  # it has no connection yet, so that it makes one, and comes by the listeners
-    token = _looking.set(True)
-    try:
-        pool.connect().close()
-    except _Found as found:
-        return {name: _sendable(name, value) for name, value in found.parameters.items() if name not in _ITS_OWN}
-    finally:
-        _looking.reset(token)
-        pool.dispose()
-    what = "the engine's connections are made by a function, which executors do not have"
-    raise ConfigurationError(
-        what,
-        found="create_engine(..., creator=...), or a do_connect listener that returns a connection",
-        expected="an engine that is made from a URL",
-        next_step="Give OffsetStore.connect the URL, and credentials= for passwords that change; or write from the "
-        'driver: atomicity="batch" with staging="never".',
-    )
-
-
-def _look(_dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]) -> None:
-    if _looking.get():
-        conninfo = conninfo_to_dict(arguments[0]) if arguments and arguments[0] else {}
-        named = conninfo_to_dict(parameters.pop("conninfo", None) or "")
-        raise _Found({**conninfo, **named, **parameters})
-
-
-def _sendable(name: str, value: object) -> str | int | None:
-    if value is None or isinstance(value, (str, int)):
-        return value
-    what = f"the engine's connect_args have {name}, which can't be sent to executors"
-    raise ConfigurationError(what, found=type(value).__name__, expected="text or a number")

@@ -25,16 +25,16 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.offsets import MAX_OFFSET, StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.store import failures
-from offsetstore.store.claims import name_prefix, this_process
-from offsetstore.store.session import HistoryEvent, NewOffset
+from offsetstore.postgres import errors
+from offsetstore.protocol.database import HistoryEvent, NewOffset
+from offsetstore.store.claim import name_prefix, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from offsetstore.offsets import BrokerView
-    from offsetstore.ports import BrokerOffsets
-    from offsetstore.store.session import Database, GroupRow, Session
+    from offsetstore.protocol.database import Database, GroupRow, Session
+    from offsetstore.protocol.ports import BrokerOffsets
 
 _GRACE: Final = 15.0
 _AGAIN: Final = "Look at the group's history: it holds what was done. If it is not there, do it again."
@@ -357,15 +357,15 @@ def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: flo
         session.commit()
     except BaseException as error:
         session.rollback()
-        if failures.is_lock_timeout(error):
+        if errors.is_lock_timeout(error):
             what = f"group {groups[0]!r} is locked by somebody who is no job of this group"
-            raise LockTimeout(what) from failures.stripped(error)
-        if failures.is_connection_lost(error) or failures.is_repeatable(error):
+            raise LockTimeout(what) from errors.stripped(error)
+        if errors.is_connection_lost(error) or errors.is_repeatable(error):
             what = "the connection to the database was lost, or the database gave up the transaction"
-            raise TransactionLost(what, next_step=_AGAIN) from failures.stripped(error)
-        if (unavailable := failures.unavailable(error)) is not None:
-            raise unavailable from failures.stripped(error)
-        failures.raise_stripped(error)
+            raise TransactionLost(what, next_step=_AGAIN) from errors.stripped(error)
+        if (unavailable := errors.unavailable(error)) is not None:
+            raise unavailable from errors.stripped(error)
+        errors.raise_stripped(error)
         raise
 
 

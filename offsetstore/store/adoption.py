@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from offsetstore.errors import ConfigurationError, UncertainBatch
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.starting import Reason
+from offsetstore.protocol.starting import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from offsetstore.offsets import BrokerView
-    from offsetstore.policy import StartPolicy
-    from offsetstore.ports import CheckpointFiles
-    from offsetstore.starting import StartingOffsets
-    from offsetstore.store.session import HistoryEvent
+    from offsetstore.protocol.database import HistoryEvent
+    from offsetstore.protocol.policy import StartPolicy
+    from offsetstore.protocol.ports import CheckpointFiles
+    from offsetstore.protocol.starting import StartingOffsets
 
 _log = logging.getLogger(__name__)
 _CORRECT = "Correct adopt_checkpoint. To start without the job's offsets, leave it out."

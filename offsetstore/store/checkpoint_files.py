@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from offsetstore.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from offsetstore.ports import CheckpointFiles
+    from offsetstore.protocol.ports import CheckpointFiles
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
 

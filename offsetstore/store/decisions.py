@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offsetstore.stamp import Stamp
-from offsetstore.starting import Reason, Start, StartingOffsets
-from offsetstore.store.session import HistoryEvent, NewOffset
+from offsetstore.protocol.database import HistoryEvent, NewOffset
+from offsetstore.protocol.stamp import Stamp
+from offsetstore.protocol.starting import Reason, Start, StartingOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

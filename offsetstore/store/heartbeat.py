@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from offsetstore.store.session import Database, Session
+    from offsetstore.protocol.database import Database, Session
 
 EVERY = 5.0
 """Seconds between two beats, and how long one may wait for a lock."""

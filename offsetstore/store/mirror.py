@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from offsetstore import failpoints
 from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused
 from offsetstore.offsets import CommittedOffset
-from offsetstore.stamp import Stamp
-from offsetstore.store.session import HistoryEvent
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.stamp import Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from offsetstore.offsets import StoredOffset, TopicPartition
-    from offsetstore.ports import BrokerOffsets
+    from offsetstore.protocol.database import Database, Session
+    from offsetstore.protocol.ports import BrokerOffsets
     from offsetstore.store.identity import Holder
-    from offsetstore.store.session import Database, Session
 
 EVERY: Final = 5.0
 """Seconds from one commit to the next, unless the claim is told otherwise."""

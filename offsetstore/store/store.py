@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from sqlalchemy import Engine
 
-from offsetstore import metadata
 from offsetstore.errors import OffsetStoreError, StoreUnavailable
-from offsetstore.policy import StartPolicy
-from offsetstore.store import admin, failures
+from offsetstore.postgres import errors
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.url import check_engine, make_engine
+from offsetstore.protocol import metadata
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.store import admin
+from offsetstore.store.acquire import take
 from offsetstore.store.checkpoint_files import checkpoint_files
-from offsetstore.store.claims import Claim, ClaimRequest, Takeover
-from offsetstore.store.database import PostgresDatabase
+from offsetstore.store.claim import Claim, ClaimRequest, Takeover
 from offsetstore.store.mirror import EVERY
-from offsetstore.store.taking import take
 from offsetstore.store.transaction import Transaction
-from offsetstore.store.url import check_engine, make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -28,42 +28,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offsetstore.offsets import StoredOffset, TopicPartition
-    from offsetstore.ports import BrokerOffsets, CheckpointFiles
+    from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
+    from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
     from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import Holder
-    from offsetstore.store.session import Database, GroupRow, HistoryEvent, Session
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """In seconds.
-
-    ``lock``: for any one row lock; ``idle``: a transaction that does nothing is ended by the server; ``commit``: to
-    find out about a COMMIT whose answer was lost.
-    """
-
-    lock: float = 10.0
-    idle: float = 120.0
-    commit: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """How `OffsetStore.run` repeats: ``attempts`` in all.
-
-    It waits from ``shortest`` to ``longest`` seconds in between, doubling, with jitter.
-    """
-
-    attempts: int = 8
-    shortest: float = 0.05
-    longest: float = 5.0
-
-    def wait(self, attempt: int) -> float:
-        """Seconds to wait after failed attempt ``attempt``, counted from 1."""
-        return random.uniform(0.5, 1.0) * min(self.longest, self.shortest * 2 ** (attempt - 1))  # noqa: S311 - jitter
 
 
 class OffsetStore:
@@ -191,7 +162,7 @@ class OffsetStore:
                 with self.transaction(claim, lock_timeout=lock_timeout) as tx:
                     result = work(tx)
             except Exception as error:
-                if attempt >= self.retries.attempts or not failures.may_pass(error):
+                if attempt >= self.retries.attempts or not errors.may_pass(error):
                     raise
                 wait = self.retries.wait(attempt)
                 _log.warning("attempt %d failed (%s), again in %.2f s", attempt, type(error).__name__, wait)
@@ -299,12 +270,12 @@ class OffsetStore:
         try:
             return query(session)
         except Exception as error:
-            if failures.is_connection_lost(error):
+            if errors.is_connection_lost(error):
                 what = "the connection to the database was lost while reading"
-                raise StoreUnavailable(what, found=failures.words(error)) from failures.stripped(error)
-            if (unavailable := failures.unavailable(error)) is not None:
-                raise unavailable from failures.stripped(error)
-            failures.raise_stripped(error)
+                raise StoreUnavailable(what, found=errors.words(error)) from errors.stripped(error)
+            if (unavailable := errors.unavailable(error)) is not None:
+                raise unavailable from errors.stripped(error)
+            errors.raise_stripped(error)
             raise
         finally:
             session.rollback()

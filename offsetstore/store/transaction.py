@@ -11,7 +11,6 @@ import threading
 import uuid
 from typing import TYPE_CHECKING, Any, Self
 
-from offsetstore import failpoints
 from offsetstore.errors import (
     AdvanceMismatch,
     CommittedBehindOurBack,
@@ -27,10 +26,11 @@ from offsetstore.errors import (
     TransactionLost,
     Unadvanced,
 )
-from offsetstore.metadata import KEEP, Keep, dump
-from offsetstore.replay import Decision, Outcome, decide
-from offsetstore.store import failures
-from offsetstore.store.session import HistoryEvent
+from offsetstore.postgres import errors
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.metadata import KEEP, Keep, dump
+from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.store.unknown_commit import Advanced, settle
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
+    from offsetstore.protocol.database import Database, Session
     from offsetstore.store.identity import Holder
-    from offsetstore.store.session import Database, Session
 
 
 class _Latest(threading.local):
@@ -149,7 +149,7 @@ class Transaction:
         :param ranges: exactly `Decision.remaining` for each partition, as `lock` returned it.
         :param metadata: one JSON value for all partitions of the call; ``None`` clears it, left out keeps it.
         :raises AdvanceMismatch: another range, a partition that was not locked, or one that was advanced already.
-        :raises MetadataError: see `offsetstore.metadata.dump`.
+        :raises MetadataError: see `offsetstore.protocol.metadata.dump`.
         :raises StaleClaim: the rows changed under the lock: only SQL of yours in this transaction can do that.
         """
         session, plan = self._locked("tx.advance was called before tx.lock")
@@ -263,7 +263,7 @@ class Transaction:
         except BaseException as problem:
             session.rollback()
             self._translate(problem)
-            failures.raise_stripped(problem)
+            errors.raise_stripped(problem)
             raise
         if error is not None:
             session.rollback()
@@ -289,9 +289,9 @@ class Transaction:
             session.commit()
         except BaseException as error:
             session.rollback()
-            if not failures.is_connection_lost(error):
+            if not errors.is_connection_lost(error):
                 self._translate(error)
-                failures.raise_stripped(error)
+                errors.raise_stripped(error)
                 raise
             before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
             advanced = Advanced(
@@ -309,13 +309,13 @@ class Transaction:
 
     def _translate(self, error: BaseException) -> None:
         """Raise our error for the database's where we know more than it says; otherwise return."""
-        if failures.is_lock_timeout(error):
-            raise self._lock_timeout_error(failures.words(error)) from failures.stripped(error)
-        if failures.is_connection_lost(error):
+        if errors.is_lock_timeout(error):
+            raise self._lock_timeout_error(errors.words(error)) from errors.stripped(error)
+        if errors.is_connection_lost(error):
             what = "the connection to the database was lost; the transaction did not happen"
-            raise TransactionLost(what, found=failures.words(error)) from failures.stripped(error)
-        if (unavailable := failures.unavailable(error)) is not None:
-            raise unavailable from failures.stripped(error)
+            raise TransactionLost(what, found=errors.words(error)) from errors.stripped(error)
+        if (unavailable := errors.unavailable(error)) is not None:
+            raise unavailable from errors.stripped(error)
 
     def _lock_timeout_error(self, words: str) -> LockTimeout:
         if self._plan is not None:

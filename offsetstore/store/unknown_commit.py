@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offsetstore.errors import CommitUnknown, OffsetStoreError, StoreUnavailable, TransactionLost
-from offsetstore.store import failures
+from offsetstore.postgres import errors
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from offsetstore.offsets import StoredOffset, Token, TopicPartition
-    from offsetstore.store.session import Database
+    from offsetstore.protocol.database import Database
 
 _log = logging.getLogger(__name__)
 _PAUSE = 0.2
@@ -63,16 +63,16 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
     :raises TransactionLost: it did not happen.
     :raises CommitUnknown: it can't be told: no answer in time, or every row has moved on since.
     """
-    cause = failures.stripped(cause)
+    cause = errors.stripped(cause)
     if not advanced.before:
         if advanced.mark is not None:
             _settle_by_mark(database, advanced, advanced.mark, timeout=timeout, cause=cause)
             return
         if advanced.wrote:
             what = "the answer to COMMIT was lost, and the transaction advanced no partition that could tell"
-            raise CommitUnknown(what, found=failures.words(cause)) from cause
+            raise CommitUnknown(what, found=errors.words(cause)) from cause
         what = "the connection was lost in a transaction that wrote nothing"
-        raise TransactionLost(what, found=failures.words(cause)) from cause
+        raise TransactionLost(what, found=errors.words(cause)) from cause
     found = _rows(database, advanced, None, timeout=timeout, cause=cause)
     tp = advanced.first
     ids = {tp: row.transaction_id for tp, row in found.rows.items()}
@@ -82,11 +82,11 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
     # No id, or no row, may be another group's that has got the name since, or the row may have gone with its group.
     if any(ids.get(tp) == before and (before or found.same_group) for tp, before in advanced.before.items()):
         what = "the connection was lost at COMMIT, and the rows show that it did not happen"
-        raise TransactionLost(what, topic_partition=tp, found=failures.words(cause)) from cause
+        raise TransactionLost(what, topic_partition=tp, found=errors.words(cause)) from cause
     if not found.same_group:
         raise _other_group(advanced, cause) from cause
     what = f"the answer to COMMIT was lost, and the rows of group {advanced.group!r} have been moved or removed since"
-    raise CommitUnknown(what, topic_partition=tp, found=failures.words(cause)) from cause
+    raise CommitUnknown(what, topic_partition=tp, found=errors.words(cause)) from cause
 
 
 def _settle_by_mark(
@@ -101,12 +101,12 @@ def _settle_by_mark(
     if not found.same_group:
         raise _other_group(advanced, cause) from cause
     what = f"the connection was lost at COMMIT, and the mark shows that batch {batch_id} was not written"
-    raise TransactionLost(what, found=failures.words(cause)) from cause
+    raise TransactionLost(what, found=errors.words(cause)) from cause
 
 
 def _other_group(advanced: Advanced, cause: BaseException) -> CommitUnknown:
     what = f"the answer to COMMIT was lost, and group {advanced.group!r} has been removed or renamed since"
-    return CommitUnknown(what, topic_partition=advanced.first, found=failures.words(cause))
+    return CommitUnknown(what, topic_partition=advanced.first, found=errors.words(cause))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _rows(
     what = (
         f"the answer to COMMIT in group {advanced.group!r} was lost, and the database did not tell within {timeout:g} s"
     )
-    found = failures.words(cause)
+    found = errors.words(cause)
     if trouble is not None:
         found += f"; in the look-up: {_words(database, advanced, trouble)}"
     raise CommitUnknown(what, topic_partition=advanced.first, found=found) from cause
@@ -140,13 +140,13 @@ def _rows(
 
 def _words(database: Database, advanced: Advanced, trouble: Exception) -> str:
     """Who holds the rows, if somebody does; or what went wrong."""
-    reached = not (isinstance(trouble, StoreUnavailable) or failures.is_connection_lost(trouble))
+    reached = not (isinstance(trouble, StoreUnavailable) or errors.is_connection_lost(trouble))
     holder = database.lock_holder(advanced.group, advanced.locked) if reached and advanced.locked else None
     if holder is not None:
         return f"{holder[0]} is {holder[1]}"
     if isinstance(trouble, OffsetStoreError):
         return str(trouble.found or trouble.what)
-    return failures.words(trouble)
+    return errors.words(trouble)
 
 
 def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None, left: float) -> _Found:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from offsetstore.testing.broker import StaticBroker
-from offsetstore.testing.memory import InMemoryOffsetStore, MemoryDatabase
+from offsetstore.testing.memory.store import InMemoryOffsetStore, MemoryDatabase
 
 if TYPE_CHECKING:
-    from offsetstore.testing.contract import OffsetStoreContract
+    from offsetstore.testing.contract.suite import OffsetStoreContract
 
 __all__ = ["InMemoryOffsetStore", "MemoryDatabase", "OffsetStoreContract", "StaticBroker"]
 
@@ -23,8 +23,8 @@ def __getattr__(name: str) -> Any:
     import pytest  # noqa: PLC0415
 
     # Its asserts shall explain themselves like those of the tests.
-    parts = ("parts", "together", "misuse", "replays", "locks", "fence", "metadata", "admin")
-    pytest.register_assert_rewrite(*(f"{__name__}.contract_{part}" for part in parts))
-    from offsetstore.testing.contract import OffsetStoreContract  # noqa: PLC0415
+    parts = ("parts", "together", "misuse", "replays", "locks", "fence", "metadata", "marks", "admin")
+    pytest.register_assert_rewrite(*(f"{__name__}.contract.{part}" for part in parts))
+    from offsetstore.testing.contract.suite import OffsetStoreContract  # noqa: PLC0415
 
     return OffsetStoreContract

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from offsetstore.local.kafka import KafkaBroker
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.kafka.server import KafkaBroker
+    from offsetstore.local.postgres.server import PostgresServer
 
 _OPTION = "--offsetstore-postgres"
 _TEMPLATE = "offsetstore_template"
@@ -64,8 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def offsetstore_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     """A PostgreSQL for the whole run; its data don't outlive it."""
-    from offsetstore.local.binaries import find_binaries  # noqa: PLC0415
-    from offsetstore.local.postgres import PostgresServer  # noqa: PLC0415
+    from offsetstore.local.postgres.binaries import find_binaries  # noqa: PLC0415
+    from offsetstore.local.postgres.server import PostgresServer  # noqa: PLC0415
 
     with PostgresServer(find_binaries(str(request.config.getoption(_OPTION))), durability="none") as server:
         yield server
@@ -74,8 +74,8 @@ def offsetstore_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresSer
 @pytest.fixture(scope="session")
 def offsetstore_template(offsetstore_postgres: PostgresServer) -> str:
     """The name of a migrated database to which nobody connects, so that it can be copied."""
-    from offsetstore.store.migrate import upgrade  # noqa: PLC0415
-    from offsetstore.store.url import make_engine  # noqa: PLC0415
+    from offsetstore.postgres.migrate import upgrade  # noqa: PLC0415
+    from offsetstore.postgres.url import make_engine  # noqa: PLC0415
 
     engine = make_engine(offsetstore_postgres.create_database(_TEMPLATE))
     try:
@@ -125,7 +125,7 @@ def _drop(server: PostgresServer, names: list[str]) -> None:
 @pytest.fixture(scope="session")
 def offsetstore_kafka() -> Iterator[KafkaBroker]:
     """A Kafka broker for the whole run; its data don't outlive it."""
-    from offsetstore.local.kafka import KafkaBroker  # noqa: PLC0415
+    from offsetstore.local.kafka.server import KafkaBroker  # noqa: PLC0415
 
     with KafkaBroker() as broker:
         yield broker
@@ -163,7 +163,7 @@ def offsetstore_group() -> str:
 @pytest.fixture(scope="session")
 def offsetstore_spark() -> Iterator[SparkSession]:
     """A SparkSession for the whole run: two threads, the Kafka connector, no UI."""
-    from offsetstore.local.spark import local_session, quick_conf, spark_conf, stop_session  # noqa: PLC0415
+    from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf, stop_session  # noqa: PLC0415
 
     session = local_session("offsetstore-tests", extra_conf=quick_conf(spark_conf()))
     yield session

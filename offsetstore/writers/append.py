@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from offsetstore.writers.catalogue import locate, read_target
-from offsetstore.writers.copying import copy_batches, driver_connection, locked_target
-from offsetstore.writers.encoding import Encoding
-from offsetstore.writers.kafka_column import drop_kafka, without_kafka
-from offsetstore.writers.matching import Match, match_columns
-from offsetstore.writers.names import TableName
-from offsetstore.writers.refusals import refusals
+from offsetstore.writers.arrow.copying import copy_batches, driver_connection, locked_target
+from offsetstore.writers.arrow.encoding import Encoding
+from offsetstore.writers.arrow.kafka_column import drop_kafka, without_kafka
+from offsetstore.writers.arrow.streaming import Stream
+from offsetstore.writers.errors import refusals
 from offsetstore.writers.staging import (
     attempt_match,
     check_staged,
@@ -21,7 +19,9 @@ from offsetstore.writers.staging import (
     staged_columns,
     with_attempt,
 )
-from offsetstore.writers.streaming import Stream
+from offsetstore.writers.table.catalogue import locate, read_target
+from offsetstore.writers.table.matching import Match, match_columns
+from offsetstore.writers.table.names import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import Connection, Table
 
-    from offsetstore.writers.catalogue import Column
     from offsetstore.writers.staging import Staged, Staging
+    from offsetstore.writers.table.catalogue import Column
 
 
 _MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging} {reported}")

@@ -15,13 +15,13 @@ import pyarrow as pa
 from psycopg import sql
 
 from offsetstore.errors import ColumnMismatch
-from offsetstore.store.schema import STAGING_SCHEMA
-from offsetstore.writers.casts import Cast
-from offsetstore.writers.catalogue import Column, read_columns
-from offsetstore.writers.copying import lock_against_change
-from offsetstore.writers.matching import Match
-from offsetstore.writers.names import TableName
-from offsetstore.writers.values import UUID_TYPE
+from offsetstore.postgres.schema import STAGING_SCHEMA
+from offsetstore.writers.arrow.casts import Cast
+from offsetstore.writers.arrow.copying import lock_against_change
+from offsetstore.writers.arrow.values import UUID_TYPE
+from offsetstore.writers.table.catalogue import Column, read_columns
+from offsetstore.writers.table.matching import Match
+from offsetstore.writers.table.names import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

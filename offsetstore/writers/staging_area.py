@@ -11,9 +11,9 @@ from uuid import uuid4
 from psycopg import sql
 
 from offsetstore.errors import SchemaError, SchemaMissing
-from offsetstore.ports import Writer
-from offsetstore.store.schema import STAGING_SCHEMA, quoted
-from offsetstore.writers.copying import driver_connection
+from offsetstore.postgres.schema import STAGING_SCHEMA, quoted
+from offsetstore.protocol.ports import Writer
+from offsetstore.writers.arrow.copying import driver_connection
 from offsetstore.writers.staging import Staging
 
 if TYPE_CHECKING:

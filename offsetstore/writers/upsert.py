@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
-from offsetstore.writers import merging
-from offsetstore.writers.catalogue import locate, read_target, read_unique_keys
-from offsetstore.writers.copying import copy_batches, driver_connection, locked_target
-from offsetstore.writers.encoding import Encoding
-from offsetstore.writers.kafka_column import COORDINATES, KAFKA, coordinate_matches, flatten_kafka, without_kafka
-from offsetstore.writers.matching import Match, match_columns
-from offsetstore.writers.names import TableName
-from offsetstore.writers.refusals import refusals
-from offsetstore.writers.roles import Roles
+from offsetstore.writers.arrow.copying import copy_batches, driver_connection, locked_target
+from offsetstore.writers.arrow.encoding import Encoding
+from offsetstore.writers.arrow.kafka_column import COORDINATES, KAFKA, coordinate_matches, flatten_kafka, without_kafka
+from offsetstore.writers.arrow.streaming import Stream
+from offsetstore.writers.errors import refusals
 from offsetstore.writers.staging import (
     Staging,
     attempt_match,
@@ -23,7 +19,11 @@ from offsetstore.writers.staging import (
     staged_columns,
     with_attempt,
 )
-from offsetstore.writers.streaming import Stream
+from offsetstore.writers.table import merging
+from offsetstore.writers.table.catalogue import locate, read_target, read_unique_keys
+from offsetstore.writers.table.matching import Match, match_columns
+from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.roles import Roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import Connection, Table
 
-    from offsetstore.writers.catalogue import Column
     from offsetstore.writers.staging import Staged
+    from offsetstore.writers.table.catalogue import Column
 
 
 class Upsert:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from offsetstore import Transaction
-    from offsetstore.testing.contract_parts import Read, Write
+    from offsetstore.testing.contract.parts import Read, Write
 
 
 class TestInMemoryOffsetStore(OffsetStoreContract):

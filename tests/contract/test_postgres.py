@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from offsetstore import OffsetStore
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.url import make_engine
 from offsetstore.testing import OffsetStoreContract
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from offsetstore import Transaction
-    from offsetstore.testing.contract_parts import Read, Write
+    from offsetstore.testing.contract.parts import Read, Write
 
 
 class TestPostgresOffsetStore(OffsetStoreContract):

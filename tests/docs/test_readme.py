@@ -15,14 +15,14 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka import admin
-from offsetstore.local.spark import spark_conf, spark_environment
+from offsetstore.local.spark.launch import spark_conf, spark_environment
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.testing.fixtures import NewTopic
 
 README = Path(__file__).parents[2] / "README.md"

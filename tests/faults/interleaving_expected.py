@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offsetstore import Outcome, TopicPartition
-from offsetstore.replay import decide
+from offsetstore.protocol.replay import decide
 
 if TYPE_CHECKING:
     from collections import Counter

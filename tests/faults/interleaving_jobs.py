@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 
 from offsetstore import OffsetRange, OffsetStore, Outcome, TopicPartition
-from offsetstore.store.claims import name_prefix
+from offsetstore.store.claim import name_prefix
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
 from tests.faults.interleaving import Part, play
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from offsetstore import Claim
-    from offsetstore.replay import Decision
-    from offsetstore.store.database import PostgresDatabase
+    from offsetstore.postgres.database import PostgresDatabase
+    from offsetstore.protocol.replay import Decision
     from offsetstore.store.identity import Holder
     from tests.faults.interleaving import Actor, Played
     from tests.support.postgres import Database

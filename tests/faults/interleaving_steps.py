@@ -1,6 +1,6 @@
 """A store's database whose transactions stand before each step that takes a lock, writes or ends.
 
-The steps are those of `offsetstore.store.session.Session`, through which the transaction and the claim do all that they
+The steps are those of `Session`, through which the transaction and the claim do all that they
 do. Reads without a lock, heartbeats and BEGIN (which takes no snapshot) are no steps of their own.
 """
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offsetstore.offsets import TopicPartition
-    from offsetstore.store.database import PostgresDatabase
-    from offsetstore.store.postgres import PostgresSession
-    from offsetstore.store.session import Session
+    from offsetstore.postgres.database import PostgresDatabase
+    from offsetstore.postgres.session import PostgresSession
+    from offsetstore.protocol.database import Session
     from tests.faults.interleaving import Actor
 
 _STEPS: Final = {
@@ -34,6 +34,7 @@ class SteppedDatabase:
     """The database as one actor uses it. A claim's steps are called "claim's ..."."""
 
     def __init__(self, inner: PostgresDatabase, actor: Actor) -> None:
+        self.schema = inner.schema
         self._inner = inner
         self._actor = actor
 

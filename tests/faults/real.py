@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from sqlalchemy import text
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition
-from offsetstore.metadata import load
 from offsetstore.offsets import BrokerView, CommittedOffset, Token, TopicLog, Watermarks
+from offsetstore.protocol.metadata import load
 from tests.support.postgres import Database
 from tests.support.proxy import CommitProxy
 from tests.support.waiting import wait_until
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from offsetstore import Claim, Transaction
-    from offsetstore.replay import Decision
+    from offsetstore.protocol.replay import Decision
 
 _T = TypeVar("_T")
 Event: TypeAlias = tuple[str, "int | None", "int | None", "int | None"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hypothesis.stateful import RuleBasedStateMachine
 
 from offsetstore.errors import OffsetStoreError
-from offsetstore.metadata import KEEP as KEPT
+from offsetstore.protocol.metadata import KEEP as KEPT
 from tests.faults import model
 from tests.faults.model import DONE, KEEP, Model, Ranges, Work
 from tests.faults.real import ATTEMPTS, Job, Kafka, Side, lock_ranges, outcomes, tp, write_results

@@ -12,8 +12,8 @@ from tests.faults.harness.run import Stage, commit_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offsetstore.local.kafka import KafkaBroker
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.kafka.server import KafkaBroker
+    from offsetstore.local.postgres.server import PostgresServer
     from tests.faults.harness.job import Way
 
 RUNS: list[tuple[str, Way, int]] = [

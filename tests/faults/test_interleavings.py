@@ -18,8 +18,8 @@ from uuid import uuid4
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
-from offsetstore.store.database import PostgresDatabase
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.url import make_engine
 from offsetstore.testing import StaticBroker
 from tests.faults.interleaving_jobs import CLAIM, KNOWN, NEW, P0, P1, P2, TABLES, UNKNOWN, Job, Jobs
 from tests.support.postgres import Database
@@ -27,7 +27,7 @@ from tests.support.postgres import Database
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
 
 NEWER, NEWEST = (TopicPartition(NEW.topic, NEW.partition + more) for more in (1, 2))
 KAFKA = StaticBroker.with_topics({P0.topic: 3}, end=100)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from offsetstore.offsets import CommittedOffset
-from offsetstore.stamp import Stamp
-from offsetstore.store import taking
+from offsetstore.protocol.stamp import Stamp
+from offsetstore.store import acquire
 from tests.faults import model
 from tests.faults.model import DONE, KEEP, Ranges
 from tests.faults.real import Found, Kafka, Side, tp
@@ -235,7 +235,7 @@ def assert_offsets_move_without_a_gap(found: Found) -> None:
 
 @pytest.fixture
 def side(offsetstore_database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
-    monkeypatch.setattr(taking, "_PAUSE", 0)
+    monkeypatch.setattr(acquire, "_PAUSE", 0)
     made = Side(offsetstore_database)
     yield made
     made.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import psycopg
 import pytest
 
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.url import make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

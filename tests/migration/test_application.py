@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 
 from offsetstore import OffsetStore
 from offsetstore.errors import ConfigurationError
-from offsetstore.store.autogenerate import OURS, exclude
+from offsetstore.postgres.autogenerate import OURS, exclude
 from tests.migration.conftest import shape, tables
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ from alembic import context
 from sqlalchemy import NullPool, create_engine
 
 import offsetstore.migrations
-from offsetstore.store.autogenerate import exclude
+from offsetstore.postgres.autogenerate import exclude
 
 assert offsetstore.migrations.exclude is exclude
 shop = context.config.attributes["shop"]

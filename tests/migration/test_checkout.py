@@ -9,12 +9,12 @@ import psycopg
 import pytest
 
 from offsetstore.local.free_ports import free_port
-from offsetstore.store.schema import HEAD
+from offsetstore.postgres.schema import HEAD
 from tests.migration.conftest import MARK, shape, tables
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
     from tests.migration.conftest import Checkout
 
 OURS = {

@@ -13,8 +13,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.store.migrate import config, current_revision, downgrade, upgrade
-from offsetstore.store.schema import HEAD, VERSION_TABLE, metadata
+from offsetstore.postgres.migrate import config, current_revision, downgrade, upgrade
+from offsetstore.postgres.schema import HEAD, VERSION_TABLE, metadata
 from tests.migration.conftest import shape, tables
 
 if TYPE_CHECKING:

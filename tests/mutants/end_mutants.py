@@ -9,11 +9,11 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant
 
-_SQL: Final = "offsetstore/store/statements.py"
+_SQL: Final = "offsetstore/postgres/statements.py"
 _TX: Final = "offsetstore/store/transaction.py"
 _LOST: Final = "offsetstore/store/unknown_commit.py"
 _STAGED: Final = "offsetstore/writers/staging.py"
-_CATALOGUE: Final = "offsetstore/writers/catalogue.py"
+_CATALOGUE: Final = "offsetstore/writers/table/catalogue.py"
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _STORE: Final = "tests/integration/store/"
@@ -50,7 +50,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "advance-in-a-savepoint",
         (
-            "offsetstore/store/postgres.py",
+            "offsetstore/postgres/session.py",
             "return (row.transaction_number, row.moved) == (self._number, str(self._moved))",
             "return row.transaction_number == self._number",
         ),
@@ -175,7 +175,7 @@ TARGETS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "target-partitions-of-the-moment",
-        ("offsetstore/writers/copying.py", "    if target.is_partitioned:\n", "    if target is None:\n"),
+        ("offsetstore/writers/arrow/copying.py", "    if target.is_partitioned:\n", "    if target is None:\n"),
         tests=(f"{_TARGETS}test_a_partition_that_is_attached_while_rows_are_on_their_way_is_met",),
         why="A partition can be attached between the look and the rows: they would be committed into it.",
     ),
@@ -188,7 +188,7 @@ TARGETS: Final[tuple[Mutant, ...]] = (
     mutant(
         "session-after-execute",
         (
-            "offsetstore/store/postgres.py",
+            "offsetstore/postgres/session.py",
             "        if self._connection.get_execution_options().get(_DISCARD):\n",
             "        if self._connection.get_execution_options() is None:\n",
         ),

@@ -1,4 +1,4 @@
-"""The mutation tool, over the two pure modules that decide: `offsetstore.replay` and `offsetstore.resolver`.
+"""The mutation tool, over the two pure modules that decide: `protocol.replay` and `protocol.resolver`.
 
 It is set in pyproject.toml, ``[tool.mutmut]``. Whatever no test kills has to be in ``equivalent.toml``, with the reason
 why no test could; what is there and does not come any more has to go.

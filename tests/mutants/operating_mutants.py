@@ -9,7 +9,7 @@ from tests.mutants.mutant import Mutant, mutant
 _ADMIN: Final = "offsetstore/store/admin.py"
 _HEARTBEAT: Final = "offsetstore/store/heartbeat.py"
 _AREA: Final = "offsetstore/writers/staging_area.py"
-_SQL: Final = "offsetstore/store/statements.py"
+_SQL: Final = "offsetstore/postgres/statements.py"
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _MEANWHILE: Final = "tests/integration/cli/test_reset_meanwhile.py::"
@@ -57,7 +57,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "live-lower-bound",
-        ("offsetstore/store/session.py", "-LIVE < self.alive_for < LIVE", "self.alive_for < LIVE"),
+        ("offsetstore/protocol/database.py", "-LIVE < self.alive_for < LIVE", "self.alive_for < LIVE"),
         tests=("tests/integration/store/test_claims_takeover.py::test_an_owner_that_died_is_no_owner",),
         why='After the clock has stepped back, takeover="wait" would wait for a dead job until it has caught up.',
     ),
@@ -94,7 +94,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "history-ids-are-taken",
         (
-            "offsetstore/store/postgres.py",
+            "offsetstore/postgres/session.py",
             "                self._run(sql.TAKE_HISTORY_IDS, nobody=_NOBODY, count=count)\n",
             "",
         ),

@@ -6,19 +6,19 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant
 
-_BATCH: Final = "offsetstore/spark/batch_atomicity.py"
-_TASK: Final = "offsetstore/spark/task.py"
-_SCAN: Final = "offsetstore/spark/scan.py"
+_BATCH: Final = "offsetstore/spark/ways/batch.py"
+_TASK: Final = "offsetstore/spark/executors/task.py"
+_SCAN: Final = "offsetstore/spark/plans/scan.py"
 _OUTPUTS: Final = "offsetstore/spark/outputs.py"
 
 _SPARK: Final = "tests/integration/spark/"
 _PLACED: Final = f"{_SPARK}test_scan.py::test_each_task_has_the_rows_of_one_partition_and_all_of_them"
 _FOUND: Final = f"{_SPARK}test_targets.py::test_executors_write_to_the_table_that_the_driver_has_found"
-_SHARING: Final = "offsetstore/spark/sharing.py"
+_SHARING: Final = "offsetstore/spark/plans/sharing.py"
 _AGREEMENT: Final = f"{_SPARK}test_agreement.py::"
 _SHARED: Final = f"{_SPARK}test_sharing.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
-_POISON: Final = "offsetstore/spark/poison.py"
+_POISON: Final = "offsetstore/processing/isolate.py"
 _SEARCHES: Final = "tests/unit/spark/test_poison.py::"
 
 _RE_PLAN: Final = """\
@@ -62,7 +62,7 @@ TASKS: Final[tuple[Mutant, ...]] = (
     mutant(
         "end-of-stream",
         (
-            "offsetstore/spark/worker_input.py",
+            "offsetstore/spark/executors/worker_input.py",
             '    if not _MARK.startswith(stream.peek(len(_MARK))[: len(_MARK)] or b"cut off"):\n',
             "    if stream is _MARK:\n",
         ),
@@ -191,7 +191,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     mutant(
         "records-before-and-no-others",
         (
-            "offsetstore/spark/micro_batch.py",
+            "offsetstore/processing/plan.py",
             "OffsetRange(self.plan[tp].range.from_, range_.until)",
             "OffsetRange(self.plan[tp].range.from_, max(range_.until, self.plan[tp].range.until))",
         ),

@@ -6,17 +6,17 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant
 
-_RESOLVER: Final = "offsetstore/resolver.py"
-_TAKING: Final = "offsetstore/store/taking.py"
+_RESOLVER: Final = "offsetstore/protocol/resolver.py"
+_TAKING: Final = "offsetstore/store/acquire.py"
 _DECISIONS: Final = "offsetstore/store/decisions.py"
 _MIRROR: Final = "offsetstore/store/mirror.py"
-_SQL: Final = "offsetstore/store/statements.py"
+_SQL: Final = "offsetstore/postgres/statements.py"
 
 _RESOLVED: Final = "tests/unit/test_resolver.py::"
 _MIRRORED: Final = "tests/unit/test_mirror.py::"
 _BOTH_LOOKS: Final = (
     (
-        "offsetstore/store/starting.py",
+        "offsetstore/store/resolving.py",
         "        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted)\n    except",
         "        return resolve(stored, view, policy, adopted=adopted)\n    except",
     ),
@@ -191,7 +191,7 @@ START: Final[tuple[Mutant, ...]] = (
     mutant(
         "stamp-of-another-group",
         (
-            "offsetstore/stamp.py",
+            "offsetstore/protocol/stamp.py",
             "self.store_id == store_id and (self.group is None or group is None or self.group == group)",
             "self.store_id == store_id",
         ),

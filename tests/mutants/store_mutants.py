@@ -6,7 +6,8 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant
 
-_SQL: Final = "offsetstore/store/statements.py"
+_SQL: Final = "offsetstore/postgres/statements.py"
+_REPLAY: Final = "offsetstore/protocol/replay.py"
 _TX: Final = "offsetstore/store/transaction.py"
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
@@ -97,7 +98,7 @@ LOCKS: Final[tuple[Mutant, ...]] = (
     mutant(
         "claim-locks-rows",
         (
-            "offsetstore/store/taking.py",
+            "offsetstore/store/acquire.py",
             "rows = session.lock_partitions(group, None)",
             "rows = session.read_partitions(group)",
         ),
@@ -156,7 +157,7 @@ FENCE: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "second-query",
-        ("offsetstore/store/claims.py", "        if self._query_id != query_id:\n", "        if not query_id:\n"),
+        ("offsetstore/store/claim.py", "        if self._query_id != query_id:\n", "        if not query_id:\n"),
         tests=(f"{_STORE}test_claims.py::test_a_second_query_on_one_claim_is_refused",),
         why="Two queries on one claim skip what the other has written.",
     ),
@@ -191,14 +192,22 @@ ADVANCE: Final[tuple[Mutant, ...]] = (
     mutant(
         "gap",
         (_TX, "            if decision.outcome is Outcome.GAP:\n", "            if decision.outcome is None:\n"),
-        ("offsetstore/replay.py", "        if self.outcome is Outcome.GAP:\n", "        if self.outcome is None:\n"),
+        (
+            _REPLAY,
+            "        if self.outcome is Outcome.GAP:\n",
+            "        if self.outcome is None:\n",
+        ),
         tests=(f"{_CONTRACT}test_a_range_above_the_stored_offset_is_a_gap_and_writes_nothing",),
         why="Records between the stored offset and the range would be lost in silence. A gap has no rest to write "
         "either, see the next one, so that both go.",
     ),
     mutant(
         "gap-has-a-rest",
-        ("offsetstore/replay.py", "        if self.outcome is Outcome.GAP:\n", "        if self.outcome is None:\n"),
+        (
+            _REPLAY,
+            "        if self.outcome is Outcome.GAP:\n",
+            "        if self.outcome is None:\n",
+        ),
         tests=(
             "tests/property/test_replay_model.py::test_what_remains_is_the_part_of_the_range_above_the_stored_offset",
         ),
@@ -207,7 +216,7 @@ ADVANCE: Final[tuple[Mutant, ...]] = (
     mutant(
         "rest-from-the-range",
         (
-            "offsetstore/replay.py",
+            _REPLAY,
             "OffsetRange(self.stored, max(self.stored, self.range.until))",
             "OffsetRange(min(self.stored, self.range.from_), max(self.stored, self.range.until))",
         ),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.mutants.mutant import Mutant
 
-CONTRACT = sorted((ROOT / "offsetstore" / "testing").glob("contract_*.py"))
+CONTRACT = sorted((ROOT / "offsetstore" / "testing" / "contract").glob("*.py"))
 
 each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 

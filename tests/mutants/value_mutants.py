@@ -6,11 +6,11 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant
 
-_FAILURES: Final = "offsetstore/store/failures.py"
-_REFUSALS: Final = "offsetstore/writers/refusals.py"
-_VALUES: Final = "offsetstore/writers/values.py"
-_ENCODING: Final = "offsetstore/writers/encoding.py"
-_JSON: Final = "offsetstore/writers/json_text.py"
+_FAILURES: Final = "offsetstore/postgres/errors.py"
+_REFUSALS: Final = "offsetstore/writers/errors.py"
+_VALUES: Final = "offsetstore/writers/arrow/values.py"
+_ENCODING: Final = "offsetstore/writers/arrow/encoding.py"
+_JSON: Final = "offsetstore/writers/arrow/json_text.py"
 
 _ERRORS: Final = "tests/integration/writers/test_values_in_errors.py::"
 _SERVER: Final = "tests/integration/store/test_refused_by_the_server.py::"
@@ -27,7 +27,7 @@ ERRORS: Final[tuple[Mutant, ...]] = (
         "strip-at-the-writers",
         (
             _REFUSALS,
-            "            return failures.stripped(error)\n        if sql_of",
+            "            return errors.stripped(error)\n        if sql_of",
             "            return error\n        if sql_of",
         ),
         tests=(_KEEPS_ITS_STATE,),
@@ -64,7 +64,7 @@ ERRORS: Final[tuple[Mutant, ...]] = (
         "strip-at-the-commit",
         (
             "offsetstore/store/transaction.py",
-            "                failures.raise_stripped(error)\n                raise\n            before",
+            "                errors.raise_stripped(error)\n                raise\n            before",
             "                raise\n            before",
         ),
         tests=(f"{_SERVER}test_what_the_commit_refuses_quotes_no_row",),
@@ -72,7 +72,7 @@ ERRORS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "strip-what-the-users-own-was-raised-from",
-        (_REFUSALS, "        failures.strip_chain(error)", "        error.args"),
+        (_REFUSALS, "        errors.strip_chain(error)", "        error.args"),
         tests=(f"{_ERRORS}test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped",),
         why="An Execute that raises its own error from the database's would log both.",
     ),
@@ -88,14 +88,14 @@ ERRORS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "strip-in-a-task",
-        ("offsetstore/spark/task.py", 'cast("Exception", stripped(error))', "error"),
+        ("offsetstore/spark/executors/task.py", 'cast("Exception", stripped(error))', "error"),
         tests=(f"{_TASKS}test_an_error_of_the_database_is_sent_without_what_quotes_a_row",),
         why="What a writer of the application's own raises in a task would be logged by the driver with the row.",
     ),
     mutant(
         "errors-in-a-task-that-do-not-pickle",
         (
-            "offsetstore/spark/task.py",
+            "offsetstore/spark/executors/task.py",
             "        return pickle.dumps(stand_in)\n",
             "        return pickle.dumps(SinkError(str(stand_in)))\n",
         ),
@@ -116,14 +116,14 @@ ERRORS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "read-only-connections-are-left",
-        ("offsetstore/store/postgres.py", '        return b"on" in told', '        return b"never" in told'),
+        ("offsetstore/postgres/session.py", '        return b"on" in told', '        return b"never" in told'),
         tests=(f"{_SERVER}test_a_database_that_became_read_only_is_left_for_a_new_connection",),
         why="Each attempt would get the same connection, to what is the standby now.",
     ),
     mutant(
         "names-of-jdbc-parameters",
         (
-            "offsetstore/store/jdbc.py",
+            "offsetstore/postgres/jdbc.py",
             "its_own = sorted(set(_ITS_OWN.split()).intersection(ignored))",
             "its_own = sorted(ignored)",
         ),
@@ -132,7 +132,7 @@ ERRORS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "parameters-in-the-wrong-place",
-        ("offsetstore/store/url.py", 'for name in ("host", "dbname", "user"):', "for name in ():"),
+        ("offsetstore/postgres/url.py", 'for name in ("host", "dbname", "user"):', "for name in ():"),
         tests=(f"{_URL}test_parameters_in_the_wrong_place_are_refused_before_a_server_repeats_them",),
         why="The server's error would repeat the name of the database, and with it the password.",
     ),
@@ -193,7 +193,7 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
     mutant(
         "conversions-by-psycopg",
         (
-            "offsetstore/writers/copying.py",
+            "offsetstore/writers/arrow/copying.py",
             "    with suppress(*CONVERSION_ERRORS):\n        copy.write_row(row)\n        return\n",
             "    if True:\n        copy.write_row(row)\n        return\n",
         ),

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 from sqlalchemy import make_url
 
-from offsetstore.cli.demo import job, produce, settings
-from offsetstore.local.artifacts import KAFKA_VERSION
+from offsetstore.demo import job, produce, settings
+from offsetstore.local.spark.artifacts import KAFKA_VERSION
 from tests.packaging.building import REQUIREMENTS, ROOT, pins
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]

@@ -14,8 +14,8 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.errors import ExecutorEnvironment
-from offsetstore.spark.executor import ExecutorStore, sending_password
-from offsetstore.spark.preflight import PACKAGES, check_executors
+from offsetstore.spark.executors.connect import ExecutorStore, sending_password
+from offsetstore.spark.executors.preflight import PACKAGES, check_executors
 from tests.packaging.building import ROOT, run
 from tests.support.cluster import Cluster
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore.local.artifacts import SPARK_VERSION
+from offsetstore.local.spark.artifacts import SPARK_VERSION
 from tests.packaging.building import REQUIREMENTS, entries, pins
 
 if TYPE_CHECKING:

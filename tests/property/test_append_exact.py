@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offsetstore.errors import RowsRefused
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Append
 from tests.integration.writers.writing import Database, column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 wide = st.integers(-(10**38) + 1, 10**38 - 1)

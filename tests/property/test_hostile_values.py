@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offsetstore.errors import RowsRefused
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Append
 from tests.integration.writers.writing import Database, batch
 from tests.support.shown import shown
@@ -20,7 +20,7 @@ from tests.support.shown import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
 
 LONG, INT = (-(2**63), 2**63 - 1), (-(2**31), 2**31 - 1)
 TO_2000 = 946_684_800_000_000

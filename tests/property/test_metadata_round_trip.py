@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offsetstore import metadata
 from offsetstore.errors import MetadataError
+from offsetstore.protocol import metadata
 
 short = st.text("aé数🦆\0\"'\\")
 values = st.recursive(

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offsetstore.offsets import MAX_OFFSET, OffsetRange
-from offsetstore.replay import Outcome, decide
+from offsetstore.protocol.replay import Outcome, decide
 
 # Close together, so that they touch, or anywhere at all.
 small = st.integers(0, 12)

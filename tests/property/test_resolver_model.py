@@ -19,12 +19,12 @@ from offsetstore.offsets import (
     TopicPartition,
     Watermarks,
 )
-from offsetstore.policy import StartPolicy
-from offsetstore.resolver import resolve
-from offsetstore.stamp import Stamp, digest
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.resolver import resolve
+from offsetstore.protocol.stamp import Stamp, digest
 
 if TYPE_CHECKING:
-    from offsetstore.policy import OnDataLoss, OnRewound, Prefer
+    from offsetstore.protocol.policy import OnDataLoss, OnRewound, Prefer
 
 P0 = TopicPartition("payments", 0)
 US, THEM = UUID(int=7), UUID(int=8)

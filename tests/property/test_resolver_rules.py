@@ -21,10 +21,10 @@ from offsetstore.offsets import (
     TopicPartition,
     Watermarks,
 )
-from offsetstore.policy import StartPolicy
-from offsetstore.resolver import resolve
-from offsetstore.stamp import Stamp, digest
-from offsetstore.starting import Reason, StartingOffsets
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.resolver import resolve
+from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.protocol.starting import Reason, StartingOffsets
 from offsetstore.store.decisions import new_offsets
 
 TOKEN = Token(1, UUID(int=1))

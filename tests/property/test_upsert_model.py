@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Upsert
 from tests.integration.writers.writing import KAFKA, Database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
 
 Key = tuple[int, str]
 State = dict[Key, dict[str, Any]]

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import create_engine, text
 
 from offsetstore import Append, Broker, Execute, OffsetStore, Retries, TransactionalSink
-from offsetstore.store.url import connection_parameters
+from offsetstore.postgres.url import connection_parameters
 from tests.support.shown import printed, shown
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
 
 
 def _session(directory: Path) -> SparkSession:
-    from offsetstore.local.spark import local_session  # noqa: PLC0415
+    from offsetstore.local.spark.launch import local_session  # noqa: PLC0415
 
     (directory / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
     events = directory / "events"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import psutil
 
-from offsetstore.local.spark import QUICK, local_session, spark_conf, spark_environment, stop_session
+from offsetstore.local.spark.launch import QUICK, local_session, spark_conf, spark_environment, stop_session
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

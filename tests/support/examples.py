@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import make_url
 
 from offsetstore.kafka import admin
-from offsetstore.local.spark import QUICK, spark_conf, spark_environment
+from offsetstore.local.spark.launch import QUICK, spark_conf, spark_environment
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

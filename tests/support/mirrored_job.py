@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from offsetstore import Append, Broker, OffsetRange, OffsetStore, TopicPartition, failpoints
+from offsetstore import Append, Broker, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.protocol import failpoints
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import psutil
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore.spark.micro_batch import PlanOutdated
-from offsetstore.spark.sharing import computed_once
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.spark.plans.sharing import computed_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,8 +18,8 @@ import pytest
 from sqlalchemy import text
 
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
-from offsetstore.spark.staging import StagingArea
-from offsetstore.writers.copying import driver_connection
+from offsetstore.spark.large_batches import StagingArea
+from offsetstore.writers.arrow.copying import driver_connection
 from tests.support.transforms import events
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from sqlalchemy import Connection
 
-    from offsetstore.ports import Writer
+    from offsetstore.protocol.ports import Writer
     from offsetstore.writers.staging import Staged, Staging
     from offsetstore.writers.staging_area import StagingWriter
 
@@ -95,7 +95,7 @@ def _run(spark: SparkSession, writer: Writer, *, url: str, servers: str, topic: 
 
 
 def _main(url: str, servers: str, topic: str, group: str, base: str) -> None:
-    from offsetstore.local.spark import local_session  # noqa: PLC0415
+    from offsetstore.local.spark.launch import local_session  # noqa: PLC0415
 
     spark = local_session("job", master="local[1]")
     _run(spark, Append("events"), url=url, servers=servers, topic=topic, group=group, base=base)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from offsetstore import Claim, TopicPartition
-    from offsetstore.local.kafka import KafkaBroker
-    from offsetstore.ports import Writer
+    from offsetstore.local.kafka.server import KafkaBroker
+    from offsetstore.protocol.ports import Writer
     from offsetstore.spark.sink import Atomicity, Transform
     from tests.support.postgres import Database
 

@@ -10,9 +10,9 @@ import pytest
 from offsetstore import OffsetRange, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import OffsetOutOfRange, TopicRecreated
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks
-from offsetstore.stamp import Stamp
-from offsetstore.starting import Reason
-from offsetstore.store import taking
+from offsetstore.protocol.stamp import Stamp
+from offsetstore.protocol.starting import Reason
+from offsetstore.store import acquire
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.brokers import ScriptedBroker
 
@@ -26,7 +26,7 @@ RESTART = StartPolicy(on_recreated="restart")
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryOffsetStore]:
     """A store whose group has read 40 of the 50 records of one partition."""
-    monkeypatch.setattr(taking, "_PAUSE", 0)
+    monkeypatch.setattr(acquire, "_PAUSE", 0)
     with InMemoryOffsetStore() as made:
         with made.transaction(made.claim("billing", ScriptedBroker({"payments": {0: (0, 50)}}))) as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(0, 40)})[P0].remaining})

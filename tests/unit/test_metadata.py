@@ -6,8 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from offsetstore import metadata
 from offsetstore.errors import MetadataError
+from offsetstore.protocol import metadata
 
 
 def nested(depth: int) -> object:

@@ -13,10 +13,10 @@ import pytest
 from offsetstore import OffsetRange, StartPolicy, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, StoreRewound
 from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
-from offsetstore.stamp import Stamp, digest
-from offsetstore.starting import Reason
+from offsetstore.protocol.database import NewOffset
+from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.protocol.starting import Reason
 from offsetstore.store import mirror as mirrors
-from offsetstore.store.session import NewOffset
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.waiting import wait_until
 

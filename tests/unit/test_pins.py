@@ -9,7 +9,7 @@ import pytest
 
 from offsetstore import OffsetRange, StartPolicy, TopicPartition
 from offsetstore.offsets import CommittedOffset
-from offsetstore.stamp import Stamp
+from offsetstore.protocol.stamp import Stamp
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 if TYPE_CHECKING:

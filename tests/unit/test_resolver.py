@@ -30,13 +30,13 @@ from offsetstore.offsets import (
     TopicPartition,
     Watermarks,
 )
-from offsetstore.policy import StartPolicy
-from offsetstore.resolver import resolve
-from offsetstore.stamp import Stamp, digest
-from offsetstore.starting import Reason
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.resolver import resolve
+from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.protocol.starting import Reason
 
 if TYPE_CHECKING:
-    from offsetstore.starting import StartingOffsets
+    from offsetstore.protocol.starting import StartingOffsets
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 US, THEM = UUID(int=7), UUID(int=8)

@@ -8,9 +8,9 @@ import pytest
 
 from offsetstore.errors import TopicRecreated
 from offsetstore.offsets import CommittedOffset, StoredOffset, TopicLog, TopicPartition, Watermarks
-from offsetstore.policy import StartPolicy
-from offsetstore.resolver import resolve
-from offsetstore.starting import Reason
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.resolver import resolve
+from offsetstore.protocol.starting import Reason
 from tests.unit.test_resolver import P0, P1, kafka, only, row
 
 REFUND0, REFUND1 = (TopicPartition("refunds", number) for number in range(2))

@@ -8,9 +8,9 @@ import pytest
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import BrokerView, StoredOffset, TopicPartition
-from offsetstore.policy import StartPolicy
-from offsetstore.resolver import resolve
-from offsetstore.stamp import digest
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.resolver import resolve
+from offsetstore.protocol.stamp import digest
 from tests.unit.test_resolver import P0, P1, THEM, US, copy, kafka, row
 
 LOG = kafka({0: (10, 100)})

@@ -11,7 +11,7 @@ from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.testing import StaticBroker
 
 if TYPE_CHECKING:
-    from offsetstore.ports import BrokerOffsets
+    from offsetstore.protocol.ports import BrokerOffsets
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
 

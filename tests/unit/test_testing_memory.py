@@ -12,7 +12,8 @@ import pytest
 
 from offsetstore import OffsetRange, Outcome, TopicPartition
 from offsetstore.errors import BrokerUnavailable, GroupBusy, StaleClaim, TopicMissing, TransactionLost
-from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker, memory
+from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
+from offsetstore.testing.memory import store
 
 P0 = TopicPartition("payments", 0)
 
@@ -23,8 +24,8 @@ def broker() -> StaticBroker:
 
 
 def test_the_example_of_its_docstring_runs() -> None:
-    assert memory.InMemoryOffsetStore.__doc__ is not None
-    example = textwrap.dedent(memory.InMemoryOffsetStore.__doc__.split("::\n", 1)[1].split(":param", 1)[0])
+    assert store.InMemoryOffsetStore.__doc__ is not None
+    example = textwrap.dedent(store.InMemoryOffsetStore.__doc__.split("::\n", 1)[1].split(":param", 1)[0])
     namespace: dict[str, Any] = {"InMemoryOffsetStore": InMemoryOffsetStore, "OffsetRange": OffsetRange}
     namespace |= {"Outcome": Outcome, "TopicPartition": TopicPartition}
 

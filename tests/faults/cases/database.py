@@ -11,7 +11,7 @@ from tests.faults.means.held import held
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from offsetstore.local.postgres import StopMode
+    from offsetstore.local.postgres.server import StopMode
     from tests.faults.harness.scene import Scene
 
 STOPPED: Final = "database stopped fast, immediately (crash)"

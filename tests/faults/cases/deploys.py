@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from offsetstore.store.migrate import downgrade
-from offsetstore.store.schema import HEAD
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.migrate import downgrade
+from offsetstore.postgres.schema import HEAD
+from offsetstore.postgres.url import make_engine
 from tests.faults.harness.registry import fault
 from tests.faults.harness.tables import TRIGGER
 

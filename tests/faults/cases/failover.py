@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from offsetstore.local.postgres import PostgresServer
+from offsetstore.local.postgres.server import PostgresServer
 from tests.faults.harness.registry import fault
 from tests.faults.means.copies import copies
 from tests.faults.means.replica import Replica

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from offsetstore.stamp import Stamp
-from offsetstore.store.migrate import downgrade, upgrade
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.migrate import downgrade, upgrade
+from offsetstore.postgres.url import make_engine
+from offsetstore.protocol.stamp import Stamp
 from tests.faults.harness.expected import Stretch
 from tests.faults.harness.registry import fault
 from tests.faults.harness.tables import TRIGGER

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from offsetstore.store.claims import name_prefix
+from offsetstore.store.claim import name_prefix
 from tests.faults.harness.gate import PLACES, Gate
 from tests.faults.harness.registry import fault
 from tests.faults.means.logs import repeated_for

@@ -10,8 +10,8 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Final, Literal
 
 from offsetstore.local.free_ports import LOOPBACK, answers, free_port
-from offsetstore.local.java import find_java
-from offsetstore.local.spark import QUICK, spark_environment
+from offsetstore.local.spark.java import find_java
+from offsetstore.local.spark.launch import QUICK, spark_environment
 from offsetstore.local.watchdog import Watchdog
 from tests.faults.harness.job import SPARK_VARIABLE
 from tests.support.cluster import cluster_conf, spark_home

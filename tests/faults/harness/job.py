@@ -20,11 +20,12 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from offsetstore import Broker, OffsetStore, StartPolicy, TransactionalSink, failpoints
+from offsetstore import Broker, OffsetStore, StartPolicy, TransactionalSink
 from offsetstore.errors import OffsetStoreError, RowsRefused
-from offsetstore.local.spark import local_session, quick_conf, spark_conf
-from offsetstore.spark.query import RunningQuery
-from offsetstore.store.store import Retries, Timeouts
+from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.spark.plans.query import RunningQuery
 from tests.faults.harness import landing
 
 if TYPE_CHECKING:

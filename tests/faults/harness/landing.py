@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore.writers import Append, Execute, Upsert
-from offsetstore.writers.copying import driver_connection
+from offsetstore.writers.arrow.copying import driver_connection
 from tests.faults.harness.gate import is_shut, pass_gate
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from sqlalchemy import Connection
 
-    from offsetstore.ports import Writer
+    from offsetstore.protocol.ports import Writer
     from offsetstore.writers.staging import Staging
 
 _VALUE = "seq bigint, key string, amount bigint"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from offsetstore.local.spark import spark_environment
+from offsetstore.local.spark.launch import spark_environment
 from tests.faults.harness.clusters import Clusters
 from tests.support.waiting import PATIENCE
 

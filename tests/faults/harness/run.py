@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Self
 
-from offsetstore.local.kafka import KafkaBroker
-from offsetstore.local.postgres import PostgresServer
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.url import make_engine
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
 from tests.faults.harness.process import JobPool
 from tests.faults.harness.scene import Scene
 

@@ -16,8 +16,8 @@ import confluent_kafka
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.kafka import admin
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
 from tests.faults.harness.errors import Report
 from tests.faults.harness.job import Work
 from tests.faults.harness.ledger import Ledger
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from offsetstore.local.kafka import KafkaBroker
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.kafka.server import KafkaBroker
+    from offsetstore.local.postgres.server import PostgresServer
     from tests.faults.harness.clusters import Kind
     from tests.faults.harness.expected import Stretch
     from tests.faults.harness.job import Way

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offsetstore.failpoints import POINTS
+from offsetstore.protocol.failpoints import POINTS
 from tests.faults.harness.registry import load
 from tests.faults.harness.run import commit_of
 

@@ -7,13 +7,13 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Literal
 
-from offsetstore.local.account import unprivileged_account
-from offsetstore.local.binaries import find_binaries
+from offsetstore.local.postgres.account import unprivileged_account
+from offsetstore.local.postgres.binaries import find_binaries
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
     from tests.faults.harness.scene import Scene
 
 How = Literal["hot", "cold"]

@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from offsetstore.local.free_ports import LOOPBACK
-from offsetstore.local.kafka import KafkaBroker
-from offsetstore.local.kafka_settings import KafkaPorts
+from offsetstore.local.kafka.properties import KafkaPorts
+from offsetstore.local.kafka.server import KafkaBroker
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from offsetstore.local.account import unprivileged_account
-from offsetstore.local.postgres import PostgresServer
+from offsetstore.local.postgres.account import unprivileged_account
+from offsetstore.local.postgres.server import PostgresServer
 from tests.faults.means.backup import base_backup
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until

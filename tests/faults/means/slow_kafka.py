@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offsetstore.local.free_ports import LOOPBACK, free_port
-from offsetstore.local.kafka import KafkaBroker
-from offsetstore.local.kafka_settings import KafkaPorts, SaslUser, server_properties
+from offsetstore.local.kafka.properties import KafkaPorts, SaslUser, server_properties
+from offsetstore.local.kafka.server import KafkaBroker
 from tests.support.slow_proxy import SlowProxy
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from offsetstore.local.account import temporary_directory, unprivileged_account
+from offsetstore.local.postgres.account import temporary_directory, unprivileged_account
 
 if TYPE_CHECKING:
     from collections.abc import Generator

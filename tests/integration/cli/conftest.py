@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.testing.fixtures import NewTopic
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offsetstore.local.free_ports import free_port
-from offsetstore.store.schema import HEAD
+from offsetstore.postgres.schema import HEAD
 
 if TYPE_CHECKING:
     from click.testing import Result
 
-    from offsetstore.local.kafka import KafkaBroker
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.kafka.server import KafkaBroker
+    from offsetstore.local.postgres.server import PostgresServer
     from offsetstore.testing.fixtures import NewTopic
     from tests.integration.cli.conftest import Run
 

@@ -10,15 +10,15 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.local.free_ports import free_port
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.schema import HEAD
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.schema import HEAD
+from offsetstore.postgres.url import make_engine
 from tests.migration.conftest import shape
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
     from tests.integration.cli.conftest import Run
 
 

@@ -10,7 +10,7 @@ from offsetstore import Broker, OffsetStore, resolve_starting_offsets
 from offsetstore.kafka.admin import delete_records
 
 if TYPE_CHECKING:
-    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.local.kafka.server import KafkaBroker
     from tests.integration.cli.conftest import Run
 
 

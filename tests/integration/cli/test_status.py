@@ -15,7 +15,7 @@ from offsetstore.store import heartbeat
 if TYPE_CHECKING:
     import pytest
 
-    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.local.kafka.server import KafkaBroker
     from tests.integration.cli.conftest import Run
 
 

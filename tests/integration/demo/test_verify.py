@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore.cli.demo.flights import Ledger, read_flights
-from offsetstore.cli.demo.tables import ADDED, COLUMNS, OURS, WORST
-from offsetstore.cli.demo.verify import Findings, verify
-from offsetstore.store.url import make_engine
+from offsetstore.demo.flights import Ledger, read_flights
+from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST
+from offsetstore.demo.verify import Findings, verify
+from offsetstore.postgres.url import make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

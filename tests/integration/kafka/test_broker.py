@@ -18,7 +18,7 @@ from confluent_kafka import admin as kafka_admin
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import Record, create_topic, delete_records, delete_topic, produce
-from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
 
 if TYPE_CHECKING:

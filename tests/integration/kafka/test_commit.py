@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.testing.fixtures import NewTopic
 
 

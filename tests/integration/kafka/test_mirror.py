@@ -17,11 +17,11 @@ from confluent_kafka import Consumer
 
 from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.errors import StartError
-from offsetstore.failpoints import POINTS
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.offsets import CommittedOffset
-from offsetstore.stamp import MAX_BYTES, Stamp, digest
-from offsetstore.starting import Reason
+from offsetstore.protocol.failpoints import POINTS
+from offsetstore.protocol.stamp import MAX_BYTES, Stamp, digest
+from offsetstore.protocol.starting import Reason
 from offsetstore.store import mirror as mirrors
 from tests.support.background import in_background
 from tests.support.consumer_groups import consumer_groups_tool
@@ -31,7 +31,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.testing.fixtures import NewTopic
 
 ROOT = Path(__file__).parents[3]

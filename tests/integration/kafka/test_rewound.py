@@ -12,10 +12,10 @@ from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, resolv
 from offsetstore.errors import ForeignStore, OffsetOutOfRange, StoreRewound
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.offsets import CommittedOffset
-from offsetstore.stamp import Stamp
-from offsetstore.starting import Reason
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
+from offsetstore.protocol.stamp import Stamp
+from offsetstore.protocol.starting import Reason
 from tests.support.mirrored_job import copied, process
 from tests.support.waiting import wait_until
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from offsetstore import Claim
-    from offsetstore.local.kafka import KafkaBroker
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.kafka.server import KafkaBroker
+    from offsetstore.local.postgres.server import PostgresServer
     from offsetstore.testing.fixtures import NewTopic
 
 Override = Literal["stored", "kafka"]

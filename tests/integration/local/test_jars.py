@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offsetstore.errors import MissingDependency
-from offsetstore.local.artifacts import Artifact, JarSet
-from offsetstore.local.jars import jars
+from offsetstore.local.spark.artifacts import Artifact, JarSet
+from offsetstore.local.spark.jars import jars
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,8 +83,8 @@ def test_a_failed_download_says_what_to_do_and_leaves_nothing(repository: Path, 
 
 def test_two_processes_at_once_download_once(repository: Path) -> None:
     script = (
-        "from offsetstore.local.artifacts import Artifact, JarSet\n"
-        "from offsetstore.local.jars import jars\n"
+        "from offsetstore.local.spark.artifacts import Artifact, JarSet\n"
+        "from offsetstore.local.spark.jars import jars\n"
         f"print(len(jars({THINGS!r})))\n"
     )
     both = [

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from offsetstore.kafka.admin import Record, create_partitions, create_topic, delete_records, delete_topic, produce
-from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.kafka.server import KafkaBroker
 
 if TYPE_CHECKING:
     from pathlib import Path

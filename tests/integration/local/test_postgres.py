@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from offsetstore.errors import ConfigurationError, MissingDependency, StoreUnavailable
-from offsetstore.local.account import temporary_directory, unprivileged_account
-from offsetstore.local.binaries import PostgresBinaries, find_binaries
-from offsetstore.local.postgres import PostgresServer
+from offsetstore.local.postgres.account import temporary_directory, unprivileged_account
+from offsetstore.local.postgres.binaries import PostgresBinaries, find_binaries
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.processes import is_process_of
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.local.cache import cache_directory
-from offsetstore.local.class_archive import class_archive
+from offsetstore.local.spark.class_archive import class_archive
 
 if TYPE_CHECKING:
     import pytest
     from pyspark.sql import SparkSession
 
-    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.testing.fixtures import NewTopic
 
 

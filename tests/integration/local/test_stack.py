@@ -11,10 +11,10 @@ import pytest
 
 from offsetstore.kafka.admin import create_topic
 from offsetstore.local import stack
-from offsetstore.local.artifacts import KAFKA_BROKER
 from offsetstore.local.cache import cache_directory
-from offsetstore.local.jars import jars
 from offsetstore.local.processes import is_process_of
+from offsetstore.local.spark.artifacts import KAFKA_BROKER
+from offsetstore.local.spark.jars import jars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 from offsetstore.local.processes import is_process_of
 
 POSTGRES = "from offsetstore.local.postgres import PostgresServer as Server; server = Server(durability='none').start()"
-KAFKA = "from offsetstore.local.kafka import KafkaBroker as Server; server = Server().start()"
+KAFKA = "from offsetstore.local.kafka.server import KafkaBroker as Server; server = Server().start()"
 THEN_WAIT = "print(server.pid, server.directory, flush=True); input()"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from offsetstore.policy import OnUncertain
+    from offsetstore.protocol.policy import OnUncertain
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, TransactionalSink
-from offsetstore.spark.staging import StagingArea
+from offsetstore.spark.large_batches import StagingArea
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, counts

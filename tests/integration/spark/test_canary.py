@@ -20,7 +20,7 @@ from tests.support.postgres import Database
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offsetstore.local.kafka import KafkaBroker
+    from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.testing.fixtures import NewTopic
 
 # The consumer group, which says how it fails, and the class of the error.

@@ -16,12 +16,12 @@ from sqlalchemy import text
 
 from offsetstore import OffsetStore, Timeouts
 from offsetstore.errors import ExecutorEnvironment
-from offsetstore.local.binaries import find_binaries
-from offsetstore.local.postgres import PostgresServer
-from offsetstore.spark.executor import ExecutorStore, sending_password
-from offsetstore.spark.preflight import PACKAGES, check_executors
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.url import make_engine
+from offsetstore.local.postgres.binaries import find_binaries
+from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
+from offsetstore.spark.executors.connect import ExecutorStore, sending_password
+from offsetstore.spark.executors.preflight import PACKAGES, check_executors
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

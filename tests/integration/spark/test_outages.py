@@ -14,7 +14,7 @@ from tests.support.transforms import EVENTS, events
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 

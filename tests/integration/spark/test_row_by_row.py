@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.spark.cropping import with_coordinates
-from offsetstore.spark.row_by_row import check_row_by_row
+from offsetstore.spark.plans.lineage import check_row_by_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.spark.cropping import with_coordinates
-from offsetstore.spark.scan import Placed, place
+from offsetstore.spark.plans.scan import Placed, place
 from tests.support.world import SECONDS
 
 if TYPE_CHECKING:

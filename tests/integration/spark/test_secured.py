@@ -15,8 +15,8 @@ import pytest
 from offsetstore import Append, Broker, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerRefused, ConfigurationError
 from offsetstore.kafka.admin import create_topic
-from offsetstore.local.java import find_java
-from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.spark.java import find_java
 from offsetstore.offsets import CommittedOffset
 from tests.support.postgres import Database
 from tests.support.transforms import EVENTS, events
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from offsetstore.local.kafka_settings import SaslUser
+    from offsetstore.local.kafka.properties import SaslUser
 
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 

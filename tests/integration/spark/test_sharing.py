@@ -9,8 +9,8 @@ import pytest
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore.spark.micro_batch import PlanOutdated
-from offsetstore.spark.sharing import computed_once
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.spark.plans.sharing import computed_once
 from tests.integration.spark.test_agreement import lose_blocks, new_id
 from tests.support.sharing_job import is_kept, outdated_by_a_dead_executor, outdated_by_twins
 

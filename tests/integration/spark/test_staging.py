@@ -14,8 +14,8 @@ from sqlalchemy import text
 
 from offsetstore import Append, Execute, OffsetRange, Token, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, RowsRefused, SchemaError, SchemaMissing, SinkError, StaleClaim
-from offsetstore.spark.staging import StagingArea
-from offsetstore.store.schema import STAGING_SCHEMA
+from offsetstore.postgres.schema import STAGING_SCHEMA
+from offsetstore.spark.large_batches import StagingArea
 from offsetstore.writers.staging_area import StagingOwner, check_schema
 from tests.integration.spark.test_types import AS_READ, FULL, NULLS, TABLE, session_time_zone, typed
 from tests.support.postgres import Database
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from offsetstore import Claim
-    from offsetstore.local.postgres import PostgresServer
-    from offsetstore.ports import Writer
+    from offsetstore.local.postgres.server import PostgresServer
+    from offsetstore.protocol.ports import Writer
     from offsetstore.spark.sink import Transform
     from offsetstore.testing.fixtures import NewTopic
     from offsetstore.writers.staging import Staged, Staging
@@ -377,7 +377,7 @@ def test_a_killed_jobs_tables_are_dropped_by_the_next_claim_and_no_others(world:
 def test_a_table_that_somebody_holds_does_not_hold_up_the_job(
     world: World, topic: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offsetstore.spark.staging._DROP_SECONDS", 0.1)
+    monkeypatch.setattr("offsetstore.spark.large_batches._DROP_SECONDS", 0.1)
     holder = Database(world.database.url)
 
     def hold(staged: Staged) -> None:

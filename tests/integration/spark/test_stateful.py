@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, TopicPartition, TransactionalSink, Upsert, failpoints
+from offsetstore import Append, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap, RowsRefused, StaleClaim, UnsupportedQuery
+from offsetstore.protocol import failpoints
 from tests.support.transforms import EVENTS, events
 from tests.support.windows import WINDOWS, rows, timed, windows
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from offsetstore import Claim
-    from offsetstore.ports import Writer
+    from offsetstore.protocol.ports import Writer
     from offsetstore.spark.sink import Transform
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from sqlalchemy import Connection
 
-    from offsetstore.ports import Writer
+    from offsetstore.protocol.ports import Writer
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 

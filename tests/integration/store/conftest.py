@@ -6,10 +6,10 @@ import psycopg
 import pytest
 
 from offsetstore import OffsetStore
-from offsetstore.local.binaries import find_binaries
-from offsetstore.local.postgres import PostgresServer
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.url import make_engine
+from offsetstore.local.postgres.binaries import find_binaries
+from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
 from tests.integration.store.committing import started
 
 if TYPE_CHECKING:

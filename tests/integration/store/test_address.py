@@ -12,9 +12,9 @@ from sqlalchemy import create_engine, event, text
 
 from offsetstore import OffsetStore, Timeouts
 from offsetstore.errors import ConfigurationError, StoreUnavailable
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
 from offsetstore.store.address import StoreAddress, secrets_of
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.url import make_engine
 from offsetstore.testing import InMemoryOffsetStore
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_the_schema_that_the_search_path_has_led_to_is_passed_on(offsetstore_dat
     with OffsetStore.connect(f"{offsetstore_database}?options=-csearch_path%3Dtenant") as store:
         store.claim("billing", topics=["payments"])
         address = arrived(StoreAddress.of(store))
-    assert address.schema == "tenant"
+    assert address.database.schema == "tenant"
     with address.connect(dict) as remote:
         assert remote.owner("billing") is not None
 
@@ -123,7 +123,7 @@ def test_an_engines_own_arguments_and_its_listeners_tokens_count(url: str) -> No
     event.listen(engine, "do_connect", token)
     with OffsetStore.connect(engine) as store:
         address = StoreAddress.of(store)
-        assert dict(address.parameters)["application_name"] == "mine"
+        assert dict(address.database.parameters)["application_name"] == "mine"
         assert secrets_of(store) == {"password": "a token", "sslpassword": "canary"}
         assert "canary" not in repr(address)
         assert store.offsets("billing") == {}
@@ -151,7 +151,7 @@ def test_a_store_in_memory_has_no_address() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of what is shown here
 def test_a_forked_child_gets_a_connection_of_its_own(store: OffsetStore) -> None:
-    from offsetstore.spark.executor import ExecutorStore  # noqa: PLC0415
+    from offsetstore.spark.executors.connect import ExecutorStore  # noqa: PLC0415
 
     described = ExecutorStore.of(store)
     mine = described.connect()

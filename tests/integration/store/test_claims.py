@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetOutOfRange, TopicRecreated
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.url import make_engine
 from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:

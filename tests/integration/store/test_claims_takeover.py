@@ -10,7 +10,7 @@ import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import GroupBusy, LockTimeout, StaleClaim
-from offsetstore.store import claims, heartbeat, taking
+from offsetstore.store import acquire, claim, heartbeat
 from tests.support.background import in_background
 from tests.support.brokers import ScriptedBroker
 from tests.support.jobs import FrozenJob
@@ -106,7 +106,7 @@ def test_a_job_frozen_in_its_heartbeat_is_terminated_too(store: OffsetStore) -> 
 def test_a_transaction_that_is_no_job_of_the_group_is_not_terminated(
     store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "_GRACE", 0.5)
+    monkeypatch.setattr(acquire, "_GRACE", 0.5)
     store.claim("billing", broker())
     store.claim("other", broker())
     stranger = store.database.begin(name="an operator's psql")
@@ -156,7 +156,7 @@ def test_refuse_neither_waits_for_a_live_owners_transaction_nor_ends_it(store: O
 
 @pytest.mark.behaviour("START-22")
 @pytest.mark.parametrize("takeover", ["refuse", "wait"])
-def test_a_group_that_nobody_owns_is_had_at_once(store: OffsetStore, takeover: claims.Takeover) -> None:
+def test_a_group_that_nobody_owns_is_had_at_once(store: OffsetStore, takeover: claim.Takeover) -> None:
     began = time.monotonic()
     with store.claim("billing", broker(), takeover=takeover):
         pass
@@ -170,7 +170,7 @@ def test_a_group_that_nobody_owns_is_had_at_once(store: OffsetStore, takeover: c
 @pytest.mark.parametrize("takeover", ["refuse", "wait"])
 @pytest.mark.parametrize("since", ["-16", "16"], ids=["silent", "of before the clock stepped back"])
 def test_an_owner_that_died_is_no_owner(
-    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch, takeover: claims.Takeover, *, since: str
+    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch, takeover: claim.Takeover, *, since: str
 ) -> None:
     monkeypatch.setattr(heartbeat, "EVERY", 3600)
     store.claim("billing", broker())

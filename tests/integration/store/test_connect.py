@@ -15,11 +15,11 @@ from sqlalchemy import create_engine, event
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import SchemaMissing, StoreUnavailable, Unadvanced
-from offsetstore.local.binaries import find_binaries
 from offsetstore.local.free_ports import free_port
-from offsetstore.local.postgres import PostgresServer
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.url import make_engine
+from offsetstore.local.postgres.binaries import find_binaries
+from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

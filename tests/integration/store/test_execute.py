@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from offsetstore import Transaction
-    from offsetstore.ports import Writer
+    from offsetstore.protocol.ports import Writer
     from offsetstore.store.identity import Holder
     from tests.integration.store.conftest import Query
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition, failpoints
-from offsetstore.failpoints import VARIABLE, FailpointReached
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.failpoints import VARIABLE, FailpointReached
 from tests.support.brokers import ScriptedBroker
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from offsetstore.store.claims import Claim
+    from offsetstore.store.claim import Claim
 
 P0 = TopicPartition("payments", 0)
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from offsetstore import OffsetRange, OffsetStore
 from offsetstore.cli.commands import cli
 from offsetstore.errors import StaleClaim, TransactionLost
+from offsetstore.postgres.schema import metadata, quoted
 from offsetstore.store import heartbeat
-from offsetstore.store.schema import metadata, quoted
 from tests.integration.store.transacting import GROUP, P0, P1, lock, process
 from tests.support.brokers import ScriptedBroker
 from tests.support.waiting import wait_until
@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
 
 FORBIDDEN = (
     "CREATE TABLE ours (id bigint)",

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 from offsetstore import OffsetStore
-from offsetstore.store import heartbeat, session
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.url import make_engine
+from offsetstore.protocol import database
+from offsetstore.store import heartbeat
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
     from tests.integration.store.conftest import Query
 
 BEAT = "SELECT beat_at FROM heartbeats"
@@ -90,7 +91,7 @@ def test_it_skips_its_beats_while_the_bound_query_has_ended_and_beats_again_once
 def test_the_next_claim_does_not_wait_for_a_query_that_has_ended_in_a_process_that_lives(
     store: OffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LIVE", timedelta(seconds=1))
+    monkeypatch.setattr(database, "LIVE", timedelta(seconds=1))
     first = store.claim("billing", topics=["payments"])
     first.bind("one", lambda: False)
 

@@ -10,14 +10,14 @@ from psycopg import sql
 
 from offsetstore import OffsetRange, OffsetStore
 from offsetstore.errors import SchemaError
-from offsetstore.store import postgres
+from offsetstore.postgres import session
 from tests.integration.store.transacting import GROUP, P0, P1, process
 from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
     from tests.integration.store.conftest import Query
 
 LAGS = "SELECT setval(pg_get_serial_sequence('offset_history', 'id'), {next}, false)"
@@ -37,7 +37,7 @@ def runtime_url(offsetstore_database: str, offsetstore_postgres: PostgresServer)
     role = f"job_{offsetstore_database.rpartition('_')[2]}"
     with psycopg.connect(offsetstore_database, autocommit=True) as owner:
         owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
-        from offsetstore.store.grants import grant_runtime  # noqa: PLC0415
+        from offsetstore.postgres.grants import grant_runtime  # noqa: PLC0415
 
         for statement in grant_runtime(role, schema="public"):
             owner.execute(statement.encode())
@@ -72,7 +72,7 @@ def test_claims_resets_and_new_partitions_go_on_where_the_ids_lag_behind_the_row
 def test_where_they_lag_too_far_the_owner_is_told_what_to_do_and_that_helps(
     store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_IDS_TO_TAKE", (10, 20))
+    monkeypatch.setattr(session, "_IDS_TO_TAKE", (10, 20))
     query(FILL.format(first=1, last=200))
     query(LAGS.format(next=1))
 

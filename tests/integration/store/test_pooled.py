@@ -10,10 +10,10 @@ from sqlalchemy import create_engine, text
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
 from offsetstore.errors import GroupBusy, LockTimeout, SchemaMissing, StaleClaim, StoreUnavailable, TransactionLost
+from offsetstore.postgres.migrate import current_revision, upgrade
+from offsetstore.postgres.schema import HEAD
+from offsetstore.postgres.url import make_engine
 from offsetstore.store import heartbeat
-from offsetstore.store.migrate import current_revision, upgrade
-from offsetstore.store.schema import HEAD
-from offsetstore.store.url import make_engine
 from tests.integration.store.transacting import GROUP, P0, P1, apply, lock, process
 from tests.support import pooler
 from tests.support.background import in_background

@@ -11,14 +11,14 @@ import pytest
 
 from offsetstore import Append, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
-from offsetstore.replay import decide
-from offsetstore.spark import task
-from offsetstore.spark.batch_atomicity import OnDriver, write_and_advance
-from offsetstore.spark.micro_batch import PlanOutdated
-from offsetstore.spark.poison import isolate, try_out
-from offsetstore.spark.task import Ending, Work
+from offsetstore.processing.isolate import isolate, try_out
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.protocol.replay import decide
+from offsetstore.spark.executors import task
+from offsetstore.spark.executors.task import Ending, Work
+from offsetstore.spark.ways.batch import OnDriver, write_and_advance
 from offsetstore.store.identity import TaskClaim
-from offsetstore.writers.refusals import refusals
+from offsetstore.writers.errors import refusals
 from tests.integration.store.transacting import process
 from tests.integration.writers.writing import batch, kafka
 from tests.support.background import in_background
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from offsetstore import Claim, Transaction
-    from offsetstore.ports import Writer
-    from offsetstore.spark.poison import Ranges, Record, Verdict
+    from offsetstore.processing.isolate import Ranges, Record, Verdict
+    from offsetstore.protocol.ports import Writer
     from tests.integration.store.conftest import Query
 
 P0 = TopicPartition("payments", 0)

@@ -9,9 +9,9 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.errors import SchemaMissing, SchemaNotAtHead, StoreUnavailable
-from offsetstore.store.migrate import downgrade
-from offsetstore.store.schema import HEAD
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.migrate import downgrade
+from offsetstore.postgres.schema import HEAD
+from offsetstore.postgres.url import make_engine
 
 if TYPE_CHECKING:
     from tests.integration.store.conftest import Query

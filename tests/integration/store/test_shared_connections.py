@@ -12,9 +12,9 @@ from sqlalchemy.pool import StaticPool
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import ConfigurationError
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
 from offsetstore.store import heartbeat
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.url import make_engine
 from offsetstore.testing import StaticBroker
 
 if TYPE_CHECKING:

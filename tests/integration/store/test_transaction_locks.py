@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import LockTimeout, StaleClaim
-from offsetstore.store import statements
+from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
 from tests.integration.store.transacting import GROUP, P0, P1, P2, apply, lock, process, write
 from tests.support.background import in_background

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
 from offsetstore.errors import StoreUnavailable, TransactionLost
-from offsetstore.store.database import PostgresDatabase
+from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
 from tests.integration.store.transacting import GROUP, P0, apply, driver, lock, write
 from tests.support.background import in_background

@@ -8,7 +8,7 @@ from sqlalchemy import event
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import CommittedBehindOurBack, StaleClaim
-from offsetstore.store.database import PostgresDatabase
+from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
 from tests.integration.store.transacting import GROUP, P0, P1, driver, lock, process, write
 

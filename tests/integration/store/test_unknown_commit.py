@@ -28,7 +28,7 @@ from tests.support.proxy import CLAIM, Lost
 
 if TYPE_CHECKING:
     from offsetstore import Claim
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
     from tests.integration.store.conftest import Query
 
 

@@ -5,13 +5,13 @@ from uuid import uuid4
 
 import pytest
 
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.url import make_engine
 from tests.integration.writers.writing import Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offsetstore.local.postgres import PostgresServer
+    from offsetstore.local.postgres.server import PostgresServer
 
 
 @pytest.fixture(scope="module")

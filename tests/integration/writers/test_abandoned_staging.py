@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from offsetstore import OffsetStore
-from offsetstore.spark.staging import StagingArea
-from offsetstore.store.migrate import upgrade
-from offsetstore.store.schema import STAGING_SCHEMA
-from offsetstore.store.url import make_engine
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.schema import STAGING_SCHEMA
+from offsetstore.postgres.url import make_engine
+from offsetstore.spark.large_batches import StagingArea
 from offsetstore.writers.staging_area import StagingOwner
 from tests.support.brokers import ScriptedBroker
 

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import MetaData, Table
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused
-from offsetstore.failpoints import FailpointReached
+from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.writers import Append, Upsert
-from offsetstore.writers.encoding import CHUNK_ROWS
+from offsetstore.writers.arrow.encoding import CHUNK_ROWS
 from tests.integration.writers.writing import batch, kafka
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def test_the_failpoint_is_in_the_middle_of_the_copy(
     columns: dict[str, Any] = {"n": list(range(rows))}
     if with_text_copy == "text":
         columns["address"] = ["10.0.0.1"] * rows
-    monkeypatch.setattr("offsetstore.failpoints._reached", {"in_copy": 0})
+    monkeypatch.setattr("offsetstore.protocol.failpoints._reached", {"in_copy": 0})
     monkeypatch.setenv("OFFSETSTORE_FAILPOINT", "in_copy:1:raise")
     database.refusal(FailpointReached, Append("t"), batch(columns))
     monkeypatch.delenv("OFFSETSTORE_FAILPOINT")

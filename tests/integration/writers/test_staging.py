@@ -10,7 +10,7 @@ import pytest
 
 from offsetstore import Token
 from offsetstore.errors import ColumnMismatch, RowsRefused
-from offsetstore.store.schema import STAGING_SCHEMA
+from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.writers import Append, Execute, Upsert
 from offsetstore.writers.staging import Staged, StagedRowsLost, Staging
 from offsetstore.writers.staging_area import StagingOwner, StagingWriter, can_stage, drop

@@ -15,7 +15,7 @@ from tests.integration.writers.writing import batch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from offsetstore.ports import Writer
+    from offsetstore.protocol.ports import Writer
     from tests.integration.writers.writing import Database
 
 ROWS = 8192

@@ -11,7 +11,7 @@ import pytest
 
 from offsetstore import Token
 from offsetstore.errors import ColumnMismatch, UnsafeTarget
-from offsetstore.store.schema import STAGING_SCHEMA
+from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.writers import Append, Upsert
 from offsetstore.writers.staging import Staged
 from offsetstore.writers.staging_area import StagingOwner

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, String, TypeDecorator, bindparam, create_engi
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, StatementError
 
 from offsetstore.errors import RowsRefused, SinkError
-from offsetstore.store import failures
+from offsetstore.postgres import errors as ours
 from offsetstore.writers import Append, Execute, Upsert
 from tests.integration.writers.writing import Database, batch
 from tests.support.shown import shown
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from offsetstore.ports import Writer
+    from offsetstore.protocol.ports import Writer
 
 CANARY = "canary-4111"
 NAMED = batch({"id": [1, 2], "name": ["first", CANARY]})
@@ -86,7 +86,7 @@ def test_an_error_that_is_not_the_rows_keeps_class_and_state_and_no_value(
     error = refused(people, Append("people"), rows, "SET LOCAL statement_timeout = '300ms'")
     assert isinstance(error, kind)
     assert error.sqlstate == kind.sqlstate
-    judges = (failures.is_repeatable, failures.is_connection_lost, failures.unavailable, failures.is_lock_timeout)
+    judges = (ours.is_repeatable, ours.is_connection_lost, ours.unavailable, ours.is_lock_timeout)
     assert sum(bool(judge(error)) for judge in judges) == 1
 
 
@@ -137,7 +137,7 @@ def test_an_execute_s_statement_that_is_cancelled_keeps_its_state_and_no_value(
     on_insert(plain, "PERFORM pg_sleep(30);")
     error = refused(plain, Execute(function), NAMED, "SET LOCAL statement_timeout = '200ms'")
     assert isinstance(error, (OperationalError, errors.QueryCanceled))
-    assert failures.unavailable(error)
+    assert ours.unavailable(error)
     assert "canceling statement due to statement timeout" in str(error)
 
 
@@ -209,7 +209,7 @@ def test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped(plain:
     assert isinstance(error, LookupError)
     assert str(error) == "of the user's own"
     assert isinstance(error.__cause__, IntegrityError)
-    assert failures.driver_error(error.__cause__).diag.constraint_name == "people_pkey"  # type: ignore[union-attr] - it is psycopg's
+    assert ours.driver_error(error.__cause__).diag.constraint_name == "people_pkey"  # type: ignore[union-attr] - it is psycopg's
 
 
 def test_a_group_of_errors_is_one_of_stripped_errors(people: Database) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from offsetstore.ports import Writer
+    from offsetstore.protocol.ports import Writer
 
 E = TypeVar("E", bound=Exception)
 

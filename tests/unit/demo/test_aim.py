@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import time
 
-from offsetstore.cli.demo.aim import Progress
-from offsetstore.cli.demo.events import Event
-from offsetstore.cli.demo.kills import Kill
+from offsetstore.demo.aim import Progress
+from offsetstore.demo.events import Event
+from offsetstore.demo.kills import Kill
 
 
 def never() -> bool:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offsetstore.cli.demo.events import Event, parse_event, tell
+from offsetstore.demo.events import Event, parse_event, tell
 
 if TYPE_CHECKING:
     import pytest

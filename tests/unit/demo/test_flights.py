@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from offsetstore.cli.demo.flights import ALL, Delays, Ledger, as_json, read_flights
+from offsetstore.demo.flights import ALL, Delays, Ledger, as_json, read_flights
 
 
 def test_the_first_line_of_the_csv_is_flight_1() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from offsetstore.cli.demo.kills import POINTS, JobName, Kill, plan
-from offsetstore.failpoints import VARIABLE
+from offsetstore.demo.kills import POINTS, JobName, Kill, plan
+from offsetstore.protocol.failpoints import VARIABLE
 
 JOBS = list(POINTS)
 

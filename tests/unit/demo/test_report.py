@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore.cli.demo.chart import ticks
-from offsetstore.cli.demo.kills import POINTS, JobName, Killed
-from offsetstore.cli.demo.report import summary, write_report
-from offsetstore.cli.demo.results import JobRun, Result, is_proven
-from offsetstore.cli.demo.verify import Findings
-from offsetstore.cli.demo.watch import Look
+from offsetstore.demo.chart import ticks
+from offsetstore.demo.kills import POINTS, JobName, Killed
+from offsetstore.demo.report import summary, write_report
+from offsetstore.demo.results import JobRun, Result, is_proven
+from offsetstore.demo.verify import Findings
+from offsetstore.demo.watch import Look
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,7 +89,7 @@ def test_a_single_job_has_a_page_too(tmp_path: Path, results: dict[JobName, Resu
 
 def test_the_table_has_a_column_for_each_job(results: dict[JobName, Result]) -> None:
     columns, rows = summary(FLIGHTS, results)
-    assert [column.name for column in columns] == ["", "offsetstore", "at-least-once"]
+    assert columns == ["", "offsetstore", "at-least-once"]
     assert ["duplicated", "0", "3,000"] in rows
 
 

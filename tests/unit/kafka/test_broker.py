@@ -16,14 +16,14 @@ from confluent_kafka import KafkaError, KafkaException, Uuid
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.client import Client, Deadline, Missing, Question
-from offsetstore.kafka.questions import topic_id
-from offsetstore.kafka.refusals import broker_error
+from offsetstore.kafka.errors import broker_error
+from offsetstore.kafka.requests import topic_id
 from offsetstore.offsets import CommittedOffset, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from offsetstore.ports import BrokerOffsets
+    from offsetstore.protocol.ports import BrokerOffsets
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 SECRET = "Hunter2-never-shown"

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
-from offsetstore.kafka.jaas import parse_jaas
-from offsetstore.kafka.options import read_options
+from offsetstore.kafka.settings.jaas import parse_jaas
+from offsetstore.kafka.settings.spark import read_options
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"

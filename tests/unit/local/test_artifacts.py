@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from offsetstore.local.artifacts import KAFKA_BROKER, POSTGRES_JDBC, spark_kafka_connector
+from offsetstore.local.spark.artifacts import KAFKA_BROKER, POSTGRES_JDBC, spark_kafka_connector
 
 
 def test_the_connector_has_the_version_of_spark_and_the_token_provider_that_can_be_had() -> None:

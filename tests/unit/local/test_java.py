@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offsetstore.errors import MissingDependency
-from offsetstore.local.java import find_java, parse_java_version
+from offsetstore.local.spark.java import find_java, parse_java_version
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from offsetstore import Append, Execute, OffsetRange, TopicPartition, Upsert
 from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
-from offsetstore.spark.micro_batch import PlanOutdated
-from offsetstore.spark.poison import Proof, conclude, is_of_records, is_of_values, isolate
+from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate
+from offsetstore.processing.plan import PlanOutdated
 from offsetstore.writers.staging import StagedRowsLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from offsetstore.ports import Writer
-    from offsetstore.spark.poison import Ranges, Record, Verdict
+    from offsetstore.processing.isolate import Ranges, Record, Verdict
+    from offsetstore.protocol.ports import Writer
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 

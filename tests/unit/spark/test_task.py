@@ -11,10 +11,10 @@ from psycopg.errors import CheckViolation
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import OffsetStoreError, SinkError
-from offsetstore.replay import decide
-from offsetstore.spark import task
-from offsetstore.spark.task import Ending, Work
-from offsetstore.spark.worker_input import InputCutOff
+from offsetstore.protocol.replay import decide
+from offsetstore.spark.executors import task
+from offsetstore.spark.executors.task import Ending, Work
+from offsetstore.spark.executors.worker_input import InputCutOff
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from offsetstore import Claim
-    from offsetstore.spark.task import Result
+    from offsetstore.spark.executors.task import Result
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 OTHER = TopicPartition("refunds", 0)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offsetstore.errors import UnsupportedQuery
-from offsetstore.spark import worker_input
-from offsetstore.spark.worker_input import InputCutOff, check_whole
+from offsetstore.spark.executors import worker_input
+from offsetstore.spark.executors.worker_input import InputCutOff, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from offsetstore.cli.commands import cli
 from offsetstore.errors import ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
-from offsetstore.policy import StartPolicy
-from offsetstore.starting import Reason
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.starting import Reason
 from offsetstore.store.adoption import read
 from offsetstore.store.checkpoint_files import LocalFiles
 from offsetstore.testing import InMemoryOffsetStore

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from offsetstore.store import statements
-from offsetstore.store.grants import grant_dashboard, grant_runtime, privileges
-from offsetstore.store.schema import metadata
+from offsetstore.postgres import statements
+from offsetstore.postgres.grants import grant_dashboard, grant_runtime, privileges
+from offsetstore.postgres.schema import metadata
 
 SQL = [value for value in vars(statements).values() if isinstance(value, str) and "{s}" in value]
 NEEDS = [

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.store.url import check_engine, connection_parameters, make_engine
+from offsetstore.postgres.url import check_engine, connection_parameters, make_engine
 from tests.support.shown import shown
 
 SECRET = "tOp-sEcret"

@@ -1,0 +1,101 @@
+"""``offsetstore demo``: the command."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, get_args
+
+import click
+
+from offsetstore.cli.exits import ExitCode
+from offsetstore.cli.output import Column, print_table
+from offsetstore.demo.flights import ALL
+from offsetstore.demo.kills import POINTS
+from offsetstore.demo.report import summary, write_report
+from offsetstore.demo.results import is_proven
+from offsetstore.demo.run import Plan, run_demo
+from offsetstore.demo.screen import open_screen
+from offsetstore.demo.settings import Atomicity, Staging
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from offsetstore.demo.kills import JobName
+
+
+@click.command()
+@click.option("--seed", default=13, show_default=True, help="Decides when and in which order the jobs are killed.")
+@click.option(
+    "--flights",
+    type=click.IntRange(1000, ALL),
+    default=ALL,
+    show_default=True,
+    metavar="COUNT",
+    help="How many flights, for a shorter run.",
+)
+@click.option(
+    "--only",
+    type=click.Choice(list(POINTS)),
+    help="Run one of the two jobs.",
+)
+@click.option(
+    "--atomicity",
+    type=click.Choice(get_args(Atomicity)),
+    default="batch",
+    show_default=True,
+    help="One transaction for a micro-batch, or one for each of its Kafka partitions, in parallel.",
+)
+@click.option(
+    "--staging",
+    type=click.Choice(get_args(Staging)),
+    default="auto",
+    show_default=True,
+    help="Whether executors copy a batch into staging tables, in parallel, from which the driver moves it.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("build/demo"),
+    show_default=True,
+    help="Where the report and the jobs' logs go.",
+)
+@click.pass_context
+def demo(
+    context: click.Context,
+    *,
+    seed: int,
+    flights: int,
+    only: str | None,
+    atomicity: Atomicity,
+    staging: Staging,
+    output: Path,
+) -> None:
+    """Land 336,776 flights exactly once, while the job is being killed.
+
+    Starts a PostgreSQL and a Kafka of its own, produces the flights that left New York City in 2013, and runs the job
+    as its own process, which gets SIGKILL in the middle of four of its batches and is started again. Then the same
+    with the at-least-once job that people write today. Both are counted against the CSV; report.html shows the picture.
+
+    Needs Java 17 or newer, and downloads jars (55 MB) the first time. Exit code 1 if a flight is missing or there
+    twice, a sum is wrong, or a kill did not happen.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)  # so that the servers are stopped then, too
+    logs = output / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    jobs: list[JobName] = [job for job in POINTS if only in {None, job}]
+    with open_screen() as screen:
+        produced, results = run_demo(Plan(flights, seed, jobs, atomicity, staging), screen, logs)
+    click.echo()
+    (head, *jobs_of), rows = summary(produced, results)
+    print_table([Column(head), *(Column(name, number=True) for name in jobs_of)], rows)
+    page = write_report(output, produced, results, seed)
+    click.echo(f"\nThe picture: {page}")
+    if not is_proven(produced, flights, results):
+        context.exit(ExitCode.NO)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

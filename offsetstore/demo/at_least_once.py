@@ -1,0 +1,82 @@
+"""The same job as people write it today, for comparison: ``python -m offsetstore.demo.at_least_once``.
+
+``foreachBatch`` with Spark's JDBC writer, then the sums by an upsert of one's own, in a transaction; the checkpoint
+remembers how far it is. Nothing in it is made worse than it has to be: a batch that is run again is written again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from offsetstore.demo.events import Pauses, told
+from offsetstore.demo.frames import carrier_delays, parse
+from offsetstore.demo.session import start_session
+from offsetstore.demo.settings import JDBC_NAME, JobSettings
+from offsetstore.demo.tables import THEIRS, create_tables
+from offsetstore.local.spark.launch import stop_session
+from offsetstore.postgres.url import connection_parameters
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+UPSERT = """
+INSERT INTO carrier_delays_alo AS stored
+    (carrier, year, month, flights, cancelled, departure_delay, arrival_delay, worst_arrival_delay)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (carrier, year, month) DO UPDATE SET
+    flights = stored.flights + excluded.flights,
+    cancelled = stored.cancelled + excluded.cancelled,
+    departure_delay = stored.departure_delay + excluded.departure_delay,
+    arrival_delay = stored.arrival_delay + excluded.arrival_delay,
+    worst_arrival_delay = greatest(stored.worst_arrival_delay, excluded.worst_arrival_delay)
+"""
+
+
+def jdbc_options(url: str) -> dict[str, str]:
+    """Translate the URL for Java."""
+    given = connection_parameters(url)
+    options = {
+        "url": f"jdbc:postgresql://{given['host']}:{given.get('port', 5432)}/{given['dbname']}",
+        "driver": "org.postgresql.Driver",
+        "ApplicationName": JDBC_NAME,
+        "reWriteBatchedInserts": "true",
+    }
+    return options | {name: str(given[name]) for name in ("user", "password") if name in given}
+
+
+def main() -> None:
+    """Run the query until it has read all there is."""
+    settings = JobSettings.from_environment()
+    create_tables(settings.url, THEIRS)
+    jdbc = jdbc_options(settings.url)
+    pauses = Pauses()
+
+    def write(batch: DataFrame, _batch_id: int) -> None:
+        flights = parse(batch).persist()
+        flights.write.format("jdbc").options(**jdbc, dbtable=THEIRS.flights).mode("append").save()
+        pauses.reach("between_write_and_upsert")
+        delays = carrier_delays(flights).collect()
+        with psycopg.connect(settings.url) as connection, connection.cursor() as cursor:
+            cursor.executemany(UPSERT, delays)
+        flights.unpersist()
+        pauses.reach("after_function")
+
+    spark = start_session("flights, at-least-once")
+    query = (
+        spark.readStream.format("kafka")
+        .options(**settings.kafka_options())
+        .option("startingOffsets", "earliest")
+        .load()
+        .writeStream.foreachBatch(told(write))
+        .option("checkpointLocation", str(settings.checkpoints / "at-least-once"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    stop_session(spark)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Stored offsets copied to Kafka's group, and what is there before, by a consumer that never joins it.
+
+To commit without a member's id is what Kafka allows while a group has no members, and how its own tools set offsets.
+librdkafka's synchronous commit waits for as long as it takes when the coordinator does not answer; the asynchronous one
+and its callback leave the waiting, and its end, to us.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import confluent_kafka as ck
+
+from offsetstore.errors import GroupHasMembers, MetadataRefused, TopicMissing
+from offsetstore.kafka.client import BACKOFF, MISSING_GRACE, let_go, refused_setting
+from offsetstore.kafka.committed import FINAL, consumer_config, read_with
+from offsetstore.kafka.errors import (
+    MISSING,
+    PASSING,
+    Doing,
+    broker_error,
+    describe,
+    no_answer,
+)
+from offsetstore.offsets import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from offsetstore.errors import BrokerError
+    from offsetstore.kafka.client import Deadline
+    from offsetstore.kafka.settings.librdkafka import ClientSettings
+    from offsetstore.offsets import CommittedOffset
+
+_GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports beside the answer
+_KEPT_MS: Final = 100
+_HAS_MEMBERS: Final = frozenset({
+    ck.KafkaError.UNKNOWN_MEMBER_ID,
+    ck.KafkaError.ILLEGAL_GENERATION,
+    ck.KafkaError.REBALANCE_IN_PROGRESS,
+    ck.KafkaError.FENCED_INSTANCE_ID,
+    ck.KafkaError.NON_EMPTY_GROUP,
+})  # fmt: skip
+_AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
+_HARMLESS: Final = "the stored offsets are as they were"
+
+
+class GroupOffsets:
+    """Reads and writes one group's offsets, for one process and for one thread at a time.
+
+    :raises ConfigurationError: librdkafka refuses a setting. The message names the key, never a value.
+    """
+
+    def __init__(self, settings: ClientSettings, group: str) -> None:
+        self.pid = os.getpid()
+        self.group = group
+        self._reported: deque[ck.KafkaError] = deque(maxlen=100)
+        self._answers: list[tuple[ck.KafkaError | None, list[ck.TopicPartition]]] = []
+        config = {
+            **consumer_config(settings, group, self._reported),
+            "on_commit": self._on_commit,
+            # How long librdkafka keeps a commit, and can't be ended, while it looks for the group's coordinator.
+            "group.protocol": "classic",
+            "session.timeout.ms": _KEPT_MS,
+        }
+        try:
+            self._consumer = ck.Consumer(config)
+        except (ck.KafkaException, TypeError, ValueError) as error:
+            refused = refused_setting(error, settings.config)
+        else:
+            return
+        raise refused  # outside of the handler: the cause's text can hold the setting's value
+
+    def close(self) -> None:
+        """End the connections, also while a traceback still holds this object. There is no group to leave."""
+        holder = [self._consumer]
+        del self._consumer
+        let_go(holder)
+
+    def committed(
+        self, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Read what Kafka has, in one request. After an error this object has to be closed.
+
+        :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.committed_offsets` says.
+        """
+        doing = Doing(f"reading the offsets of group {self.group}", harmless=_HARMLESS)
+        self._reported.clear()
+        return read_with(self._consumer, partitions, doing, self._reported, deadline)
+
+    def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
+        """Commit all of them in one request, again if what stands in the way passes.
+
+        After an error this object has to be closed: an answer may be under way.
+
+        :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.commit` says.
+        """
+        doing = Doing(f"committing the offsets of group {self.group}", permission="READ", harmless=_HARMLESS)
+        wanted = [_partition(tp, offset) for tp, offset in offsets.items()]
+        self._reported.clear()
+        started = time.monotonic()
+        while True:
+            answered, partitions = self._ask(wanted, doing, deadline)
+            error = answered or next((tp.error for tp in partitions if tp.error is not None), None)
+            if error is None:
+                return
+            young = error.code() in MISSING and time.monotonic() - started < MISSING_GRACE
+            if not (young or error.code() in _AGAIN) or deadline.rest <= BACKOFF:
+                raise self._refusal(error, partitions, offsets, doing, deadline)
+            time.sleep(BACKOFF)
+
+    def _ask(
+        self, wanted: list[ck.TopicPartition], doing: Doing, deadline: Deadline
+    ) -> tuple[ck.KafkaError | None, list[ck.TopicPartition]]:
+        self._answers.clear()
+        try:
+            self._consumer.commit(offsets=wanted, asynchronous=True)
+        except ck.KafkaException as error:
+            return error.args[0], []
+        while not self._answers:
+            # The answer and what is reported beside it come only this way, and so do callbacks such as oauth_cb.
+            message = self._consumer.poll(min(_GLANCE, deadline.rest))
+            if message is not None and (said := message.error()) is not None:
+                self._reported.append(said)
+            if refused := next((each for each in self._reported if each.code() in FINAL), None):
+                raise broker_error(refused, doing)
+            if not self._answers and not deadline.rest:
+                raise no_answer(None, self._reported, doing, deadline.seconds)
+        return self._answers[0]
+
+    def _on_commit(self, error: ck.KafkaError | None, partitions: list[ck.TopicPartition]) -> None:
+        self._answers.append((error, partitions))
+
+    def _refusal(
+        self,
+        error: ck.KafkaError,
+        partitions: list[ck.TopicPartition],
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        doing: Doing,
+        deadline: Deadline,
+    ) -> BrokerError:
+        code, found = error.code(), describe(error)
+        if code == ck.KafkaError.OFFSET_METADATA_TOO_LARGE:
+            longest = max(offsets, key=lambda tp: len(offsets[tp].metadata or ""))
+            size = len(offsets[longest].metadata or "")
+            what = "Kafka does not take a text as long as that with an offset"
+            return MetadataRefused(what, topic_partition=longest, found=f"{size} characters")
+        if code in _HAS_MEMBERS:
+            what = f"Kafka does not let us set the offsets of group {self.group}, because the group has members"
+            step = (
+                "Some consumer has subscribed with this group.id: another application, or a tool such as "
+                f"kafka-console-consumer. `kafka-consumer-groups --describe --members --group {self.group}` shows it, "
+                f"with its address. Stop it, or give this job a group of its own in Kafka; {_HARMLESS}."
+            )
+            return GroupHasMembers(what, found=found, next_step=step)
+        if code in MISSING:
+            named = [TopicPartition(tp.topic, tp.partition) for tp in partitions if tp.error is not None]
+            what = "Kafka does not have one of the partitions whose offsets are to be committed"
+            return TopicMissing(what, found=", ".join(map(str, named)), next_step=f"Create the topic; {_HARMLESS}.")
+        return no_answer(error, self._reported, doing, deadline.seconds)
+
+
+def _partition(tp: TopicPartition, offset: CommittedOffset) -> ck.TopicPartition:
+    if not offset.metadata:  # an empty text would be sent as a zero byte
+        return ck.TopicPartition(tp.topic, tp.partition, offset.next_offset)
+    try:
+        return ck.TopicPartition(tp.topic, tp.partition, offset.next_offset, metadata=offset.metadata)
+    except ValueError as error:  # Unicode's errors are among them
+        what = "a text can't be sent to Kafka with an offset"
+        step = "Leave out NUL characters and halves of surrogate pairs."
+        raise MetadataRefused(what, topic_partition=tp, found=str(error), next_step=step) from None

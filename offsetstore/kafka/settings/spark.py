@@ -1,0 +1,115 @@
+"""From the options of Spark's Kafka reader to librdkafka's settings and the topics to read."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from offsetstore.errors import ConfigurationError, UnsupportedQuery
+from offsetstore.kafka.settings.java import PREFIX, librdkafka_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CONNECT: Final = "SPARK_CONNECT_MODE_ENABLED"
+_SOURCES: Final = ("subscribe", "assign", "subscribepattern")
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """What Spark's reader was told, as far as it concerns a broker client.
+
+    ``topics`` is ``None`` where the options name none. ``partitions`` holds the partitions that ``assign`` names: Spark
+    reads those alone and refuses starting offsets of any other. ``settings`` may hold passwords and is never shown.
+    """
+
+    settings: Mapping[str, str] = field(repr=False)
+    topics: tuple[str, ...] | None = None
+    partitions: Mapping[str, frozenset[int]] | None = None
+
+
+def read_options(options: Mapping[str, object]) -> ReaderOptions:
+    """Take from the reader's options what a broker client needs; Spark's own tuning is left to Spark.
+
+    Keys are read as Spark reads them, without regard to case, and values become text as PySpark makes them.
+
+    :raises ConfigurationError: a setting that can't be translated, or no or several ways to name the topics.
+    :raises UnsupportedQuery: ``failOnDataLoss=false``, or Spark Connect.
+    """
+    _refuse_connect()
+    lowered = {key.lower(): _text(value) for key, value in options.items() if value is not None}
+    if lowered.get("failondataloss", "true").strip().lower() == "false":
+        what = "failOnDataLoss=false lets Spark skip lost records silently"
+        raise UnsupportedQuery(
+            what,
+            found="false",
+            expected="true, which is Spark's default",
+            next_step='Remove the option; to accept a loss once, use StartPolicy(on_data_loss="earliest").',
+        )
+    topics, partitions = _topics(lowered)
+    kafka = {key.removeprefix(PREFIX): value for key, value in lowered.items() if key.startswith(PREFIX)}
+    return ReaderOptions(librdkafka_settings(kafka), topics, partitions)
+
+
+def _refuse_connect() -> None:
+    """Seen here already, because here nobody has been fenced yet; pyspark itself sets the variable."""
+    if _CONNECT in os.environ:
+        what = (
+            "the session is one of Spark Connect, where the sink can't run: it holds the claim of the driver's process"
+        )
+        raise UnsupportedQuery(
+            what,
+            found=f"{_CONNECT} is set",
+            expected="a classic session",
+            next_step="Run the job with spark-submit, or with SparkSession.builder.master(...).",
+        )
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _topics(options: Mapping[str, str]) -> tuple[tuple[str, ...] | None, dict[str, frozenset[int]] | None]:
+    given = [name for name in _SOURCES if name in options]
+    if "subscribepattern" in given:
+        what = (
+            "subscribePattern: which topics it means is only known while Spark runs, and can change from batch to batch"
+        )
+        raise ConfigurationError(
+            what, expected="topics by name", next_step='Name the topics: "subscribe": "payments,refunds".'
+        )
+    if len(given) > 1:
+        what = "the topics are named twice"
+        raise ConfigurationError(what, found=given, expected="subscribe or assign", next_step="Remove one of them.")
+    if "subscribe" in options:
+        topics = tuple(dict.fromkeys(name.strip() for name in options["subscribe"].split(",") if name.strip()))
+        if not topics:
+            what = "subscribe names no topic"
+            raise ConfigurationError(what, found=repr(options["subscribe"]), expected="names, separated by commas")
+        return topics, None
+    if "assign" in options:
+        partitions = _assigned(options["assign"])
+        return tuple(partitions), partitions
+    return None, None
+
+
+def _assigned(text: str) -> dict[str, frozenset[int]]:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if isinstance(parsed, dict) and parsed:
+        entries = cast("dict[str, Any]", parsed)
+        if all(_is_partitions(numbers) for numbers in entries.values()):
+            return {topic: frozenset(numbers) for topic, numbers in entries.items()}
+    what = "assign does not name partitions"
+    raise ConfigurationError(
+        what, found=text, expected='JSON such as {"payments": [0, 1]}', next_step="Correct it, or use subscribe."
+    )
+
+
+def _is_partitions(value: Any) -> bool:
+    numbers = cast("list[Any]", value) if isinstance(value, list) else []
+    return bool(numbers) and all(type(number) is int and number >= 0 for number in numbers)

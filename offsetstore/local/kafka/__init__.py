@@ -1,0 +1,5 @@
+"""A real Kafka broker without Docker."""
+
+from offsetstore.local.kafka.server import KafkaBroker
+
+__all__ = ["KafkaBroker"]

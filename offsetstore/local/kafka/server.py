@@ -1,0 +1,327 @@
+"""A real Kafka broker without Docker: one process, KRaft, on the loopback."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from base64 import urlsafe_b64encode
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from uuid import uuid4
+
+from offsetstore.errors import BrokerUnavailable, ConfigurationError
+from offsetstore.local.free_ports import LOOPBACK, answers, is_free
+from offsetstore.local.kafka.certificates import Certificates
+from offsetstore.local.kafka.properties import (
+    LOG4J,
+    STARTED,
+    KafkaPorts,
+    SaslUser,
+    SecuredListeners,
+    SecuredPorts,
+    as_properties,
+    secured_properties,
+    server_properties,
+)
+from offsetstore.local.logs import tail
+from offsetstore.local.spark.artifacts import KAFKA_BROKER
+from offsetstore.local.spark.jars import jars
+from offsetstore.local.spark.java import find_java
+from offsetstore.local.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from offsetstore.local.progress import Notice
+
+_PORT_ATTEMPTS = 3
+_STOP_SECONDS = 20
+_LOOK_SECONDS = 0.05
+
+
+class KafkaBroker:
+    """One broker with its own data: started on entry, stopped (and if temporary, removed) on exit.
+
+    :param directory: where data, log and settings are kept, and found again at the next start; a temporary one that is
+        removed at the end if not given.
+    :param ports: on the loopback; free ones if not given. They stay the same over restarts.
+    :param user: whom the listener with credentials lets in.
+    :param secured: also listen with TLS, with certificates of its own (see `secured`), and let `user` log in with
+        SCRAM too. Takes some seconds more at the first start of a directory; not to be changed after it.
+    :param heap: Java's ``-Xmx``.
+    :param settings: of the broker's configuration, on top of ours.
+    :param start_seconds: how long a start may take.
+    :param notice: is told how the download of the jars goes, if there is one.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path | None = None,
+        ports: KafkaPorts | None = None,
+        user: SaslUser | None = None,
+        secured: bool = False,
+        heap: str = "768m",
+        settings: Mapping[str, str] | None = None,
+        start_seconds: float = 90,
+        notice: Notice | None = None,
+    ) -> None:
+        self.user = user or SaslUser()
+        self._directory = directory
+        self._temporary: Path | None = None
+        self._fixed_ports = ports
+        self._ports = ports
+        self._is_secured = secured
+        self._secured_ports: SecuredPorts | None = None
+        self._heap = heap
+        self._settings = dict(settings or {})
+        self._start_seconds = start_seconds
+        self._notice = notice
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
+        self._owner_process = 0
+
+    # -- what is asked of it
+
+    @property
+    def ports(self) -> KafkaPorts:
+        """Where it listens.
+
+        :raises ConfigurationError: before the first start, if none were given.
+        """
+        if self._ports is None:
+            what = "the broker has no ports yet"
+            raise ConfigurationError(what, next_step="Call start(), or use it as a context manager.")
+        return self._ports
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The listener that asks nobody for a name."""
+        return f"{LOOPBACK}:{self.ports.plain}"
+
+    @property
+    def sasl_bootstrap_servers(self) -> str:
+        """The listener for SASL_PLAINTEXT with mechanism PLAIN, if secured with SCRAM too; `user` is let in."""
+        return f"{LOOPBACK}:{self.ports.sasl}"
+
+    @property
+    def secured(self) -> SecuredListeners:
+        """The listeners for SSL and for SASL_SSL, and the certificates.
+
+        :raises ConfigurationError: it is no secured broker, or was not started.
+        """
+        if self._secured_ports is None:
+            what = "the broker does not listen with TLS"
+            raise ConfigurationError(what, next_step="Make it with secured=True, and start it.")
+        addresses = [f"{LOOPBACK}:{port}" for port in self._secured_ports.all]
+        return SecuredListeners(*addresses, certificates=self._certificates)
+
+    @property
+    def directory(self) -> Path:
+        """Where its data and log are.
+
+        :raises ConfigurationError: before the first start of a broker with a temporary directory.
+        """
+        directory = self._directory or self._temporary
+        if directory is None:
+            what = "the broker has no directory yet"
+            raise ConfigurationError(what, next_step="Call start(), or use it as a context manager.")
+        return directory
+
+    @property
+    def log(self) -> Path:
+        """What the broker has to say."""
+        return self.directory / "server.log"
+
+    @property
+    def pid(self) -> int | None:
+        """The broker's process, ``None`` if it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    # -- start and stop
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> Self:
+        """Start, and wait until all listeners answer. The first start of a directory formats it.
+
+        :raises BrokerUnavailable: it does not come up in time; with the end of its log.
+        :raises MissingDependency: no Java, or its jars can't be had.
+        """
+        if self.pid is not None:
+            return self
+        self._owner_process = os.getpid()
+        atexit.register(self._close_at_exit)
+        try:
+            if self._directory is None:
+                self._temporary = self._temporary or Path(tempfile.mkdtemp(prefix="offsetstore-kafka-"))
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._launch()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def detach(self) -> int:
+        """Let the broker outlive this process, and forget it. Return its process id.
+
+        :raises ConfigurationError: it does not run.
+        """
+        process = self._process
+        if process is None or process.poll() is not None:
+            what = "the broker does not run"
+            raise ConfigurationError(what, next_step="Call start() first.")
+        atexit.unregister(self._close_at_exit)
+        self._call_off()
+        self._process = None
+        process.returncode = 0  # it is no longer ours to wait for: Popen would warn that it still runs
+        return process.pid
+
+    def stop(self) -> None:
+        """Stop in order, and keep the data."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Stop by SIGKILL, and keep the data."""
+        self._end(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Stop, and remove what was temporary."""
+        atexit.unregister(self._close_at_exit)
+        if self._directory is None:
+            self.kill()  # nobody will read the data again
+        else:
+            self.stop()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+            self._ports, self._secured_ports = self._fixed_ports, None
+
+    # -- inside
+
+    def _launch(self) -> None:
+        """Start on our ports. A free port can be taken by somebody else in between: then on others."""
+        attempts = _PORT_ATTEMPTS if self._ports is None else 1
+        while True:
+            ports = self._ports or KafkaPorts.free()
+            secured = self._secured_ports
+            if secured is None and self._is_secured:
+                secured = SecuredPorts.free(without=ports.all)
+            self._write_settings(ports, secured)
+            self._format()
+            before = self.log.stat().st_size if self.log.exists() else 0
+            self._process = self._java("kafka.Kafka", str(self.directory / "server.properties"))
+            self._watchdog = Watchdog(self._process.pid, how="KILL", temporary=self._temporary)
+            attempts -= 1
+            if self._wait_until_started(ports, before):
+                self._ports, self._secured_ports = ports, secured
+                return
+            self.kill()
+            if attempts == 0 or all(is_free(port) for port in (*ports.all, *(secured.all if secured else ()))):
+                break
+        what = f"the Kafka broker did not start within {self._start_seconds:.0f} s"
+        raise BrokerUnavailable(
+            what,
+            found=f"{tail(self.directory / 'console.log')}\n{tail(self.log)}".strip() or "no line in its log",
+            next_step=f"See {self.log}; if a port is taken or memory is short, choose other ports or a smaller heap.",
+        )
+
+    def _wait_until_started(self, ports: KafkaPorts, before: int) -> bool:
+        deadline = time.monotonic() + self._start_seconds
+        while time.monotonic() < deadline and self.pid is not None:
+            if self.log.exists():
+                with self.log.open(errors="replace") as log:
+                    log.seek(before)
+                    started = STARTED in log.read()
+                if started and answers(ports.plain):
+                    return True
+            time.sleep(_LOOK_SECONDS)
+        return False
+
+    @property
+    def _certificates(self) -> Certificates:
+        return Certificates(self.directory / "certificates")
+
+    def _write_settings(self, ports: KafkaPorts, secured: SecuredPorts | None) -> None:
+        settings = server_properties(ports, self.user, self.directory / "data")
+        if secured is not None:
+            self._certificates.make()
+            settings = secured_properties(settings, secured, self.user, self._certificates)
+        settings |= self._settings
+        file = self.directory / "server.properties"
+        file.touch(mode=0o600)  # it holds a password
+        file.write_text(as_properties(settings))
+        (self.directory / "log4j2.properties").write_text(LOG4J)
+
+    def _format(self) -> None:
+        if (self.directory / "data" / "meta.properties").exists():
+            return
+        # Kafka's own ids begin with no dash either, since that would be read as an option.
+        cluster = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=").replace("-", "A")
+        properties = str(self.directory / "server.properties")
+        arguments = ["format", "-t", cluster, "-c", properties]
+        if self._is_secured:
+            users = self.directory / "scram-users"
+            users.touch(mode=0o600)  # a command line is shown to everybody
+            users.write_text("".join(f"{argument}\n" for argument in self.user.scram))
+            arguments.append(f"@{users}")
+        format_ = self._java("kafka.tools.StorageTool", *arguments)
+        if format_.wait():
+            what = "Kafka's data directory can't be formatted"
+            found = tail(self.directory / "console.log")
+            raise BrokerUnavailable(what, found=found, next_step=f"See the message above, and {self.directory}.")
+
+    def _java(self, main: str, *arguments: str) -> subprocess.Popen[bytes]:
+        class_path = os.pathsep.join(str(jar) for jar in jars(KAFKA_BROKER, notice=self._notice))
+        with (self.directory / "console.log").open("wb") as console:
+            return subprocess.Popen(  # noqa: S603 - our own command line
+                [
+                    str(find_java().program),
+                    f"-Xmx{self._heap}",
+                    "-XX:+UseSerialGC",
+                    "-Djava.awt.headless=true",
+                    f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}",
+                    f"-Doffsetstore.log={self.log}",
+                    "-cp",
+                    class_path,
+                    main,
+                    *arguments,
+                ],
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us: we stop it when its clients have ended
+            )
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(how)
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._call_off()
+
+    def _call_off(self) -> None:
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:
+            watchdog.leave()
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._owner_process:  # not in a forked child
+            self.close()

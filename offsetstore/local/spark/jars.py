@@ -1,0 +1,162 @@
+"""Download sets of jars once, with the Ivy that is inside pyspark and Java alone, and keep them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import MissingDependency
+from offsetstore.local.cache import cache_directory, locked
+from offsetstore.local.progress import notices
+from offsetstore.local.spark.java import find_java
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from offsetstore.local.progress import Notice
+    from offsetstore.local.spark.artifacts import JarSet
+
+_MANIFEST = "manifest.json"
+_PATTERN = "[artifact]-[revision](-[classifier]).[ext]"
+_CONNECT_MS, _READ_MS = 20_000, 60_000
+_SHOWN_LINES = 15
+_CANT_DOWNLOAD = (
+    "Check the network (a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=... -Dhttps.proxyPort=...'), or set "
+    "OFFSETSTORE_IVY_SETTINGS to an Ivy settings file that names a repository you can reach; then try again."
+)
+_LOOKED_UP_STEP = 10
+
+
+def jars(jar_set: JarSet, *, notice: Notice | None = None) -> tuple[Path, ...]:
+    """Return the jars' paths, sorted; download them if they are not in the cache.
+
+    Two processes at once download once. A set is in the cache only as a whole.
+
+    :param notice: is told, in words, how the download goes; a person at the terminal if not given.
+    :raises MissingDependency: no Java, no Ivy, or the download fails.
+    """
+    target = cache_directory() / "jars" / jar_set.directory_name
+    if (found := _whole(target)) is not None:
+        return found
+    with locked(target.parent / "lock"):
+        if (found := _whole(target)) is None:
+            if notice is None:
+                with notices() as terminal:
+                    _download(jar_set, target, terminal)
+            else:
+                _download(jar_set, target, notice)
+            found = _whole(target)
+    assert found is not None
+    return found
+
+
+def _whole(target: Path) -> tuple[Path, ...] | None:
+    """Return the set's jars, if each is there in its full size."""
+    try:
+        sizes: dict[str, int] = json.loads((target / _MANIFEST).read_text())
+        whole = all((target / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return None
+    return tuple(target / name for name in sorted(sizes)) if whole else None
+
+
+def _download(jar_set: JarSet, target: Path, notice: Notice) -> None:
+    work = Path(tempfile.mkdtemp(prefix=f".{jar_set.name}-", dir=target.parent))
+    try:
+        descriptor = work / "ivy.xml"
+        descriptor.write_text(jar_set.ivy())
+        new = work / "jars"
+        _run_ivy(jar_set, descriptor, new, notice)
+        sizes = {jar.name: jar.stat().st_size for jar in new.glob("*.jar")}
+        (new / _MANIFEST).write_text(json.dumps(sizes, indent=1, sort_keys=True))
+        shutil.rmtree(target, ignore_errors=True)  # a set that was damaged later
+        new.rename(target)
+        notice(f"{jar_set.name}: {len(sizes)} jars, {sum(sizes.values()) / 1e6:.0f} MB")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run_ivy(jar_set: JarSet, descriptor: Path, into: Path, notice: Notice) -> None:
+    command = [
+        str(find_java().program),
+        f"-Dsun.net.client.defaultConnectTimeout={_CONNECT_MS}",
+        f"-Dsun.net.client.defaultReadTimeout={_READ_MS}",
+        "-jar",
+        str(_ivy_jar()),
+        "-ivy",
+        str(descriptor),
+        "-confs",
+        "default",
+        "-cache",
+        str(cache_directory() / "ivy"),
+        "-retrieve",
+        f"{into}/{_PATTERN}",
+    ]
+    if settings := os.environ.get("OFFSETSTORE_IVY_SETTINGS"):
+        command += ["-settings", str(Path(settings).expanduser())]
+    notice(f"{jar_set.name}: looking up what is needed")
+    lines: list[str] = []
+    with subprocess.Popen(  # noqa: S603 - our own command line
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as ivy:
+        assert ivy.stdout is not None
+        try:
+            _tell(jar_set, ivy.stdout, lines, notice)
+        except BaseException:
+            ivy.kill()
+            raise
+    if ivy.returncode or not into.is_dir():
+        what = f"the jars of {jar_set.name} can't be downloaded"
+        raise MissingDependency(
+            what,
+            found="\n".join(_complaints(lines)),
+            expected=", ".join(f"{a.organisation}:{a.name}:{a.revision}" for a in jar_set.artifacts),
+            next_step=_CANT_DOWNLOAD,
+        )
+
+
+def _tell(jar_set: JarSet, output: Iterable[str], lines: list[str], notice: Notice) -> None:
+    """Pass on what Ivy says. It names a jar when it has it; how many there are, it knows when all are looked up."""
+    looked_up = downloaded = 0
+    for line in output:
+        lines.append(line.rstrip())
+        if re.match(r"\s*found \S+ in ", line):
+            looked_up += 1
+            if looked_up % _LOOKED_UP_STEP == 0:
+                notice(f"{jar_set.name}: looking up what is needed, {looked_up} so far")
+        elif jar := re.match(r"\s*\[SUCCESSFUL \] \S+?#\S+!(\S+)", line):
+            downloaded += 1
+            notice(f"{jar_set.name}: {downloaded} of {looked_up} downloaded, {jar[1]}")
+
+
+def _complaints(lines: list[str]) -> list[str]:
+    told = [
+        line for line in lines if re.match(r"\s*(::::|WARN|ERROR|:: |.*(not found|FAILED|Exception|unresolved))", line)
+    ]
+    return (told or lines)[-_SHOWN_LINES:]
+
+
+def pyspark_directories() -> list[Path]:
+    """Where pyspark is installed, found without importing it; none where it is not."""
+    spec = find_spec("pyspark")
+    return [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+
+
+def _ivy_jar() -> Path:
+    """Find Ivy's jar in pyspark, without importing it.
+
+    :raises MissingDependency: pyspark is not installed, or has no Ivy.
+    """
+    places = pyspark_directories()
+    for place in places:
+        if found := sorted((place / "jars").glob("ivy-*.jar")):
+            return found[-1]
+    what = "no Ivy to download with: it comes inside pyspark"
+    raise MissingDependency(what, found=places or "no pyspark", next_step="`pip install 'offsetstore[local]'`.")

@@ -1,0 +1,137 @@
+"""Spark on this machine, with what it needs to read Kafka: for the demo, and for tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from offsetstore.local.cache import cache_directory
+from offsetstore.local.free_ports import LOOPBACK
+from offsetstore.local.spark.artifacts import POSTGRES_JDBC, spark_kafka_connector
+from offsetstore.local.spark.class_archive import class_archive, reading
+from offsetstore.local.spark.jars import jars
+from offsetstore.local.spark.java import find_java
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.local.progress import Notice
+
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a Java that runs for minutes on few cores: the second compiler would cost half of all that it does."""
+
+_EXIT_SECONDS = 20
+_QUIET = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+logger.libraries.name = org
+logger.libraries.level = error
+# Were this one's level not the root's, Spark would announce on stderr that it makes them equal.
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = warn
+"""
+
+
+def spark_conf(*, notice: Notice | None = None) -> dict[str, str]:
+    """Return the configuration of a small, quiet Spark with the Kafka connector and PostgreSQL's JDBC driver.
+
+    For `local_session`, and for a job's own process (as ``--conf``, or on its session's builder).
+
+    :param notice: is told how the download of the jars goes, if there is one.
+    :raises MissingDependency: no Java, or the jars can't be had.
+    """
+    connector = spark_kafka_connector(version("pyspark"))
+    quiet = cache_directory() / "spark-log4j2.properties"
+    class_path = [*jars(connector, notice=notice), *jars(POSTGRES_JDBC, notice=notice)]
+    if not quiet.exists() or quiet.read_text() != _QUIET:
+        quiet.write_text(_QUIET)
+    return {
+        "spark.jars": ",".join(str(jar) for jar in class_path),
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={quiet}"',
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def quick_conf(conf: Mapping[str, str], *, notice: Notice | None = None) -> dict[str, str]:
+    """Return what to put on top of a `spark_conf`, so that Spark starts quickly and is quick for some minutes.
+
+    The first call on a machine takes half a minute: see `class_archive`.
+
+    :param notice: is told of that.
+    """
+    quick = {
+        "spark.driver.extraJavaOptions": f"{conf['spark.driver.extraJavaOptions']} {QUICK}",
+        # On the class path from the start, rather than copied to executors that are in the same process.
+        "spark.driver.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
+        "spark.jars": "",
+    }
+    if archive := class_archive({**conf, **quick}, notice=notice):
+        quick["spark.driver.extraJavaOptions"] += f" {reading(archive)}"
+    return quick
+
+
+def spark_environment() -> dict[str, str]:
+    """Return the environment variables that a process with such a Spark must have.
+
+    :raises MissingDependency: no Java that is new enough.
+    """
+    return {
+        # Spark's launcher asks JAVA_HOME before the PATH, so an old one there would win over the one that we found.
+        "JAVA_HOME": str(find_java().home),
+        # Else the workers run whatever `python3` is.
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": LOOPBACK,
+    }
+
+
+def local_session(
+    app_name: str,
+    *,
+    master: str = "local[2]",
+    extra_conf: Mapping[str, str] | None = None,
+    notice: Notice | None = None,
+) -> SparkSession:
+    """Start a SparkSession, or return the one that this process has.
+
+    :param extra_conf: on top of `spark_conf`.
+    :raises MissingDependency: no Java, or the jars can't be had.
+    """
+    os.environ.update(spark_environment())
+    builder: Any = SparkSession.builder
+    builder = builder.appName(app_name).master(master)
+    for name, value in {**spark_conf(notice=notice), **(extra_conf or {})}.items():
+        builder = builder.config(name, value)
+    return cast("SparkSession", builder.getOrCreate())
+
+
+def stop_session(session: SparkSession, *, timeout: float = _EXIT_SECONDS) -> None:
+    """Stop Spark and its Java process, which otherwise stays until this process ends.
+
+    :param timeout: seconds that the Java process is given for its end.
+    """
+    session.stop()
+    context: Any = SparkContext
+    gateway, context._gateway, context._jvm = context._gateway, None, None  # noqa: SLF001 - no public way
+    if gateway is None:
+        return
+    gateway.shutdown()
+    if (process := getattr(gateway, "proc", None)) is not None:
+        process.stdin.close()  # at which the Java process ends itself
+        process.wait(timeout)

@@ -1,1 +1,0 @@
-"""Metrics, liveness and the dashboard come here."""

@@ -1,0 +1,121 @@
+"""How to reach a database from another process, as a value that pickles and holds no secret."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import NullPool
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.postgres.database import PostgresDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sqlalchemy import Engine
+
+Secrets: TypeAlias = "dict[str, str]"
+"""Libpq's secret parameters, by their names."""
+
+_SECRET: Final = frozenset({"oauth_client_secret", "password", "scram_client_key", "scram_server_key", "sslpassword"})
+_ITS_OWN: Final = frozenset({"context"})  # SQLAlchemy's adapters, which every engine adds itself
+_looking: ContextVar[bool] = ContextVar("looking", default=False)
+
+
+class _Found(Exception):
+    """No error: it takes the parameters out of SQLAlchemy, before it connects."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        super().__init__()  # without arguments, so that nobody who logs it has a password to show
+        self.parameters = parameters
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseAddress:
+    """Where a database is, and in which schema our tables are.
+
+    ``parameters`` are what the driver is given, without `Secrets`. What the environment adds to them (``PGPASSWORD``,
+    ``PGPASSFILE``, ``PGSSLROOTCERT``) is each process's own.
+    """
+
+    parameters: tuple[tuple[str, str | int | None], ...]
+    schema: str | None
+
+    @classmethod
+    def of(cls, database: PostgresDatabase) -> Self:
+        """Describe a database, with the schema in which our tables were found. Nothing is asked of it.
+
+        :raises ConfigurationError: its connections are made by code that can't be sent elsewhere.
+        """
+        plain = {name: value for name, value in _parameters(database.engine).items() if name not in _SECRET}
+        return cls(tuple(sorted(plain.items())), database.schema)
+
+    def connect(self, secrets: Callable[[], Mapping[str, str]], *, idle_timeout: float) -> PostgresDatabase:
+        """Make a database of at most one connection, opened by the first transaction and checked before each.
+
+        :param secrets: asked for each new connection.
+        :param idle_timeout: as for `PostgresDatabase`.
+        """
+
+        def add_secrets(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
+            parameters.update(secrets())
+
+        connect: dict[str, Any] = {"connect_args": dict(self.parameters), "hide_parameters": True}
+        url = URL.create("postgresql+psycopg")
+        engine = create_engine(url, pool_size=1, max_overflow=0, pool_pre_ping=True, **connect)
+        aside = create_engine(url, poolclass=NullPool, **connect)
+        for each in (engine, aside):
+            event.listen(each, "do_connect", add_secrets)
+        return PostgresDatabase(engine, schema=self.schema, idle_timeout=idle_timeout, owned=True, aside=aside)
+
+
+def secrets_of(database: PostgresDatabase) -> Secrets:
+    """What the database would be given for a new connection now: ``credentials=`` is called, if there is one.
+
+    :raises ConfigurationError: see `DatabaseAddress.of`.
+    :raises StoreUnavailable: the credentials could not be had.
+    """
+    found = _parameters(database.engine)
+    return {name: str(value) for name, value in found.items() if name in _SECRET and value}
+
+
+def _parameters(engine: Engine) -> dict[str, Any]:
+    """What the engine would give psycopg, with ``connect_args`` and what listeners add (tokens)."""
+    if not event.contains(engine, "do_connect", _look):
+        event.listen(engine, "do_connect", _look)
+    pool = engine.pool.recreate()  # it has no connection yet, so that it makes one, and comes by the listeners
+    token = _looking.set(True)
+    try:
+        pool.connect().close()
+    except _Found as found:
+        return {name: _sendable(name, value) for name, value in found.parameters.items() if name not in _ITS_OWN}
+    finally:
+        _looking.reset(token)
+        pool.dispose()
+    what = "the engine's connections are made by a function, which executors do not have"
+    raise ConfigurationError(
+        what,
+        found="create_engine(..., creator=...), or a do_connect listener that returns a connection",
+        expected="an engine that is made from a URL",
+        next_step="Give OffsetStore.connect the URL, and credentials= for passwords that change; or write from the "
+        'driver: atomicity="batch" with staging="never".',
+    )
+
+
+def _look(_dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]) -> None:
+    if _looking.get():
+        conninfo = conninfo_to_dict(arguments[0]) if arguments and arguments[0] else {}
+        named = conninfo_to_dict(parameters.pop("conninfo", None) or "")
+        raise _Found({**conninfo, **named, **parameters})
+
+
+def _sendable(name: str, value: object) -> str | int | None:
+    if value is None or isinstance(value, (str, int)):
+        return value
+    what = f"the engine's connect_args have {name}, which can't be sent to executors"
+    raise ConfigurationError(what, found=type(value).__name__, expected="text or a number")

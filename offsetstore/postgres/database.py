@@ -1,0 +1,195 @@
+"""Connections to PostgreSQL: where sessions come from, and what is asked beside them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from offsetstore.errors import ConfigurationError, OffsetStoreError, SchemaMissing, SchemaNotAtHead, StoreUnavailable
+from offsetstore.offsets import TopicPartition
+from offsetstore.postgres import errors
+from offsetstore.postgres import statements as sql
+from offsetstore.postgres.schema import HEAD, VERSION_TABLE, quoted
+from offsetstore.postgres.session import PostgresSession
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator
+    from uuid import UUID
+
+    from sqlalchemy import Connection, TextClause
+
+    from offsetstore.protocol.database import Session
+
+_log = logging.getLogger(__name__)
+_WITHOUT_OPTIONS = (
+    "PgBouncer takes no `options` in a URL, nor JDBC's currentSchema: name the schema with schema= (--schema), and "
+    "leave settings to ALTER ROLE ... SET."
+)
+
+
+class PostgresDatabase:
+    """One engine and one schema. ``idle_timeout``: seconds after which the server ends an idle open transaction."""
+
+    def __init__(
+        self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool, aside: Engine | None = None
+    ) -> None:
+        self.engine = _hiding_parameters(engine)
+        # Heartbeats and what frees a claim must not wait until the job's own transactions leave a connection over.
+        self._aside = aside or Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+        self._pid = os.getpid()
+        self._set_place(schema)
+        self._idle_timeout = idle_timeout
+        self._owned = owned
+        self._store_id: UUID | None = None
+
+    def _set_place(self, schema: str | None) -> None:
+        self.schema = schema
+        self._place = f"{quoted(schema)}." if schema else ""
+        # In a statement's text a colon would begin the name of a value.
+        self._schema = self._place.replace(":", r"\:")
+
+    def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> PostgresSession:
+        connection = self._connect(self._aside if aside else self.engine)
+        settings = {
+            "name": name,
+            "lock_timeout": f"{_milliseconds(lock_timeout)}ms",
+            "idle_timeout": f"{_milliseconds(self._idle_timeout)}ms",
+        }
+        try:
+            return PostgresSession(connection, self._schema, settings)
+        except BaseException as error:
+            # That gives it back to its pool. close() would end its transaction, which the session's guard refuses.
+            connection.invalidate()
+            if isinstance(error, DBAPIError):
+                raise errors.unavailable(error) or _unavailable(error) from errors.stripped(error)
+            raise
+
+    def _connect(self, engine: Engine) -> Connection:
+        if os.getpid() != self._pid:
+            what = "this store was made before a fork, and its connections belong to the other process"
+            raise ConfigurationError(
+                what,
+                found=f"process {os.getpid()}",
+                expected=f"process {self._pid}",
+                next_step="Connect in this process, or start processes with the spawn method.",
+            )
+        try:
+            connection = engine.connect()
+            # Behind PgBouncer the next transaction is on another connection, which has not prepared it. `make_engine`
+            # says so too; an application's own engine may not.
+            cast("Any", connection.connection.driver_connection).prepare_threshold = None
+            return connection.execution_options(isolation_level="READ COMMITTED")
+        except SQLAlchemyError as error:
+            raise _unavailable(error) from error
+
+    @contextmanager
+    def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:
+        assert isinstance(session, PostgresSession)
+        # Asked of the server: behind PgBouncer, what the client library knows is not the backend's process.
+        pid, _ = session.connection.execute(text(sql.UNBLOCKED)).one()
+        done = threading.Event()
+        watcher = threading.Thread(
+            target=self._terminate_blockers,
+            args=(pid, done, after, older_than),
+            name="offsetstore-takeover",
+            daemon=True,
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+    def _terminate_blockers(self, pid: int, done: threading.Event, after: float, prefix: str) -> None:
+        wait = after
+        while not done.wait(wait):
+            wait = 0.5
+            try:
+                with self._connect(self._aside) as connection:
+                    for row in connection.execute(text(sql.TERMINATE_BLOCKERS), {"pid": pid, "prefix": prefix}):
+                        _log.warning("terminated %s (pid %d), which held the group's locks", *row[1::-1])
+                    connection.commit()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next look may succeed
+                _log.warning("could not terminate what blocks the claim: %s", type(error).__name__)
+
+    def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
+        asked = {"topics": [tp.topic for tp in partitions], "partitions": [tp.partition for tp in partitions]}
+        try:
+            with self._connect(self._aside) as connection:
+                row = connection.execute(self._text(sql.LOCK_HOLDER), {"group": group, **asked}).first()
+        except (SQLAlchemyError, OffsetStoreError):
+            return None
+        if row is None:
+            return None
+        who = f"held by pid {row.pid} ({row.application_name or 'no application_name'}, {row.state})"
+        return TopicPartition(row.topic, row.partition), who
+
+    def check_schema(self) -> None:
+        versions = f"{self._place}{VERSION_TABLE}"
+        with self._connect(self.engine) as connection:
+            try:
+                schema = connection.execute(text(sql.SCHEMA_OF), {"table": versions}).scalar()
+                if schema is not None:
+                    # From now on by name: a SET search_path in somebody's SQL must not lead us to other tables.
+                    self._set_place(schema)
+                found = connection.execute(self._text(sql.REVISION)).scalar() if schema else None
+                self._store_id = connection.execute(self._text(sql.STORE_ID)).scalar() if found == HEAD else None
+            except DBAPIError as error:
+                raise _unavailable(error) from error
+        if found is None:  # also after a downgrade, which leaves the table of versions empty
+            what = "the database has no offsetstore tables"
+            raise SchemaMissing(what, found=f"no revision in {versions}", expected=f"revision {HEAD}")
+        if found != HEAD:
+            what = "the offsetstore tables are of another revision"
+            # Revisions are numbered: a larger one is of a later version of this package.
+            newer = "Update offsetstore: the tables were migrated by a later version." if found > HEAD else None
+            raise SchemaNotAtHead(what, found=f"revision {found}", expected=f"revision {HEAD}", next_step=newer)
+
+    def current_claims(self, connection: Connection) -> set[UUID]:
+        """The claims that own a group of this store, as the connection's transaction sees it now."""
+        return {row.claim_id for row in connection.execute(self._text(sql.CURRENT_CLAIMS))}
+
+    def store_id(self) -> UUID:
+        if self._store_id is None:
+            self.check_schema()
+        if self._store_id is None:
+            what = "the table store_identity is empty, so that this store does not know who it is"
+            raise SchemaNotAtHead(what, next_step="Restore its row; offsetstore's migration writes it.")
+        return self._store_id
+
+    def close(self) -> None:
+        self._aside.dispose()
+        if self._owned:
+            self.engine.dispose()
+
+    def _text(self, statement: str) -> TextClause:
+        return text(statement.replace("{s}", self._schema))
+
+
+def _hiding_parameters(engine: Engine) -> Engine:
+    """Return the engine, or a view of the application's own, whose errors and log lines leave parameters out."""
+    if engine.hide_parameters:
+        return engine
+    view = engine.execution_options()  # it has the engine's pool and listeners
+    view.hide_parameters = True
+    return view
+
+
+def _milliseconds(seconds: float | None) -> int:
+    """What PostgreSQL takes for a time limit: 0 is none, and 31 bits hold the longest."""
+    return 0 if seconds is None else min(2**31 - 1, max(1, round(seconds * 1000)))
+
+
+def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
+    # Of several hosts, each has lines of its own.
+    lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
+    what = "the database can't be reached, or refuses us"
+    found = " ".join(filter(None, lines)) or type(error).__name__
+    return StoreUnavailable(what, found=found, next_step=_WITHOUT_OPTIONS if "startup parameter" in found else None)

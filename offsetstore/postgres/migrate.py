@@ -1,0 +1,213 @@
+"""Our migrations, run from the installed package or from an application's own deploy.
+
+`upgrade` is one transaction with a transaction-scoped advisory lock at its start, so that five deploys at once migrate
+once, also through PgBouncer.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from importlib.resources import files
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import alembic.context
+import alembic.op
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.schema import CreateSchema
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
+from offsetstore.postgres.url import make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from alembic.environment import EnvironmentContext
+    from sqlalchemy import Connection
+
+# Any constant does, as long as nobody else uses it: "offsetst" in ASCII.
+_LOCK = 0x6F66_6673_6574_7374
+_IN_ENV = (
+    "Call it inside `with context.begin_transaction():`; with transaction_per_migration=True, inside `with "
+    "connection.begin():` before context.configure."
+)
+
+
+def upgrade(connection: Connection, *, schema: str | None = None, revision: str = "head") -> None:
+    """Bring our tables to ``revision``, in the connection's transaction, which the caller commits.
+
+    :param schema: where the tables are or shall be; made if it is not there. ``None``: the first of the search path.
+    :raises ConfigurationError: the connection commits by itself (AUTOCOMMIT), so that half of it could stay; or an
+        env.py calls outside of its transaction, so that none of it would.
+    """
+    _run(command.upgrade, connection, schema, revision)
+
+
+def downgrade(connection: Connection, *, schema: str | None = None, revision: str = "base") -> None:
+    """Take our tables back to ``revision``; at ``"base"`` they are gone, and the offsets with them.
+
+    Parameters and errors are those of `upgrade`.
+    """
+    _run(command.downgrade, connection, schema, revision)
+
+
+def current_revision(connection: Connection, *, schema: str | None = None) -> str | None:
+    """The revision of the tables that are there, ``None`` if there are none."""
+    options = {"version_table": VERSION_TABLE, "version_table_schema": schema}
+    return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+def revisions() -> list[str]:
+    """All revisions that this version knows, oldest first."""
+    return sorted(script.revision for script in ScriptDirectory.from_config(config()).walk_revisions())
+
+
+def config() -> Config:
+    """Alembic's configuration for the migrations that are installed with this package."""
+    made = Config()
+    made.set_main_option("script_location", str(files("offsetstore.migrations")).replace("%", "%%"))
+    made.set_main_option("path_separator", "os")
+    return made
+
+
+def _run(what: Any, connection: Connection, schema: str | None, revision: str) -> None:
+    if getattr(connection.connection.driver_connection, "autocommit", False):
+        problem = "the migrations need a transaction, and the connection commits each statement by itself"
+        raise ConfigurationError(problem, found="AUTOCOMMIT", next_step="Pass a connection of `engine.begin()`.")
+    if _running(alembic.context) is not None and not connection.in_transaction():
+        # A transaction that we begin would be taken for the application's by Alembic, which then commits neither.
+        problem = "the migrations were called from an env.py outside of its transaction, and would not be committed"
+        raise ConfigurationError(problem, next_step=_IN_ENV)
+    made = config()
+    made.attributes["connection"] = connection
+    made.attributes["schema"] = schema
+    with _inside_another():
+        what(made, revision)
+
+
+@contextmanager
+def _inside_another() -> Generator[None]:
+    """Let an application's env.py, or a revision of its own, call us and go on.
+
+    Alembic keeps what runs in ``alembic.context`` and ``alembic.op``, has one place for it, and empties it at the end.
+    """
+    running = [_running(module) for module in (alembic.context, alembic.op)]
+    try:
+        yield
+    finally:
+        for proxy in running:
+            if proxy is not None:
+                proxy._install_proxy()  # noqa: SLF001 - Alembic has no public way
+
+
+def _running(module: Any) -> Any:
+    return getattr(module, "_proxy", None)
+
+
+def upgrade_as_sql(*, schema: str | None = None, since: str = "base") -> str:
+    """What `upgrade` would do to tables of revision ``since``, as one transaction's SQL; needs no database."""
+    made = config()
+    made.output_buffer = StringIO()
+    made.attributes["schema"] = schema
+    with _inside_another():
+        command.upgrade(made, f"{since}:head", sql=True)
+    return made.output_buffer.getvalue()
+
+
+def run_environment(context: EnvironmentContext | Any) -> None:
+    """What ``migrations/env.py`` does: on the connection it was given, or on OFFSETSTORE_URL's.
+
+    Alembic's command line takes the schema as ``-x schema=...``, and writes SQL instead of running it with ``--sql``.
+    """
+    attributes = context.config.attributes
+    schema: str | None = attributes.get("schema") or context.get_x_argument(as_dictionary=True).get("schema")
+    if context.is_offline_mode():
+        _write_sql(context, schema)
+        return
+    connection: Connection | None = attributes.get("connection")
+    if connection is not None:
+        _migrate(context, connection, schema)
+        return
+    with _own_connection(context.config.get_alembic_option("sqlalchemy.url")) as own:
+        _migrate(context, own, schema)
+
+
+@contextmanager
+def _own_connection(url: str | None) -> Generator[Connection]:
+    """Give Alembic's command line a connection; what it can't help comes as one line, not as a traceback."""
+    try:
+        engine = make_engine(url)
+    except ConfigurationError as error:
+        raise CommandError(str(error)) from error
+    # In REPEATABLE READ, which a database may have as its default, whoever waited for the lock would go on with what
+    # it saw before.
+    engine.update_execution_options(isolation_level="READ COMMITTED")
+    try:
+        try:
+            connection = engine.connect()
+        except OperationalError as error:
+            message = f"the database can't be reached, or refuses us: {error.orig}"
+            raise CommandError(message) from error
+        with connection, connection.begin():
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def wait_for_others(connection: Connection) -> None:
+    """Wait until nobody else migrates, and keep others waiting until the end of the transaction."""
+    connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+
+
+def _migrate(context: EnvironmentContext | Any, connection: Connection, schema: str | None) -> None:
+    wait_for_others(connection)
+    with _in_schema(connection, schema):
+        context.configure(
+            connection=connection,
+            target_metadata=metadata,
+            version_table=VERSION_TABLE,
+            include_name=_ours,
+            compare_server_default=True,
+            transaction_per_migration=False,
+        )
+        with context.begin_transaction():
+            context.run_migrations()
+
+
+def _write_sql(context: EnvironmentContext | Any, schema: str | None) -> None:
+    context.configure(dialect_name="postgresql", version_table=VERSION_TABLE, literal_binds=True)
+    with context.begin_transaction():
+        context.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        if schema is not None:
+            context.execute(CreateSchema(schema, if_not_exists=True))
+            context.execute(f"SET LOCAL search_path TO {quoted(schema)}")
+        context.run_migrations()
+
+
+@contextmanager
+def _in_schema(connection: Connection, schema: str | None) -> Generator[None]:
+    """Let unqualified names mean ``schema`` inside the block, and in this transaction alone."""
+    if schema is None:
+        yield
+        return
+    path = quoted(schema)
+    # IF NOT EXISTS alone would ask for the right to create schemas where there is nothing to create.
+    if connection.execute(text("SELECT to_regnamespace(:path) IS NULL"), {"path": path}).scalar_one():
+        connection.execute(CreateSchema(schema))
+    before = connection.execute(text("SELECT current_setting('search_path')")).scalar_one()
+    search_path = text("SELECT set_config('search_path', :path, true)")
+    connection.execute(search_path, {"path": path})
+    yield
+    # After an error there is nothing to put back: the transaction is over, and with it the setting.
+    connection.execute(search_path, {"path": before})
+
+
+def _ours(name: str | None, kind: str, _: Any) -> bool:
+    return kind != "table" or name in metadata.tables

@@ -1,0 +1,133 @@
+"""The tables, for Alembic; the statements that use them are in `offsetstore.postgres.session`.
+
+``kafka_partitions`` has no index but its key and leaves room in its pages, so that an advance is a HOT update: it
+touches no index. Text keys collate ``"C"``, so that locks are taken in the same order under every locale.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    Uuid,
+    false,
+    func,
+    text,
+    true,
+)
+
+HEAD = "0003"
+"""The Alembic revision that this version works with."""
+
+VERSION_TABLE = "offsetstore_version"
+"""Our own version table, so that an application's Alembic and ours live in one database."""
+
+STAGING_SCHEMA = "offsetstore_staging"
+"""Where executors put large batches, in tables of one batch each that the runtime role makes and drops."""
+
+metadata = MetaData()
+
+
+def quoted(identifier: str) -> str:
+    """Quote a name for SQL, whatever is in it; unlike SQLAlchemy's own way, without doubling its percent signs."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+_NAME = Text(collation="C")
+
+
+def _timestamp(name: str) -> Column[object]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
+
+
+kafka_partitions = Table(
+    "kafka_partitions",
+    metadata,
+    Column("consumer_group", _NAME, nullable=False),
+    Column("topic", _NAME, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("metadata", Text),
+    Column("topic_id", Text),
+    Column("cluster_id", Text),
+    Column("epoch", BigInteger, nullable=False),
+    Column("claim_id", Uuid, nullable=False),
+    Column("transaction_id", Uuid),
+    Column("pinned", Boolean, nullable=False, server_default=false()),
+    _timestamp("created_at"),
+    _timestamp("updated_at"),
+    Column("pinned_epoch", BigInteger, nullable=False, server_default=text("0")),
+    Column("contested", Boolean, nullable=False, server_default=false()),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition", name="kafka_partitions_pkey"),
+    CheckConstraint("partition >= 0", name="kafka_partitions_partition_check"),
+    CheckConstraint("next_offset >= 0", name="kafka_partitions_next_offset_check"),
+    postgresql_with={"fillfactor": 80},
+)
+
+consumer_groups = Table(
+    "consumer_groups",
+    metadata,
+    Column("consumer_group", _NAME, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("claim_id", Uuid, nullable=False),
+    Column("owner", Text, nullable=False),
+    _timestamp("claimed_at"),
+    PrimaryKeyConstraint("consumer_group", name="consumer_groups_pkey"),
+)
+
+heartbeats = Table(
+    "heartbeats",
+    metadata,
+    Column("claim_id", Uuid, nullable=False),
+    _timestamp("beat_at"),
+    PrimaryKeyConstraint("claim_id", name="heartbeats_pkey"),
+)
+
+offset_history = Table(
+    "offset_history",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), nullable=False),
+    Column("consumer_group", _NAME, nullable=False),
+    Column("topic", _NAME),
+    Column("partition", Integer),
+    Column("event", Text, nullable=False),
+    Column("from_offset", BigInteger),
+    Column("to_offset", BigInteger),
+    Column("epoch", BigInteger, nullable=False),
+    Column("claim_id", Uuid, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    _timestamp("at"),
+    PrimaryKeyConstraint("id", name="offset_history_pkey"),
+    Index("offset_history_consumer_group_idx", "consumer_group", "id"),
+)
+
+batch_marks = Table(
+    "batch_marks",
+    metadata,
+    Column("consumer_group", _NAME, nullable=False),
+    Column("query_id", Uuid, nullable=False),
+    Column("batch_id", BigInteger, nullable=False),
+    _timestamp("updated_at"),
+    PrimaryKeyConstraint("consumer_group", "query_id", name="batch_marks_pkey"),
+    postgresql_with={"fillfactor": 80},
+)
+
+store_identity = Table(
+    "store_identity",
+    metadata,
+    Column("singleton", Boolean, nullable=False, server_default=true()),
+    Column("store_id", Uuid, nullable=False),
+    PrimaryKeyConstraint("singleton", name="store_identity_pkey"),
+    CheckConstraint("singleton", name="store_identity_singleton_check"),
+)

@@ -1,0 +1,141 @@
+"""The URL forms that people have at hand, turned into one engine on psycopg 3. No error here shows a password."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from offsetstore.errors import ConfigurationError, StoreUnavailable
+from offsetstore.postgres.jdbc import libpq_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Engine
+
+VARIABLE = "OFFSETSTORE_URL"
+_EXPECTED = (
+    "postgresql://user@host:5432/database, postgresql+psycopg://..., jdbc:postgresql://... or host=... dbname=..."
+)
+_NAME = f"Set {VARIABLE}, or pass a URL."
+_ONLY = "Name a PostgreSQL database: offsetstore keeps its tables in no other."
+_ENCODE = "Percent-encode what is special in the password: %40 for @, %2F for /, %3A for :, %23 for #, %25 for %."
+_QUERY = "Put ? before the first parameter, and & between them; in the form host=... dbname=... a space."
+_TIMES: Final[dict[str, Any]] = {
+    "connect_timeout": 10,
+    # A server that fell silent (its machine is gone, a firewall forgot us) is noticed within half a minute: the
+    # system's own limits are hours where nothing was sent, and a quarter of an hour where COMMIT was.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+_SCHEME = re.compile(r"(jdbc:)?([A-Za-z][A-Za-z0-9.-]*)(\+[A-Za-z0-9_]+)?:")
+# "db;password=...", "sales&password=...": parameters in the wrong place, which the server's errors would repeat.
+_PARAMETER = re.compile(r"[&;,?\s]\s*[A-Za-z_]+\s*=")
+_PORTS = re.compile(r"[0-9, ]*")
+
+
+def connection_parameters(url: str | None) -> dict[str, Any]:
+    """Libpq's parameters for any of the forms; without a URL, those of the environment variable.
+
+    :raises ConfigurationError: no URL at all, or one that is not PostgreSQL's.
+    """
+    url = (url or os.environ.get(VARIABLE) or "").strip()
+    if not url:
+        what = "no database was named"
+        raise ConfigurationError(what, found=f"{VARIABLE} is not set", expected=_EXPECTED, next_step=_NAME)
+    try:
+        parameters: dict[str, Any] = dict(conninfo_to_dict(_libpq_form(url)))
+    except (psycopg.Error, ValueError):
+        # Their own words may repeat the URL, and with it the password.
+        what = "the database URL is not understood"
+        raise ConfigurationError(what, expected=_EXPECTED, next_step=_ENCODE) from None
+    _check_place(parameters)
+    return {**_TIMES, **parameters}
+
+
+def _libpq_form(url: str) -> str:
+    match = _SCHEME.match(url)
+    if match is None:
+        return url  # "host=... dbname=..."
+    jdbc, scheme, driver = match.groups()
+    if scheme not in {"postgresql", "postgres"} or (jdbc and driver):
+        what = "not a PostgreSQL URL"
+        # What stands before a colon is a scheme only where // follows; else it may be anything.
+        found = match[0] if jdbc or url.startswith("//", match.end()) else None
+        raise ConfigurationError(what, found=found, expected=_EXPECTED, next_step=_ONLY)
+    if jdbc:
+        return make_conninfo("", **libpq_parameters(url))
+    rest = url[match.end() :]
+    before_query = rest.partition("?")[0]
+    # A URL has one @, before the host. Elsewhere it is part of a password that is not encoded, of which libpq would
+    # take a piece for the host and name it in its errors.
+    if not rest.startswith("//") or "@" in before_query.rpartition("@")[0] or "@" in before_query[2:].partition("/")[2]:
+        raise ValueError
+    return f"postgresql:{rest}"
+
+
+def _check_place(parameters: dict[str, Any]) -> None:
+    if "@" in parameters.get("host", "") or not _PORTS.fullmatch(parameters.get("port", "")):
+        what = "the database URL has no valid host and port"
+        raise ConfigurationError(what, expected=_EXPECTED, next_step=_ENCODE)
+    for name in ("host", "dbname", "user"):
+        if _PARAMETER.search(parameters.get(name, "")):
+            what = f"the database URL has parameters in its {name}"
+            raise ConfigurationError(what, expected=_EXPECTED, next_step=_QUERY)
+
+
+def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -> Engine:
+    """Make an engine on psycopg 3, without prepared statements, so that PgBouncer may be in between.
+
+    :param credentials: called for each new connection, returns its password: for tokens that expire. Where it raises,
+        the connection fails with `StoreUnavailable`.
+    :raises ConfigurationError: see `connection_parameters`.
+    """
+    parameters = connection_parameters(url)
+    parameters["prepare_threshold"] = None
+    # The parameters go past SQLAlchemy's URL, so that nothing which prints the engine has a password to show.
+    engine = create_engine(
+        URL.create("postgresql+psycopg"), connect_args=parameters, hide_parameters=True, pool_pre_ping=True
+    )
+    if credentials is not None:
+        ask = credentials
+
+        @event.listens_for(engine, "do_connect")
+        def _(_dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> None:  # pyright: ignore[reportUnusedFunction] - SQLAlchemy calls it
+            try:
+                parameters["password"] = ask()
+            except Exception as error:
+                what = "the credentials could not be had"
+                raise StoreUnavailable(
+                    what, found=type(error).__name__, next_step="See the error of credentials() above."
+                ) from error
+
+    return engine
+
+
+def check_engine(engine: Engine) -> Engine:
+    """Return the engine if it is PostgreSQL's on psycopg 3.
+
+    :raises ConfigurationError: it is another database's or another driver's, or shares connections.
+    """
+    if (engine.dialect.name, engine.dialect.driver) != ("postgresql", "psycopg"):
+        what = "the engine is not PostgreSQL's on psycopg 3"
+        raise ConfigurationError(
+            what,
+            found=f"{engine.dialect.name}+{engine.dialect.driver}",
+            expected="postgresql+psycopg",
+            next_step='Make it with create_engine("postgresql+psycopg://...").',
+        )
+    if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
+        what = "the engine's pool gives one connection to several users"
+        raise ConfigurationError(what, found=type(engine.pool).__name__, expected="QueuePool (the default) or NullPool")
+    return engine

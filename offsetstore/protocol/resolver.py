@@ -1,0 +1,346 @@
+"""Where a job starts, and why. Pure: what the store and Kafka said goes in, a decision per partition comes out.
+
+Three judgements, in this order. Is this the log that the stored offset belongs to (cluster, topic id, partitions)?
+Which of the offsets counts (`_RULES`, the first that answers)? Is the chosen one inside the log? Wherever records
+could be lost, the answer is an error with the ways out, never a silent skip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import (
+    ForeignStore,
+    KafkaGroupContested,
+    KafkaGroupShared,
+    NoStartingOffset,
+    OffsetOutOfRange,
+    OffsetsDisagree,
+    StoreRewound,
+    TopicRecreated,
+    WrongCluster,
+)
+from offsetstore.offsets import BrokerView, StoredOffset, TopicLog, TopicPartition
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.protocol.starting import Reason, Start, StartingOffsets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from uuid import UUID
+
+    from offsetstore.offsets import CommittedOffset, Watermarks
+
+
+def resolve(
+    stored: Mapping[TopicPartition, StoredOffset],
+    view: BrokerView,
+    policy: StartPolicy | None = None,
+    *,
+    store_id: UUID | None = None,
+    group: str | None = None,
+    adopted: Mapping[TopicPartition, int] | None = None,
+) -> StartingOffsets:
+    """Decide for every partition of every topic in ``view``.
+
+    :param stored: the group's rows; rows of other topics are left alone.
+    :param store_id: whose rows they are, to know our own copies in Kafka by; ``None`` where no store is asked.
+    :param group: the group's name in the store, to know its copies from those of other groups by.
+    :param adopted: the offsets of a checkpoint that the job ran with before, which count where nothing is stored.
+    :raises WrongCluster: a row belongs to another cluster.
+    :raises TopicRecreated: a row belongs to another log, or to more of it than there is and nothing says that it is the
+        same topic, unless ``policy.on_recreated`` is ``"restart"``.
+    :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it; or
+        another tool's committed offset lies beyond the end; or the stored one does, and the topic is the same.
+    :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
+    :raises StoreRewound: Kafka has a copy of ours that is beyond the row, unless ``policy.on_rewound`` allows it.
+    :raises ForeignStore: Kafka has a copy of another store's.
+    :raises KafkaGroupShared: Kafka has a copy of another group's.
+    :raises KafkaGroupContested: another application used the group in Kafka while the job ran, and has an offset there,
+        unless ``policy.prefer`` is ``"stored"``.
+    """
+    us = None if group is None else digest(group)
+    asked = _Asked(view, policy or StartPolicy(), store_id, us, adopted or {})
+    _judge_cluster(stored, view)
+    starts: dict[TopicPartition, Start] = {}
+    vanished: list[TopicPartition] = []
+    by_topic: dict[str, dict[TopicPartition, StoredOffset]] = {}
+    for tp, row in stored.items():
+        by_topic.setdefault(tp.topic, {})[tp] = row
+    for topic, log in sorted(view.topics.items()):
+        rows = by_topic.get(topic, {})
+        try:
+            _judge_log(rows, log)
+            _judge_adopted(topic, rows, log, asked.adopted)
+            starts |= _starts(topic, log, rows, asked)
+        except TopicRecreated:
+            if asked.policy.on_recreated != "restart":
+                raise
+            starts |= _restart(topic, log, rows, view)
+            vanished += sorted(tp for tp in rows if not log.has(tp.partition))
+    return StartingOffsets(starts, tuple(vanished), asked.policy.timestamp_ms)
+
+
+def _judge_cluster(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> None:
+    for tp, row in sorted(stored.items()):
+        if tp.topic in view.topics and row.cluster_id and view.cluster_id and row.cluster_id != view.cluster_id:
+            what = "the stored offset belongs to another Kafka cluster"
+            raise WrongCluster(what, topic_partition=tp, found=view.cluster_id, expected=row.cluster_id)
+
+
+def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> None:
+    for tp, row in sorted(rows.items()):
+        if row.topic_id and log.topic_id and row.topic_id != log.topic_id:
+            what = f"the topic was deleted and created again since offset {row.next_offset} was stored"
+            raise TopicRecreated(
+                what, topic_partition=tp, found=f"topic id {log.topic_id}", expected=f"topic id {row.topic_id}"
+            )
+        # A row that was never advanced loses nothing: it waits for its partition.
+        if not log.has(tp.partition) and row.next_offset > 0:
+            what = f"Kafka no longer has this partition, and offset {row.next_offset} is stored for it"
+            raise TopicRecreated(what, topic_partition=tp, found=f"{len(log.partitions)} partitions")
+
+
+def _judge_adopted(
+    topic: str, rows: Mapping[TopicPartition, StoredOffset], log: TopicLog, adopted: Mapping[TopicPartition, int]
+) -> None:
+    for tp, offset in sorted(adopted.items()):
+        if tp.topic == topic and tp not in rows and offset > 0 and not log.has(tp.partition):
+            what = f"Kafka no longer has this partition, and offset {offset} is to be adopted for it"
+            raise TopicRecreated(what, topic_partition=tp, found=f"{len(log.partitions)} partitions")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is the same for all partitions."""
+
+    view: BrokerView
+    policy: StartPolicy
+    store_id: UUID | None
+    group: str | None
+    adopted: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """All that is known of one partition."""
+
+    tp: TopicPartition
+    log: Watermarks
+    stored: StoredOffset | None
+    committed: CommittedOffset | None
+    stamp: Stamp | None
+    store_id: UUID | None
+    group: str | None
+    adopted: int | None
+    at_timestamp: int | None
+    topic_is_known: bool
+    is_contested: bool
+    """Whether another application used the group in Kafka while the job ran."""
+    policy: StartPolicy
+    is_same_log: bool
+    """Whether the topic's id is known, and the stored one."""
+
+
+def _starts(
+    topic: str, log: TopicLog, rows: Mapping[TopicPartition, StoredOffset], asked: _Asked
+) -> dict[TopicPartition, Start]:
+    starts: dict[TopicPartition, Start] = {}
+    for partition, watermarks in sorted(log.partitions.items()):
+        tp = TopicPartition(topic, partition)
+        facts = _Facts(
+            tp,
+            watermarks,
+            rows.get(tp),
+            committed := asked.view.committed.get(tp),
+            Stamp.of(committed),
+            asked.store_id,
+            asked.group,
+            asked.adopted.get(tp),
+            (asked.view.timestamps or {}).get(tp),
+            topic_is_known=bool(rows) or any(other.topic == topic for other in asked.adopted),
+            # A partition that the job has not met is not adopted either.
+            is_contested=rows[tp].contested if tp in rows else any(row.contested for row in rows.values()),
+            policy=asked.policy,
+            is_same_log=tp in rows and log.topic_id is not None and rows[tp].topic_id == log.topic_id,
+        )
+        starts[tp] = _judge_range(facts, _choose(facts))
+    return starts
+
+
+def _choose(facts: _Facts) -> Start:
+    for rule in _RULES:
+        start = rule(facts)
+        if start is not None:
+            return start
+    what = "neither the store nor Kafka has an offset"
+    raise NoStartingOffset(what, topic_partition=facts.tp, found='auto_offset_reset="none"')
+
+
+def _contested(facts: _Facts) -> Start | None:
+    """Comes before a pin: a decision ends a contest, so that this one is younger than the pin."""
+    ours = facts.stamp is not None and facts.stamp.is_of(facts.store_id, facts.group)
+    is_adopted = facts.stored is None and facts.adopted is not None
+    if not facts.is_contested or facts.committed is None or ours or is_adopted:
+        return None
+    _foreign_copy(facts)
+    if facts.policy.prefer == "stored":
+        # Pinned, also where the job has not met the partition: the next start must not adopt what is there.
+        at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
+        return _start(facts, at, Reason.CONTEST_STORED)
+    what = "another application used the group in Kafka while the job ran, and its offset may not be ours to follow"
+    found = f"{facts.committed.next_offset} committed"
+    stored = "no stored offset" if facts.stored is None else f"{facts.stored.next_offset} stored"
+    raise KafkaGroupContested(what, topic_partition=facts.tp, found=f"{found}, {stored}", expected="a group of our own")
+
+
+def _pinned(facts: _Facts) -> Start | None:
+    if facts.stored is None or not facts.stored.pinned:
+        return None
+    return _start(facts, facts.stored.next_offset, Reason.PINNED)
+
+
+def _foreign_copy(facts: _Facts) -> Start | None:
+    if facts.stamp is not None and facts.store_id is not None and facts.stamp.store_id != facts.store_id:
+        what = "what Kafka has for the group was copied there by another offsetstore"
+        raise ForeignStore(what, topic_partition=facts.tp, found=str(facts.stamp), expected=f"store {facts.store_id}")
+    if facts.stamp is not None and facts.store_id is not None and not facts.stamp.is_of(facts.store_id, facts.group):
+        what = "what Kafka has for the group was copied there by another group of this store"
+        found, expected = f"{facts.stamp} of group {facts.stamp.group}", f"group {facts.group}, by SHA-256"
+        raise KafkaGroupShared(what, topic_partition=facts.tp, found=found, expected=expected)
+    return None
+
+
+def _our_copy(facts: _Facts) -> Start | None:
+    """A copy lags behind the row, or is older than a decision that set the row back; else the database lost something.
+
+    Older by the epoch of that decision, not by the row's token: claims without a broker and claims of other topics
+    write tokens too, and have not looked at what Kafka has for this row.
+    """
+    if facts.stamp is None or facts.committed is None or facts.stamp.store_id != facts.store_id:
+        return None
+    row, committed = facts.stored, facts.committed.next_offset
+    if row is not None and (committed <= row.next_offset or facts.stamp.epoch < row.pinned_epoch):
+        return _start(facts, row.next_offset, Reason.STORED)
+    match facts.policy.on_rewound:
+        case "kafka":
+            return _start(facts, committed, Reason.REWOUND_KAFKA)
+        case "stored" if row is not None:
+            return _start(facts, row.next_offset, Reason.REWOUND_STORED)
+        case "stored":
+            first = facts.log.beginning if facts.at_timestamp is None else facts.at_timestamp
+            return _start(facts, first, Reason.REWOUND_STORED)
+        case _:
+            what = "the database is older than our own copy in Kafka: it was restored, or has lost its rows"
+            found = "no stored offset" if row is None else f"offset {row.next_offset} stored"
+            expected = f"at least {committed}, which {facts.stamp} has copied"
+            raise StoreRewound(what, topic_partition=facts.tp, found=found, expected=expected)
+
+
+def _adopted(facts: _Facts) -> Start | None:
+    if facts.stored is not None or facts.adopted is None:
+        return None
+    return _start(facts, facts.adopted, Reason.CHECKPOINT)
+
+
+def _both(facts: _Facts) -> Start | None:
+    if facts.stored is None or facts.committed is None:
+        return None
+    stored, committed = facts.stored.next_offset, facts.committed.next_offset
+    if facts.policy.prefer == "agree" and stored != committed:
+        what = 'the store and Kafka differ, and prefer is "agree"'
+        raise OffsetsDisagree(
+            what, topic_partition=facts.tp, found=f"{stored} stored, {committed} committed", expected="the same offset"
+        )
+    if committed > stored and facts.policy.prefer == "larger":
+        return _start(facts, committed, Reason.COMMITTED_IS_LARGER)
+    return _start(facts, stored, Reason.STORED)
+
+
+def _only_one(facts: _Facts) -> Start | None:
+    if facts.stored is not None:
+        return _start(facts, facts.stored.next_offset, Reason.ONLY_STORED)
+    if facts.committed is not None:
+        return _start(facts, facts.committed.next_offset, Reason.ONLY_COMMITTED)
+    return None
+
+
+def _neither(facts: _Facts) -> Start | None:
+    reset = facts.policy.auto_offset_reset
+    if reset == "none":
+        return None
+    if facts.topic_is_known:
+        return _start(facts, facts.log.beginning, Reason.NEW_PARTITION)
+    if reset == "latest":
+        return _start(facts, facts.log.end, Reason.LATEST)
+    if facts.at_timestamp is not None:
+        return _start(facts, facts.at_timestamp, Reason.TIMESTAMP)
+    return _start(facts, facts.log.beginning, Reason.EARLIEST)
+
+
+_RULES: tuple[Callable[[_Facts], Start | None], ...] = (
+    _contested,
+    _pinned,
+    _foreign_copy,
+    _our_copy,
+    _adopted,
+    _both,
+    _only_one,
+    _neither,
+)
+
+
+def _judge_range(facts: _Facts, start: Start) -> Start:
+    beginning, end = facts.log.beginning, facts.log.end
+    if start.offset > end and start.reason in {Reason.COMMITTED_IS_LARGER, Reason.ONLY_COMMITTED}:
+        # Not what we have read, but what another tool wrote: no reason to read the topic again.
+        what = f"offset {start.offset}, which another tool committed in Kafka, lies beyond the end of the log"
+        raise OffsetOutOfRange(
+            what,
+            topic_partition=facts.tp,
+            found=f"end {end}",
+            expected=f"at least {start.offset}",
+            next_step="Correct the group's offset in Kafka (kafka-consumer-groups --reset-offsets), or start with "
+            'StartPolicy(prefer="stored").',
+        )
+    if start.offset > end and facts.is_same_log:
+        # What the job reads may end below what it has read: at an open transaction. A restart would double the topic.
+        what = f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log, and the topic is the same"
+        raise OffsetOutOfRange(
+            what,
+            topic_partition=facts.tp,
+            found=f"end {end}",
+            expected=f"at least {start.offset}",
+            next_step="With isolation.level=read_committed the log ends at its first open transaction: start again "
+            "when that has ended (kafka-transactions.sh find-hanging shows one that does not end). If the log was "
+            "truncated (an unclean leader election), or a reset went too far: offsetstore reset, to an offset that the "
+            "log holds.",
+        )
+    if start.offset > end:
+        what = f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log"
+        raise TopicRecreated(what, topic_partition=facts.tp, found=f"end {end}", expected=f"at least {start.offset}")
+    if start.offset < beginning:
+        if facts.policy.on_data_loss == "earliest":
+            return _start(facts, beginning, Reason.DATA_LOSS_ACCEPTED)
+        what = f"the records [{start.offset}, {beginning}) are no longer in the log"
+        raise OffsetOutOfRange(
+            what, topic_partition=facts.tp, found=f"beginning {beginning}", expected=f"at most {start.offset}"
+        )
+    return start
+
+
+def _restart(
+    topic: str, log: TopicLog, rows: Mapping[TopicPartition, StoredOffset], view: BrokerView
+) -> dict[TopicPartition, Start]:
+    starts: dict[TopicPartition, Start] = {}
+    for partition, watermarks in sorted(log.partitions.items()):
+        tp = TopicPartition(topic, partition)
+        starts[tp] = Start(
+            watermarks.beginning, Reason.RECREATED_RESTART, rows.get(tp), view.committed.get(tp), watermarks
+        )
+    return starts
+
+
+def _start(facts: _Facts, offset: int, reason: Reason) -> Start:
+    return Start(offset, reason, facts.stored, facts.committed, facts.log)

@@ -1,0 +1,216 @@
+"""What a Spark task does with ``atomicity="partition"``: the transaction of one Kafka partition.
+
+It happens once, or not at all: what has consumed the task's rows is never repeated in place. The task returns how it
+ended, errors included, so that Spark does not repeat it either; the driver may, from Kafka. Only a task that dies is
+Spark's to repeat, and finds out by the stored offset whether it was too late.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext, cloudpickle
+
+from offsetstore.errors import OffsetStoreError, SinkError
+from offsetstore.postgres.errors import may_pass, stripped
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.replay import Outcome
+from offsetstore.spark.executors.worker_input import InputCutOff, check_whole
+from offsetstore.writers.arrow.kafka_column import KAFKA
+from offsetstore.writers.errors import check_deferred
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.replay import Decision
+    from offsetstore.spark.executors.connect import ExecutorStore
+    from offsetstore.store.identity import TaskClaim
+
+SCHEMA: Final = "result binary"
+"""What a task returns: one row, a pickled `Result`."""
+
+_pickler: Any = cloudpickle
+
+
+class Ending(Enum):
+    """How a task ended. But for ``WRITTEN``, it has written nothing."""
+
+    WRITTEN = "written"
+    SKIPPED = "skipped"
+    """All was in the results already: another attempt at this task was faster."""
+    EMPTY = "empty"
+    """There was no row, and the offset has not moved."""
+    OUTDATED = "outdated"
+    """The stored offset is not the one that was planned with."""
+    AGAIN = "again"
+    """The database was in the way, and may not be the next time."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How the task of one partition ended. ``error`` is pickled, and `why` gives it back."""
+
+    topic_partition: TopicPartition
+    ending: Ending
+    rows: int = 0
+    error: bytes | None = None
+
+    def why(self) -> Exception:
+        """What the task failed with; a `SinkError` in its stead if it can't be loaded here."""
+        try:
+            return pickle.loads(self.error or b"")  # noqa: S301 - from our own task
+        except Exception as error:  # noqa: BLE001 - whatever a class does to be loaded
+            what = "a task failed with an error that can't be loaded on the driver"
+            return SinkError(what, topic_partition=self.topic_partition, found=type(error).__qualname__)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the tasks of one action need: the same for all of them, so that Spark sends it once an executor.
+
+    :param tasks: by Spark's number of the task.
+    :param failpoint: the driver's setting of `failpoints`, which holds for the tasks too.
+    :param lock_timeout: in seconds.
+    """
+
+    store: ExecutorStore
+    claim: TaskClaim
+    writer: Writer
+    tasks: Sequence[Decision]
+    partitions: Sequence[TopicPartition]
+    failpoint: str | None
+    lock_timeout: float
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do the present task's part; for ``mapInArrow``."""
+        failpoints.follow(self.failpoint)
+        task = cast("Any", TaskContext.get())
+        result = self.perform(task.partitionId(), batches)
+        yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+
+    def perform(self, number: int, batches: Iterator[pa.RecordBatch]) -> Result:
+        """Write the rows of one partition, with its offset."""
+        tp, decision = self.partitions[number], self.tasks[number]
+        rows = _Rows(tp, decision, batches)
+        try:
+            ending = self._write(tp, decision, rows)
+        except InputCutOff:
+            raise  # nobody reads what we return
+        except _Rolled as back:
+            return Result(tp, back.ending)
+        except Exception as error:  # noqa: BLE001 - the driver raises it
+            ending = Ending.AGAIN if may_pass(error) else Ending.FAILED
+            return Result(tp, ending, error=_pickled(cast("Exception", stripped(error)), tp))
+        return Result(tp, ending, rows.count if ending is Ending.WRITTEN else 0)
+
+    def _write(self, tp: TopicPartition, decision: Decision, rows: _Rows) -> Ending:
+        # No transaction is open until there is something to write: a filter may drop all, after a long time.
+        if not rows.begin():
+            return Ending.EMPTY
+        with self.store.connect().transaction(self.claim, lock_timeout=self.lock_timeout) as tx:
+            locked = tx.lock({tp: decision.range})[tp]
+            if locked.outcome is Outcome.SKIP:
+                raise _Rolled(Ending.SKIPPED)
+            if locked != decision:
+                raise _Rolled(Ending.OUTDATED)
+            self.writer.write(tx.connection, rows)
+            rows.finish()
+            tx.advance({tp: locked.remaining})
+            check_deferred(tx.connection)
+        return Ending.WRITTEN
+
+
+class _Rows:
+    """The task's record batches, each checked to be of the task's partition; iterable once.
+
+    ``count`` is how many rows were taken out.
+    """
+
+    def __init__(self, tp: TopicPartition, decision: Decision, batches: Iterator[pa.RecordBatch]) -> None:
+        self.count = 0
+        self._tp = tp
+        self._decision = decision
+        self._filled = (self._checked(batch) for batch in batches if batch.num_rows)
+
+    def begin(self) -> bool:
+        """Whether there is any row; all are still to be had."""
+        for first in self._filled:
+            self._filled = chain([first], self._filled)
+            return True
+        check_whole()
+        return False
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self._filled
+
+    def finish(self) -> None:
+        """Go through what the writer has left, and make sure that it was all.
+
+        :raises InputCutOff: it was not.
+        """
+        for _ in self._filled:
+            pass
+        check_whole()
+
+    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Let it pass if its rows belong to what the transaction has locked.
+
+        :raises SinkError: they don't, so that Spark has spread the rows in a way that we do not know.
+        """
+        compute: Any = pc
+        kafka: Any = cast("Any", batch).column(KAFKA)
+        topic, partition, offset = (compute.struct_field(kafka, name) for name in ("topic", "partition", "offset"))
+        bounds = compute.min_max(offset).as_py()
+        expected = self._decision.remaining
+        ours = (
+            kafka.null_count == 0
+            and compute.all(compute.equal(topic, self._tp.topic)).as_py()
+            and compute.all(compute.equal(partition, self._tp.partition)).as_py()
+            and expected.from_ <= bounds["min"] <= bounds["max"] < expected.until
+        )
+        if not ours:
+            what = "rows of other records came into the task of a partition; nothing of it was written"
+            raise SinkError(
+                what,
+                topic_partition=self._tp,
+                found=f"offsets {bounds['min']} to {bounds['max']}",
+                expected=f"rows of {self._tp} {expected}",
+                next_step='Use atomicity="batch", which does not depend on how rows are spread.',
+            )
+        self.count += batch.num_rows
+        return batch
+
+
+class _Rolled(Exception):
+    """The partition is not where the driver has planned with."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending)
+        self.ending = ending
+
+
+def _pickled(error: Exception, tp: TopicPartition) -> bytes:
+    """Make bytes of which `Result.why` makes an error again."""
+    if isinstance(error, OffsetStoreError):
+        error.locate(tp)
+    else:
+        # Where it was raised, without what was in the variables there.
+        error.add_note(f"in the task of {tp}:\n{''.join(traceback.format_tb(error.__traceback__))}")
+    try:
+        pickled: bytes = _pickler.dumps(error)
+        pickle.loads(pickled)  # noqa: S301 - our own: many an error pickles, and does not come back
+    except Exception:  # noqa: BLE001 - whatever a class does to be pickled
+        # Not as an error of ours, whose text the sink logs: this one may quote a row.
+        stand_in = RuntimeError(f"a task of {tp} failed with {type(error).__qualname__}: {error}")
+        return pickle.dumps(stand_in)
+    return pickled

@@ -1,0 +1,1 @@
+"""What Spark's plans tell about a query and its batches."""

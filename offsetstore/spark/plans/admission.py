@@ -1,0 +1,174 @@
+"""Whether exactly-once can be had from a streaming query; asked once a run, before anything of it is written.
+
+The sink crops a replayed batch by the records' coordinates, so each row must be of this batch, and carry the
+coordinates that Kafka gave it. What is refused here belongs into the sink's transform, where it does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
+from offsetstore.spark.plans.scala import each, simple_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_SOURCE = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
+_RELATION = "StreamingRelationV2"
+
+# What may stand between load() and writeStream: nothing that keeps records for a later batch or makes one of several.
+_ROW_BY_ROW = frozenset(
+    {
+        "CollectMetrics",
+        "EventTimeWatermark",
+        "Filter",
+        "Generate",
+        "Project",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "SubqueryAlias",
+        "Union",
+        _RELATION,
+    }
+)
+
+COORDINATES = ("topic", "partition", "offset", "timestamp")
+"""The columns of the Kafka source that the sink needs."""
+
+# Pass their input's rows on, of this batch alone; which of them, they know by a state.
+_PASSING = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
+
+_STATEFUL = _PASSING | {
+    "Aggregate",
+    "Distinct",
+    "FlatMapGroupsInPandasWithState",
+    "FlatMapGroupsWithState",
+    "Join",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+}
+
+_TRANSFORM = "Do it in the sink's transform, which may name its columns as it likes."
+_KEEP = (
+    "Do it in the sink's transform if it is about one batch. If it goes over batches, keep its state: "
+    'claim.checkpoint(base, keep=True) as "checkpointLocation".'
+)
+
+
+def admit_stateful(execution: Any, columns: Collection[str]) -> bool:
+    """Check the sources of a query whose checkpoint is kept, so that anything may stand before the sink.
+
+    :return: whether each row has the coordinates that Kafka gave it.
+    :raises UnsupportedQuery: not of Kafka sources alone, or one that may skip records.
+    """
+    _check_sources(execution)
+    try:
+        _check_coordinates(execution, columns, _ROW_BY_ROW | _PASSING)
+    except (KafkaColumnsMissing, UnsupportedQuery):
+        return False
+    return True
+
+
+def admit(execution: Any, columns: Collection[str]) -> None:
+    """Check a query's sources and its plan.
+
+    :param columns: the names in the batch's DataFrame.
+    :raises UnsupportedQuery: not of Kafka sources alone, one that may skip records, or one that changes them.
+    :raises KafkaColumnsMissing: the DataFrame has lost a coordinate.
+    """
+    _check_sources(execution)
+    _check_coordinates(execution, columns, _ROW_BY_ROW)
+
+
+def _check_coordinates(execution: Any, columns: Collection[str], allowed: Collection[str]) -> None:
+    missing = [name for name in COORDINATES if name not in columns]
+    plan = execution.analyzedPlan()
+    if missing:
+        _origins(plan, allowed)  # an operator that is to be refused says more than the columns that it took away
+        what = "the streaming DataFrame has lost Kafka's columns"
+        raise KafkaColumnsMissing(
+            what,
+            found=f"columns {', '.join(columns)}",
+            expected=f"also {', '.join(missing)}",
+            next_step="Give writeStream what load() returned, and do the rest in the sink's transform.",
+        )
+    origins = _origins(plan, allowed)
+    for attribute in each(plan.output()):
+        name = attribute.name()
+        if name in COORDINATES and origins.get(attribute.exprId().id()) != name:
+            what = f"Kafka's column {name} was replaced in the streaming DataFrame"
+            raise UnsupportedQuery(what, expected=f"{name} as load() returned it", next_step=_TRANSFORM)
+
+
+def _check_sources(execution: Any) -> None:
+    for source in each(execution.sources()):
+        name = source.getClass().getName()
+        if name != _SOURCE:
+            what = "the query reads something else than Kafka"
+            raise UnsupportedQuery(
+                what,
+                found=name,
+                expected="Kafka sources alone",
+                next_step="Join other data inside transform, as a static DataFrame.",
+            )
+    for leaf in each(execution.analyzedPlan().collectLeaves()):
+        if simple_name(leaf) == _RELATION:
+            _check_data_loss(leaf.extraOptions().get("failOnDataLoss"))
+
+
+def _check_data_loss(option: str | None) -> None:
+    if option is not None and option.strip().lower() != "true":
+        what = "the Kafka source has failOnDataLoss=false: it would skip lost records silently"
+        raise UnsupportedQuery(
+            what,
+            found=f"failOnDataLoss={option}",
+            expected="true, which is the default",
+            next_step='Leave the option out; to accept a loss, start with StartPolicy(on_data_loss="earliest").',
+        )
+
+
+def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:
+    """Which of the plan's columns, by Spark's expression id, hold which coordinate as Kafka gave it.
+
+    Names prove nothing: an alias, an exploded column or another column of a union can have any.
+    """
+    operator = simple_name(plan)
+    if operator not in allowed:
+        what = f"the streaming DataFrame was changed before writeStream, by {operator}"
+        next_step = _KEEP if operator in _STATEFUL else _TRANSFORM
+        raise UnsupportedQuery(what, expected="what load() returned", next_step=next_step)
+    if operator == _RELATION:
+        return {_id(column): column.name() for column in each(plan.output()) if column.name() in COORDINATES}
+    children = list(each(plan.children()))
+    if operator == "Union":
+        return _common([_outputs(child, allowed) for child in children], plan)
+    [child] = children
+    origins = _origins(child, allowed)
+    if operator == "Project":
+        for column in each(plan.projectList()):
+            if simple_name(column) == "Alias" and simple_name(column.child()) == "AttributeReference":
+                origin = origins.get(_id(column.child()))
+                if origin is not None:
+                    origins[_id(column)] = origin
+    return origins
+
+
+def _outputs(plan: Any, allowed: Collection[str]) -> list[str | None]:
+    origins = _origins(plan, allowed)
+    return [origins.get(_id(column)) for column in each(plan.output())]
+
+
+def _common(children: list[list[str | None]], union: Any) -> dict[int, str]:
+    """A union goes by position: a column is a coordinate where it is the same one in every child."""
+    common: dict[int, str] = {}
+    for column, *origins in zip(each(union.output()), *children, strict=True):
+        first = origins[0]
+        if first is not None and all(origin == first for origin in origins):
+            common[_id(column)] = first
+    return common
+
+
+def _id(column: Any) -> int:
+    return column.exprId().id()

@@ -1,0 +1,171 @@
+"""Whether each row of what transform returned is made of one Kafka record, and says truly of which.
+
+With a transaction for each Kafka partition, a row is written in that of the record which it came from. A row of two
+partitions has no such transaction: after a crash, one partition would be replayed without the other, and a sum would be
+of fewer records than before. So a transform may look at the records of the batch only one by one; other data it may use
+as it likes. Names prove nothing here: it is Spark's expression id that says which column is the sink's ``_kafka``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
+from offsetstore.spark.plans.scala import each, simple_name
+from offsetstore.writers.arrow.kafka_column import KAFKA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Each of their rows comes of one row below.
+_ROW_BY_ROW: Final = frozenset(
+    {
+        "CollectMetrics",
+        "Filter",
+        "Generate",
+        "Project",
+        "RebalancePartitions",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "Sort",
+        "SubqueryAlias",
+        "View",
+    }
+)
+# With the batch on the left or on the right: those that make no row without a record of the batch.
+_JOINS: Final = (
+    frozenset({"INNER", "CROSS", "LEFT OUTER", "LEFT SEMI", "LEFT ANTI"}),
+    frozenset({"INNER", "CROSS", "RIGHT OUTER"}),
+)
+_NEXT_STEP: Final = (
+    'Use atomicity="batch", which takes any transform; or keep to what Spark does row by row: select, where, explode, '
+    "joins with other data."
+)
+
+
+def check_row_by_row(batch: DataFrame, result: DataFrame) -> None:
+    """Check the plan of what a transform made of a batch. Nothing is computed.
+
+    What a transform finds out with an action of its own (``batch.count()``) and puts into its result can't be seen.
+
+    :param batch: what transform was given, with the sink's ``_kafka``.
+    :raises KafkaColumnsMissing: the result has no ``_kafka``, or it is not the sink's.
+    :raises UnsupportedQuery: a row may come of several records, or of none.
+    """
+    if KAFKA not in result.columns:
+        found = f"columns {', '.join(result.columns)}"
+        raise _missing(found)
+    made = _analyzed(result)
+    if _kafka_column(made) not in _kafka_columns(_analyzed(batch), made):
+        found = f"a column {KAFKA} that transform made itself"
+        raise _missing(found)
+
+
+def is_row_by_row(batch: DataFrame, result: DataFrame) -> bool:
+    """Tell whether each row of the result is of one record of the batch, with ``_kafka`` or without; from the plan."""
+    try:
+        _kafka_columns(_analyzed(batch), _analyzed(result))
+    except UnsupportedQuery:
+        return False
+    return True
+
+
+def is_deterministic(result: DataFrame) -> bool:
+    """Tell whether the result has the same rows each time; as far as its plan says (``rand()``, ``uuid()``, ...)."""
+    return bool(_analyzed(result).deterministic())
+
+
+def _kafka_columns(given: Any, made: Any) -> set[int]:
+    """Return which columns of the result are the sink's ``_kafka``.
+
+    :raises UnsupportedQuery: a row may come of several records, or of none.
+    """
+    lineage = _Lineage({leaf.rdd().id() for leaf in each(given.collectLeaves())}, _kafka_column(given))
+    if any(lineage.has_batch(subquery) for subquery in each(made.subqueriesAll())):
+        found = "a subquery over the batch"
+        raise _refused(found)
+    return lineage.columns(made)
+
+
+class _Lineage:
+    """Goes down a plan, and finds the columns that are ``_kafka`` as the sink made it.
+
+    :param batch: the ids of the RDDs that hold the batch.
+    :param kafka: the expression id of the sink's column.
+    """
+
+    def __init__(self, batch: set[int], kafka: int) -> None:
+        self._batch = batch
+        self._kafka = kafka
+
+    def has_batch(self, plan: Any) -> bool:
+        """Whether the batch is anywhere below."""
+        return any(
+            simple_name(leaf) == "LogicalRDD" and leaf.rdd().id() in self._batch for leaf in each(plan.collectLeaves())
+        )
+
+    def columns(self, plan: Any) -> set[int]:
+        """Return the expression ids of those of the plan's columns that are ``_kafka``."""
+        operator = simple_name(plan)
+        made = list(each(plan.projectList())) if operator == "Project" else []
+        if any(_id(column) == self._kafka and simple_name(column) == "Alias" for column in made):
+            return {self._kafka}  # here the sink itself has made it
+        found = self.columns(self._below(plan, operator))
+        found |= {_id(column) for column in made if _is_renamed(column) and _id(column.child()) in found}
+        return found.intersection(_id(column) for column in each(plan.output()))
+
+    def _below(self, plan: Any, operator: str) -> Any:
+        """Return what the plan takes the batch's rows from."""
+        if operator == "Join":
+            return self._side(plan)
+        if operator in _ROW_BY_ROW:
+            [below] = each(plan.children())
+            return below
+        raise _refused(operator)
+
+    def _side(self, join: Any) -> Any:
+        """Return the side of a join that has the batch."""
+        sides = (join.left(), join.right())
+        having = [number for number, side in enumerate(sides) if self.has_batch(side)]
+        if len(having) != 1:
+            raise _refused("a join of the batch with itself" if having else "a join without the batch")
+        [number] = having
+        kind = join.joinType().sql()
+        if kind not in _JOINS[number]:
+            found = f"a {kind} JOIN, which has rows without a record of the batch"
+            raise _refused(found)
+        return sides[number]
+
+
+def _analyzed(frame: DataFrame) -> Any:
+    classic: Any = frame
+    return classic._jdf.queryExecution().analyzed()  # noqa: SLF001 - Spark's own: there is no public way to a plan
+
+
+def _kafka_column(plan: Any) -> int:
+    [kafka] = [column for column in each(plan.output()) if column.name() == KAFKA]
+    return _id(kafka)
+
+
+def _is_renamed(column: Any) -> bool:
+    return simple_name(column) == "Alias" and simple_name(column.child()) == "AttributeReference"
+
+
+def _id(column: Any) -> int:
+    return column.exprId().id()
+
+
+def _missing(found: str) -> KafkaColumnsMissing:
+    what = 'transform has lost the coordinates, by which atomicity="partition" knows each row\'s transaction'
+    next_step = f'Keep it: select("{KAFKA}", ...); it is not written. For groupBy and the like use atomicity="batch".'
+    return KafkaColumnsMissing(
+        what, found=found, expected=f"the column {KAFKA} as transform got it", next_step=next_step
+    )
+
+
+def _refused(found: str) -> UnsupportedQuery:
+    what = 'a row may be made of several records, and atomicity="partition" has no transaction for it'
+    return UnsupportedQuery(
+        what, found=found, expected="each row made of one record of the batch", next_step=_NEXT_STEP
+    )

@@ -1,0 +1,109 @@
+"""The running query behind a micro-batch: which one it is, and exactly which ranges it has read.
+
+In ``foreachBatch`` the DataFrame's session is a clone whose stream manager does not list the query; the state that all
+sessions share does. What is asked here is Spark's own, over py4j: there is no public way to a batch's exact ranges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from offsetstore.errors import UnsupportedQuery
+from offsetstore.spark.plans.progress import merge, parse_offsets, ranges_between, refuse_shared
+from offsetstore.spark.plans.scala import each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+    from offsetstore.offsets import OffsetRange, TopicPartition
+
+_QUERY_ID = "sql.streaming.queryId"
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Where a batch begins (the end of the last committed one) and ends; a partition is in both if it is in ``end``.
+
+    One that was created since begins at 0.
+    """
+
+    begin: dict[TopicPartition, int]
+    end: dict[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningQuery:
+    """The query that is calling ``foreachBatch``. ``execution`` is Spark's own object of it."""
+
+    query_id: str
+    run_id: str
+    execution: Any = field(repr=False)
+
+    @classmethod
+    def of(cls, batch: DataFrame) -> RunningQuery:
+        """Find the query that the batch belongs to.
+
+        :raises UnsupportedQuery: there is none.
+        """
+        query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        execution = _execution(batch, query_id)
+        if query_id is None or execution is None:
+            what = "the sink was called outside of a running streaming query"
+            raise UnsupportedQuery(
+                what, found=f"query id {query_id}", expected="a call by writeStream.foreachBatch(sink)"
+            )
+        return cls(query_id, execution.runId().toString(), execution)
+
+    def is_active(self) -> bool:
+        """Whether the query runs, in this run or in one that was started since; any thread may ask."""
+        queries = self.execution.sparkSession().sharedState().activeStreamingQueries()
+        return bool(queries.containsKey(self.execution.id()))
+
+    def ranges(self) -> dict[TopicPartition, OffsetRange]:
+        """Exactly what the current batch reads, in order; empty ranges are left out.
+
+        :raises UnsupportedQuery: two of its sources read the same topic.
+        """
+        spans = list(self._spans())
+        refuse_shared(end for _, end in spans)
+        return merge(ranges_between(begin, end) for begin, end in spans)
+
+    def positions(self) -> Positions:
+        """Where the current batch begins and ends in every partition of its sources, with new records or without."""
+        spans = list(self._spans())
+        begin = {tp: offset for one, _ in spans for tp, offset in one.items()}
+        end = {tp: offset for _, one in spans for tp, offset in one.items()}
+        return Positions({tp: begin.get(tp, 0) for tp in end} | begin, end)
+
+    def initial(self) -> dict[TopicPartition, int]:
+        """Where the query's checkpoint began, once."""
+        sources = each(self.execution.sources())
+        return {tp: at for source in sources for tp, at in parse_offsets(source.initialOffset().json()).items()}
+
+    def _spans(self) -> Iterator[tuple[dict[TopicPartition, int], dict[TopicPartition, int]]]:
+        """Each source's begin and end of the current batch."""
+        committed, available = (
+            _progress(self.execution.committedOffsets()),
+            _progress(self.execution.availableOffsets()),
+        )
+        for source in each(self.execution.sources()):
+            key = source.toString()
+            if key in available:
+                # Nothing is committed before batch 0, also when it is run again: the source keeps where it began.
+                begin = committed.get(key) or source.initialOffset().json()
+                yield parse_offsets(begin), parse_offsets(available[key])
+
+
+def _execution(batch: DataFrame, query_id: str | None) -> Any:
+    if query_id is None:
+        return None
+    session: Any = batch.sparkSession
+    identifier = session._jvm.java.util.UUID.fromString(query_id)  # noqa: SLF001 - py4j's gateway
+    return session._jsparkSession.sharedState().activeStreamingQueries().get(identifier)  # noqa: SLF001
+
+
+def _progress(progress: Any) -> dict[str, str]:
+    return {pair._1().toString(): pair._2().json() for pair in each(progress.toSeq())}  # noqa: SLF001 - a Scala tuple

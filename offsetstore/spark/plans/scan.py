@@ -1,0 +1,177 @@
+"""Which Spark task reads which range of Kafka: proven from the RDD that will run, or else made so by a repartition.
+
+One task a Kafka partition is what Spark does by default, and nothing that it promises: ``[0, 400)`` can arrive as three
+tasks (``minPartitions``, ``maxRecordsPerPartition``), and counting tasks proves nothing. So the RDD is walked down to
+Kafka's scan, over dependencies that are one to one, and what is then run is that very RDD: nobody plans it anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs] - it has none
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from offsetstore.errors import SinkError
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.spark.plans.scala import each, simple_name
+from offsetstore.writers.arrow.kafka_column import KAFKA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_ONE_TO_ONE: Final = "org.apache.spark.OneToOneDependency"
+_SCAN: Final = "DataSourceRDD"
+_SHUFFLED: Final = "ShuffledRowRDD"
+_SHUFFLE_PARTITION: Final = "CoalescedPartitionSpec"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A DataFrame whose task ``i`` has exactly the rows of partition ``tasks[i]``.
+
+    ``moved`` says why the rows had to be repartitioned for that, ``None`` where Kafka's scan did it.
+    """
+
+    frame: DataFrame
+    tasks: Sequence[TopicPartition]
+    moved: str | None = None
+
+
+class _Unproven(Exception):
+    """Why the tasks can't be said to be Kafka's partitions."""
+
+
+def place(
+    frame: DataFrame, ranges: Mapping[TopicPartition, OffsetRange], remaining: Sequence[TopicPartition]
+) -> Placed:
+    """See to it that each task has the rows of one Kafka partition, and all of them.
+
+    Where ``frame`` needs a shuffle, that is computed here, and once.
+
+    :param frame: with the column ``_kafka``.
+    :param ranges: all that the batch reads.
+    :param remaining: the partitions of which there are rows, if they are not on Kafka's scan.
+    :raises SinkError: the rows could not be repartitioned either.
+    """
+    rdd = _rdd(frame)
+    try:
+        return Placed(_of_rdd(frame, rdd), _proven(rdd, ranges))
+    except _Unproven as reason:
+        return Placed(_repartitioned(_of_rdd(frame, rdd), remaining), remaining, str(reason))
+
+
+def _proven(rdd: Any, ranges: Mapping[TopicPartition, OffsetRange]) -> list[TopicPartition]:
+    scan = _narrow_root(rdd)
+    if simple_name(scan) != _SCAN:
+        what = f"the rows come from a {simple_name(scan)}, not straight from Kafka's scan"
+        raise _Unproven(what)
+    read = [_scanned(partition) for partition in scan.partitions()]
+    if len(read) != rdd.getNumPartitions():
+        what = "there are other tasks than parts of Kafka's scan"
+        raise _Unproven(what)
+    found = dict(read)
+    if len(found) != len(read):
+        what = f"{len(read)} tasks read {len(found)} Kafka partitions"
+        raise _Unproven(what)
+    if found != dict(ranges):
+        what = "the tasks read other ranges than the batch"
+        raise _Unproven(what)
+    return [tp for tp, _ in read]
+
+
+def _narrow_root(rdd: Any) -> Any:
+    """Go down as long as each partition is made of the one with the same number."""
+    while True:
+        dependencies = list(each(rdd.dependencies()))
+        if len(dependencies) != 1 or dependencies[0].getClass().getName() != _ONE_TO_ONE:
+            return rdd
+        rdd = dependencies[0].rdd()
+
+
+def _scanned(partition: Any) -> tuple[TopicPartition, OffsetRange]:
+    inputs = list(each(_inputs(partition)))
+    if len(inputs) != 1 or simple_name(inputs[0]) != "KafkaBatchInputPartition":
+        what = "a task reads something else than one part of a Kafka partition"
+        raise _Unproven(what)
+    scanned = inputs[0].offsetRange()
+    topic_partition = scanned.topicPartition()
+    return (
+        TopicPartition(topic_partition.topic(), topic_partition.partition()),
+        OffsetRange(scanned.fromOffset(), scanned.untilOffset()),
+    )
+
+
+def _inputs(partition: Any) -> Any:
+    try:
+        return partition.inputPartition()
+    except Py4JError:  # Spark 4.0 and 4.1 have a list of them
+        return partition.inputPartitions()
+
+
+def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> DataFrame:
+    numbers = _hashed_to(frame, len(tasks))
+    pairs = [F.lit(part) for tp, number in zip(tasks, numbers, strict=True) for part in (_name(tp), number)]
+    coordinates = F.col(KAFKA)
+    name = F.concat_ws("-", coordinates["partition"], coordinates["topic"])
+    moved = frame.repartition(len(tasks), F.create_map(*pairs)[name])
+    rdd = _rdd(moved)
+    root = _narrow_root(rdd)
+    found = [simple_name(root)]
+    if found == [_SHUFFLED]:
+        found = [_reads_of_shuffle(partition) for partition in root.partitions()]
+    expected = [_shuffle_partition(number) for number in range(len(tasks))]
+    if found != expected:
+        what = "Spark repartitioned the rows otherwise than it was told to"
+        raise SinkError(
+            what,
+            found=", ".join(found),
+            expected=f"{len(tasks)} tasks, one for each Kafka partition",
+            next_step='Use atomicity="batch", which does not depend on how rows are spread.',
+        )
+    return _of_rdd(moved, rdd)
+
+
+def _hashed_to(frame: DataFrame, count: int) -> list[int]:
+    """For each task, an integer that Spark's hash partitioning sends to it.
+
+    Spark computes it without a job, since nothing in it depends on a row.
+    """
+    candidates = 16 * count
+    found: dict[int, int] = {}
+    while len(found) < count:
+        candidates *= 2
+        hashes = f"transform(sequence(0, {candidates}), number -> pmod(hash(number), {count})) AS hashes"
+        [row] = frame.sparkSession.range(1).selectExpr(hashes).collect()
+        found = {task: number for number, task in enumerate(row.hashes)}
+    return [found[task] for task in range(count)]
+
+
+def _reads_of_shuffle(partition: Any) -> str:
+    spec = partition.spec()
+    if simple_name(spec) != _SHUFFLE_PARTITION or spec.endReducerIndex() != spec.startReducerIndex() + 1:
+        return spec.toString()
+    return _shuffle_partition(spec.startReducerIndex())
+
+
+def _shuffle_partition(number: int) -> str:
+    return f"shuffle partition {number}"
+
+
+def _name(tp: TopicPartition) -> str:
+    return f"{tp.partition}-{tp.topic}"
+
+
+def _rdd(frame: DataFrame) -> Any:
+    classic: Any = frame
+    return classic._jdf.queryExecution().toRdd()  # noqa: SLF001 - Spark's own, as all that is asked here
+
+
+def _of_rdd(frame: DataFrame, rdd: Any) -> DataFrame:
+    """The rows of the frame as that RDD has them, as Spark itself hands a micro-batch to ``foreachBatch``."""
+    classic: Any = frame
+    session: Any = frame.sparkSession
+    made = session._jsparkSession.internalCreateDataFrame(rdd, classic._jdf.schema(), False)  # noqa: FBT003, SLF001
+    return DataFrame(made, session)

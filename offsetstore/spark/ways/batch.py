@@ -1,0 +1,201 @@
+"""``atomicity="batch"``: one transaction for the micro-batch, whatever the transform does with its rows.
+
+In this order: read the stored offsets and plan the crop; compute, with no transaction open; begin, lock, and compare
+with the plan (if a stored offset has changed, plan again); write, advance, commit. What is computed waits as Arrow on
+the driver; that of a large batch in staging tables, which executors fill.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pyspark import StorageLevel
+
+from offsetstore.errors import RowsRefused
+from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
+from offsetstore.processing.plan import Planned, PlanOutdated, check_topics, create_rows
+from offsetstore.protocol import failpoints
+from offsetstore.spark.cropping import crop, with_coordinates, within
+from offsetstore.spark.large_batches import StagingArea, StagingPolicy
+from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
+from offsetstore.spark.plans.sharing import computed_once
+from offsetstore.writers.errors import check_deferred
+from offsetstore.writers.staging import Staged, StagedRowsLost
+from offsetstore.writers.staging_area import can_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from sqlalchemy import Connection
+
+    from offsetstore.processing.isolate import Ranges, Record
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.spark.micro_batch import MicroBatch
+    from offsetstore.spark.outputs import Outputs
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.transaction import Transaction
+    from offsetstore.writers.staging_area import StagingWriter
+
+
+class Computed(Protocol):
+    """One output's rows, which can be written again after a rollback."""
+
+    def write(self, connection: Connection) -> int:
+        """Write them; return how many."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OnDriver:
+    """Rows that were collected."""
+
+    writer: Writer
+    table: pa.Table
+
+    def write(self, connection: Connection) -> int:
+        """Copy them in."""
+        return self.writer.write(connection, self.table.to_batches())
+
+
+@dataclass(frozen=True, slots=True)
+class InStaging:
+    """Rows that executors have staged."""
+
+    writer: StagingWriter
+    staged: Staged
+
+    def write(self, connection: Connection) -> int:
+        """Move them."""
+        return self.writer.move(connection, self.staged) if self.staged.rows else 0
+
+
+class BatchAtomicity:
+    """Computes the outputs, and writes them in one transaction."""
+
+    def __init__(self, claim: Claim, outputs: Outputs, staging: StagingPolicy | None = None) -> None:
+        self._claim = claim
+        self._outputs = outputs
+        self._policy = staging or StagingPolicy()
+        self._area = StagingArea(claim)
+        self._has_begun = False
+
+    def write(self, batch: MicroBatch) -> None:
+        """Write one micro-batch.
+
+        :raises PlanOutdated: the stored offsets have changed, or staged rows are lost; nothing was written.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self._area.drop_abandoned()
+        try:
+            self._write(batch)
+        except StagedRowsLost as lost:
+            raise PlanOutdated(str(lost)) from lost
+        finally:
+            self._area.drop_made()
+
+    def _write(self, batch: MicroBatch) -> None:
+        planned = Planned.of(self._claim, batch.ranges)
+        try:
+            self._write_as(planned, crop(batch.frame, planned.plan))
+        except RowsRefused as refused:
+            raise self._isolate(refused, batch, planned) from None
+
+    def _isolate(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
+        """Find out which record it is, and store those before it."""
+        if not is_of_records(refused):
+            return refused
+        create_rows(self._claim, planned)
+
+        def attempt(part: Ranges, without: Collection[Record]) -> None:
+            computed = self._compute(with_coordinates(within(batch.frame, part, without)), _offsets(part))
+            try_out(self._claim, planned.plan, lambda connection: write_all(computed, connection))
+
+        def store(part: Ranges) -> None:
+            self._write_as(planned.up_to(part), within(batch.frame, part))
+
+        remaining = planned.remaining()
+        verdict = isolate(refused, remaining, attempt, proof=lambda told: self._proof(told, batch))
+        return conclude(verdict, remaining, store, group=self._claim.group, schema=schema_of(self._claim))
+
+    def _proof(self, told: RowsRefused, batch: MicroBatch) -> Proof:
+        given = with_coordinates(batch.frame)
+        frames = self._outputs.of(given)
+        if not all(map(is_deterministic, frames.values())):
+            return Proof.NONE
+        if told.output is None or not is_of_values(told, self._outputs.writers[told.output]):
+            return Proof.BATCH
+        return Proof.ROW if is_row_by_row(given, frames[told.output]) else Proof.BATCH
+
+    def _write_as(self, planned: Planned, frame: DataFrame) -> None:
+        """Write and advance what remains by the plan; ``frame`` has just those records."""
+        computed: Mapping[str, Computed] | None = None
+        if planned.is_to_be_computed(self._claim):
+            computed = self._compute(with_coordinates(frame), _offsets(planned.remaining()))
+            check_topics(self._claim, planned.rows, planned.plan)
+        failpoints.reach("before_lock")
+
+        def work(tx: Transaction) -> None:
+            locked = tx.lock({tp: decision.range for tp, decision in planned.plan.items()})
+            if locked != planned.plan:
+                raise PlanOutdated
+            remaining = planned.remaining()
+            if not remaining:
+                return
+            if computed is None:  # what kept us from computing is gone
+                raise PlanOutdated
+            write_and_advance(computed, tx, remaining)
+
+        self._claim.store.run(self._claim, work)
+
+    def _compute(self, batch: DataFrame, offsets: int) -> dict[str, Computed]:
+        writers = self._outputs.writers
+        staging = {name: w for name, w in writers.items() if self._policy.wants(offsets) and can_stage(w)}
+        # A large batch is kept off the heap.
+        level = StorageLevel.DISK_ONLY if staging else StorageLevel.MEMORY_AND_DISK_DESER
+        with computed_once(batch, level) if len(writers) > 1 else nullcontext(dict) as sharing:
+            frames = sharing(self._outputs.of(batch))
+            # What is collected first: it can fail by itself, and costs no table.
+            collected = {
+                name: OnDriver(writers[name], frames[name].toArrow()) for name in frames if name not in staging
+            }
+            staged = {name: self._staged(name, writer, frames[name]) for name, writer in staging.items()}
+        if staged:
+            failpoints.reach("staged")
+        return {name: {**collected, **staged}[name] for name in writers}
+
+    def _staged(self, name: str, writer: StagingWriter, frame: DataFrame) -> InStaging:
+        with _of_output(name):
+            return InStaging(writer, self._area.stage(writer, frame))
+
+
+def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaining: Ranges) -> None:
+    """Write all outputs and advance; what a deferred constraint refuses, is refused here, and not by the COMMIT."""
+    write_all(computed, tx.connection)
+    tx.advance(remaining)
+    check_deferred(tx.connection)
+
+
+def write_all(computed: Mapping[str, Computed], connection: Connection) -> None:
+    """Write all outputs; a refusal tells which of them it is about."""
+    for name, output in computed.items():
+        with _of_output(name):
+            output.write(connection)
+
+
+@contextmanager
+def _of_output(name: str) -> Generator[None]:
+    try:
+        yield
+    except RowsRefused as refused:
+        refused.output = name
+        raise
+
+
+def _offsets(remaining: Ranges) -> int:
+    """How many offsets are still to be written: at least as many as records."""
+    return sum(range_.until - range_.from_ for range_ in remaining.values())

@@ -1,0 +1,90 @@
+"""Does a batch of a kept checkpoint go on exactly where the database stands? Pure.
+
+Spark numbers a query's batches without a hole, and begins one only after it has committed the one before. The database
+holds the number of the last batch that is in the results, the mark, and the stored offsets, which moved with it. So:
+
+==========================  ====================================================================================
+no mark                     the batch must begin at the stored offsets: APPLY
+the batch after the mark    the same
+the marked batch itself     Spark did not hear that it was written: it must end at the stored offsets: SKIP
+a batch below the mark      the checkpoint is an older copy: its batches are others than those with these numbers
+a batch beyond that         results of batches in between are missing: the database is an older copy
+==========================  ====================================================================================
+
+Offsets alone would not do: windows also fire in batches without data, which move none. A batch that was begun and not
+written is not committed in the checkpoint either, so a crash in its middle is none of these errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap
+from offsetstore.protocol.replay import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.offsets import TopicPartition
+
+_ELSEWHERE = (
+    'Give the reader .option("startingOffsets", claim.starting_offsets), and remove this checkpoint: it has begun '
+    "elsewhere. If a reset or another tool has moved the stored offset since, removing it is enough."
+)
+
+
+def judge(
+    batch_id: int,
+    mark: int | None,
+    *,
+    begin: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    stored: Mapping[TopicPartition, int],
+) -> Outcome:
+    """Decide whether a batch is to be written, APPLY, or is in the results, SKIP.
+
+    :param mark: the last batch of this query that is in the results, if any is.
+    :param begin: where the batch begins: the end of the last batch that Spark has committed.
+    :param stored: the stored offset of every partition in ``begin`` and ``end``.
+    :raises CheckpointAhead: results that the checkpoint has committed are missing.
+    :raises CheckpointBehind: the batch would repeat results.
+    :raises OffsetGap: a new checkpoint begins above the stored offset.
+    """
+    if mark is not None and batch_id < mark:
+        what = f"the kept checkpoint goes on with batch {batch_id}, and later ones of this query are in the results"
+        raise CheckpointBehind(what, found=f"batch {batch_id}", expected=f"batch {mark} or {mark + 1}")
+    if mark is not None and batch_id > mark + 1:
+        what = f"the kept checkpoint goes on with batch {batch_id}, and the one before is not in the results"
+        raise CheckpointAhead(what, found=f"batch {mark} in the database", expected=f"batch {batch_id - 1}")
+    if mark is not None and batch_id == mark:
+        _expect(f"batch {batch_id}, which is in the results, ends", end, stored)
+        return Outcome.SKIP
+    if batch_id == 0:
+        _expect_start(begin, stored)
+    _expect("the last committed batch of the kept checkpoint ends", begin, stored)
+    return Outcome.APPLY
+
+
+def _expect(where: str, offsets: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
+    for tp, offset in sorted(offsets.items()):
+        if stored[tp] < offset:
+            what = f"{where} beyond the stored offset"
+            raise CheckpointAhead(what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset))
+        if stored[tp] > offset:
+            what = f"{where} below the stored offset"
+            raise CheckpointBehind(what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset))
+
+
+def _expect_start(begin: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
+    """Nothing is committed before batch 0: the checkpoint is new, and began at what the reader was told."""
+    for tp, offset in sorted(begin.items()):
+        if stored[tp] < offset:
+            what = f"the new checkpoint begins above the stored offset: [{stored[tp]}, {offset}) is missing"
+            raise OffsetGap(
+                what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset), next_step=_ELSEWHERE
+            )
+        if stored[tp] > offset:
+            what = f"the new checkpoint begins below the stored offset: [{offset}, {stored[tp]}) is in the results"
+            raise CheckpointBehind(
+                what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset), next_step=_ELSEWHERE
+            )

@@ -1,0 +1,262 @@
+"""``atomicity="partition"``: each Kafka partition's rows and its offset in a transaction of their own, in parallel.
+
+In this order: read the stored offsets and plan the crop; ask transform, and check that each row is of one record; see
+to it that each Spark task has one Kafka partition, and let the tasks write (see `task`); advance the partitions that
+had no rows. What fails leaves the partitions that were done as they are: a new plan, of this batch or of the next job's
+first one, finds them stored and skips them.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
+
+from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
+from offsetstore.processing.isolate import (
+    SECONDS,
+    Proof,
+    conclude,
+    is_of_records,
+    is_of_values,
+    isolate,
+    schema_of,
+    try_out,
+)
+from offsetstore.processing.plan import Plan, Planned, PlanOutdated, check_topics, create_rows
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.replay import Outcome
+from offsetstore.spark.cropping import crop, with_coordinates, within
+from offsetstore.spark.executors.connect import ExecutorStore, sending_password
+from offsetstore.spark.executors.preflight import check_executors
+from offsetstore.spark.executors.task import SCHEMA, Ending, Result, Work
+from offsetstore.spark.large_batches import THRESHOLD
+from offsetstore.spark.outputs import UNNAMED
+from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
+from offsetstore.spark.plans.scan import place
+from offsetstore.spark.ways.batch import OnDriver, write_and_advance
+from offsetstore.store.identity import TaskClaim
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.processing.isolate import Ranges, Record
+    from offsetstore.spark.micro_batch import MicroBatch
+    from offsetstore.spark.outputs import Outputs
+    from offsetstore.spark.plans.scan import Placed
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.transaction import Transaction
+
+_log = logging.getLogger(__name__)
+_pickler: Any = cloudpickle
+
+
+class PartitionAtomicity:
+    """Lets Spark's tasks write, and advances what they had nothing for.
+
+    :raises ConfigurationError: several outputs, a writer that can't be sent to executors, or a store to which they
+        can't connect.
+    """
+
+    def __init__(self, claim: Claim, outputs: Outputs) -> None:
+        if len(outputs.writers) > 1:
+            what = 'atomicity="partition" has one output'
+            raise ConfigurationError(
+                what,
+                found=", ".join(map(repr, outputs.writers)),
+                next_step='Use atomicity="batch", or one Execute that writes into all tables.',
+            )
+        [self._writer] = outputs.writers.values()
+        _check_pickles(self._writer)
+        self._store = ExecutorStore.of(claim.store)
+        self._claim = claim
+        self._outputs = outputs
+        self._was_checked = False
+        self._was_told = False
+
+    def write(self, batch: MicroBatch) -> None:
+        """Write one micro-batch.
+
+        :raises PlanOutdated: some of the stored offsets have changed; nothing was written by the old ones.
+        """
+        retries = self._claim.store.retries
+        attempt = 1
+        while (passing := self._attempt(batch, attempt)) is not None:
+            if attempt >= retries.attempts:
+                raise passing
+            wait = retries.wait(attempt)
+            _log.warning("attempt %d failed (%s), again in %.2f s", attempt, type(passing).__name__, wait)
+            time.sleep(wait)
+            attempt += 1
+
+    def _attempt(self, batch: MicroBatch, number: int) -> Exception | None:
+        """Write what is not stored yet; return what may not be in the way the next time."""
+        planned = Planned.of(self._claim, batch.ranges)
+        if not planned.is_to_be_computed(self._claim):
+            self._advance(planned.plan, batch.ranges)
+            return None
+        create_rows(self._claim, planned)
+        results = self._run(batch, planned, number)
+        try:
+            passing = _judge(results)
+        except RowsRefused as refused:
+            raise self._isolate(refused, batch, planned) from None
+        if passing is not None:
+            return passing
+        if any(result.ending is Ending.OUTDATED for result in results):
+            raise PlanOutdated
+        done = {result.topic_partition for result in results if result.ending is not Ending.EMPTY}
+        left = [tp for tp, decision in planned.plan.items() if decision.outcome is not Outcome.SKIP and tp not in done]
+        if left:
+            self._advance(planned.plan, left, empty=True)
+        return None
+
+    def _advance(self, plan: Plan, partitions: Collection[TopicPartition], *, empty: bool = False) -> None:
+        """Check these partitions under their locks, and advance them where they had no rows.
+
+        :param empty: whether all of their rows were computed, and there was none.
+        """
+
+        def work(tx: Transaction) -> None:
+            locked = tx.lock({tp: plan[tp].range for tp in partitions})
+            remaining = {
+                tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP
+            }
+            if any(locked[tp] != plan[tp] for tp in partitions) or (remaining and not empty):
+                raise PlanOutdated
+            tx.advance(remaining)
+
+        self._claim.store.run(self._claim, work)
+
+    def _isolate(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
+        """Find out which record it is, and store those before it; here on the driver, as a task would."""
+        tp = refused.topic_partition
+        if tp not in planned.plan or not is_of_records(refused):
+            return refused
+        decision = planned.plan[tp]
+        ranges = {tp: decision.remaining}
+        # The rows of the parts are collected, as those of a whole batch are up to so many offsets.
+        is_small = decision.remaining.until - decision.remaining.from_ <= THRESHOLD
+
+        def rows(part: Ranges, without: Collection[Record] = ()) -> OnDriver:
+            given = with_coordinates(within(batch.frame, part, without))
+            [frame] = self._outputs.of(given, keep_kafka=True).values()
+            return OnDriver(self._writer, frame.toArrow())
+
+        def attempt(part: Ranges, without: Collection[Record]) -> None:
+            try_out(self._claim, {tp: decision}, rows(part, without).write)
+
+        def store(part: Ranges) -> None:
+            computed, plan = rows(part), planned.up_to(part).plan
+            check_topics(self._claim, planned.rows, plan)
+
+            def work(tx: Transaction) -> None:
+                if tx.lock({tp: decision.range for tp, decision in plan.items()}) != plan:
+                    raise PlanOutdated
+                write_and_advance({UNNAMED: computed}, tx, part)
+
+            self._claim.store.run(self._claim, work)
+
+        def proof(told: RowsRefused) -> Proof:
+            [frame] = self._outputs.of(with_coordinates(batch.frame), keep_kafka=True).values()
+            if not is_deterministic(frame):
+                return Proof.NONE
+            return Proof.ROW if is_of_values(told, self._writer) else Proof.BATCH
+
+        verdict = isolate(refused, ranges, attempt, proof=proof, seconds=SECONDS if is_small else 0)
+        return conclude(verdict, ranges, store, group=self._claim.group, schema=schema_of(self._claim))
+
+    def _run(self, batch: MicroBatch, planned: Planned, attempt: int) -> Sequence[Result]:
+        given = with_coordinates(crop(batch.frame, planned.plan))
+        [frame] = self._outputs.of(given, keep_kafka=True).values()
+        check_row_by_row(given, frame)
+        session = batch.frame.sparkSession
+        self._check_executors(session)
+        remaining = [tp for tp, decision in planned.plan.items() if decision.outcome is not Outcome.SKIP]
+        placed = place(frame, batch.ranges, remaining)
+        self._tell(placed)
+        work = Work(
+            self._store,
+            replace(TaskClaim.of(self._claim), partitions=set(planned.plan)),
+            self._writer,
+            [planned.plan[tp] for tp in placed.tasks],
+            placed.tasks,
+            failpoints.setting(),
+            self._lock_timeout(session, attempt),
+        )
+        # The tasks write while they read, so that it can't be asked in between.
+        check_topics(self._claim, planned.rows, batch.ranges)
+        failpoints.reach("before_lock")
+        with sending_password(session, self._claim.store):
+            return _collect(placed, work)
+
+    def _lock_timeout(self, session: SparkSession, attempt: int) -> float:
+        """Return for how many seconds a task waits for its partition's row.
+
+        A speculative twin that gives up ends its original, which is what a frozen one needs, and one that is only slow
+        does not: so each attempt has twice the patience of the last.
+        """
+        is_speculative = session.sparkContext.getConf().get("spark.speculation", "false") == "true"
+        return self._claim.store.timeouts.lock * (2 ** (attempt - 1) if is_speculative else 1)
+
+    def _check_executors(self, session: SparkSession) -> None:
+        if not self._was_checked:
+            check_executors(session)
+            self._was_checked = True
+
+    def _tell(self, placed: Placed) -> None:
+        if placed.moved is not None and not self._was_told:
+            self._was_told = True
+            _log.warning("each batch is repartitioned by Kafka's topics and partitions: %s", placed.moved)
+
+
+def _collect(placed: Placed, work: Work) -> Sequence[Result]:
+    """Run the tasks; the results are in the order of their partitions."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return work(batches)
+
+    collected = placed.frame.mapInArrow(write, SCHEMA).collect()
+    results: list[Result] = [pickle.loads(row.result) for row in collected]  # noqa: S301 - from our own tasks
+    if sorted(result.topic_partition for result in results) != sorted(placed.tasks):
+        what = "the tasks did not return one result each"
+        raise SinkError(what, found=f"{len(results)} results", expected=f"{len(placed.tasks)}")
+    return sorted(results, key=lambda result: result.topic_partition)
+
+
+def _judge(results: Sequence[Result]) -> Exception | None:
+    """Raise what a task has failed with, if any has; return what is passing.
+
+    All tasks have ended by then, so that nothing is still being written.
+    """
+    errors = [result.why() for result in results if result.ending is Ending.FAILED]
+    if errors:
+        # A job that is stale has nothing else to worry about.
+        first = next((error for error in errors if isinstance(error, StaleClaim)), errors[0])
+        for error in errors:
+            if error is not first:
+                text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others' may hold values of rows
+                _log.error("another partition's task failed too: %s%s", type(error).__name__, text)
+        raise first
+    return next((result.why() for result in results if result.ending is Ending.AGAIN), None)
+
+
+def _check_pickles(writer: object) -> None:
+    try:
+        pickle.loads(_pickler.dumps(writer))  # noqa: S301 - our own: some pickle, and do not come back
+    except Exception as error:
+        what = f"{writer!r} can't be sent to Spark's executors, which write with it"
+        raise ConfigurationError(
+            what,
+            found=f"{type(error).__name__}: {error}",
+            expected='a writer that pickles, with all that its function uses (atomicity="partition")',
+            next_step="Make connections and clients inside the function.",
+        ) from error

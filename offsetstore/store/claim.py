@@ -1,0 +1,219 @@
+"""A claim: one job's right to write for a consumer group, until the next claim. How it is made: `taking`."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import os
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self, get_args
+from urllib.parse import quote
+
+from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError
+from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.store.heartbeat import Heartbeat
+from offsetstore.store.mirror import EVERY, Mirror, MirrorTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from offsetstore.offsets import BrokerView, Token, TopicPartition
+    from offsetstore.protocol.policy import StartPolicy
+    from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
+    from offsetstore.protocol.starting import StartingOffsets
+    from offsetstore.store.store import OffsetStore
+
+Takeover = Literal["fence", "wait", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What a claim was asked for; see `OffsetStore.claim`."""
+
+    group: str
+    broker: BrokerOffsets | None
+    topics: tuple[str, ...]
+    policy: StartPolicy
+    takeover: Takeover
+    takeover_timeout: float
+    kafka_group: str
+    mirror_every: float | None = EVERY
+    checkpoint: CheckpointFiles | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be right, before anything is asked.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        if not self.group or "\0" in self.group:
+            what = "not a consumer group"
+            raise ConfigurationError(what, found=repr(self.group), expected="a name")
+        if not self.topics:
+            what = "the claim names no topics"
+            found = None if self.broker is None else "options without subscribe or assign"
+            raise ConfigurationError(
+                what,
+                found=found,
+                expected='topics=["..."], or a broker made from the options that Spark\'s reader gets',
+            )
+        if self.takeover not in get_args(Takeover):
+            what = "there is no such takeover"
+            raise ConfigurationError(what, found=repr(self.takeover), expected=" or ".join(get_args(Takeover)))
+        if not 0 <= self.takeover_timeout < math.inf:
+            what = "not a takeover_timeout"
+            raise ConfigurationError(what, found=self.takeover_timeout, expected="seconds, from 0 upwards")
+        if self.mirror_every is not None and not 0 < self.mirror_every < math.inf:
+            what = "not a mirror_every"
+            raise ConfigurationError(what, found=self.mirror_every, expected="seconds, above 0, or None for no mirror")
+
+    def view(self) -> BrokerView | None:
+        """What Kafka says now, ``None`` without a broker."""
+        if self.broker is None:
+            return None
+        return self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
+
+    @property
+    def mirrored_to(self) -> BrokerOffsets | None:
+        """Where the claim copies its offsets to, ``None`` where it does not."""
+        # One of the user's own making may have been made before there was a mirror.
+        can = all(hasattr(self.broker, method) for method in ("committed_offsets", "has_members", "commit"))
+        return self.broker if can and self.mirror_every is not None else None
+
+
+class Claim:
+    """The right to write for ``group``, made by `OffsetStore.claim`.
+
+    ``token`` is what every write is checked against, ``partitions`` the partitions whose rows it knows to exist,
+    ``starting`` how the start was resolved (``None`` without a broker), ``mirror`` what copies its offsets to Kafka
+    (``None`` if nothing does), ``owner`` who it is, for people. Once it ``is_closed``, the sink writes no more with it.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        request: ClaimRequest,
+        *,
+        token: Token,
+        partitions: set[TopicPartition],
+        starting: StartingOffsets | None,
+        owner: str,
+        has_members: bool = False,
+    ) -> None:
+        self.store = store
+        self.group = request.group
+        self.broker = request.broker
+        self.topics = request.topics
+        self.token = token
+        self.partitions = partitions
+        self.starting = starting
+        self.owner = owner
+        self.name = f"{name_prefix(request.group)}{token.epoch}:{token.claim_id.hex[:8]}"
+        self.checkpoint_base: str | None = None
+        self.keeps_checkpoint = False
+        self.is_closed = False
+        self._query_id: str | None = None
+        self._binding = threading.Lock()
+        self._heartbeat = Heartbeat(store.database, token.claim_id, self.name)
+        self.mirror = self._start_mirror(request, has_members=has_members)
+
+    def _start_mirror(self, request: ClaimRequest, *, has_members: bool) -> Mirror | None:
+        broker = request.mirrored_to
+        if self.starting is None or broker is None or request.mirror_every is None:
+            return None
+        starts = self.starting.starts
+        found = {tp: start.committed for tp, start in starts.items() if start.committed is not None}
+        ignored = frozenset(self.partitions - starts.keys())
+        target = MirrorTarget(broker, request.kafka_group, request.mirror_every, ignored, found, has_members)
+        stamp = Stamp(self.store.database.store_id(), self.token.epoch, digest(request.group))
+        return Mirror(self.store.database, self, stamp, target)
+
+    @property
+    def starting_offsets(self) -> str:
+        """Spark's ``startingOffsets``, naming every partition of every topic.
+
+        :raises ConfigurationError: the claim was made without a broker.
+        """
+        if self.starting is None:
+            what = "the claim was made without a broker, so it does not know the partitions"
+            raise ConfigurationError(
+                what,
+                next_step="Pass Broker.from_spark(options) to store.claim, or keep a checkpoint of your own.",
+            )
+        return self.starting.json()
+
+    def checkpoint(self, base: str, *, keep: bool = False) -> str:
+        """A checkpoint location of this claim alone, ``<base>/<group>/<epoch>-<claim id>``.
+
+        Spark ignores ``startingOffsets`` once a checkpoint exists, so each claim gets a fresh one and the store
+        decides. The sink removes old ones after its first committed batch.
+
+        :param base: any path that Spark takes.
+        :param keep: for a query with state: ``<base>/<group>/kept``, the same for every claim and never removed. The
+            sink then holds the checkpoint and the database against each other, see docs/stateful.md.
+        """
+        self.checkpoint_base = f"{base.rstrip('/')}/{quote(self.group, safe='').replace('.', '%2E')}"
+        self.keeps_checkpoint = keep
+        own = "kept" if keep else f"{self.token.epoch}-{self.token.claim_id}"
+        return f"{self.checkpoint_base}/{own}"
+
+    def bind(self, query_id: str, is_active: Callable[[], bool] | None = None) -> None:
+        """Tie the claim to the first streaming query that writes with it.
+
+        In memory is enough: a claim lives in one process, and its token nowhere else.
+
+        :param is_active: says whether the query runs. While it does not, the claim sends no heartbeats, so that the
+            next claim need not wait for a driver that only lives on for other queries. Called every 5 s, by another
+            thread; an error counts as yes.
+        :raises ClaimInUse: it is tied to another query.
+        """
+        with self._binding:  # two queries may come at once
+            if self._query_id is None:
+                self._query_id = query_id
+        if self._query_id != query_id:
+            what = f"the claim of group {self.group!r} is used by a second streaming query"
+            raise ClaimInUse(what, found=f"query {query_id}", expected=f"query {self._query_id}")
+        if is_active is not None:
+            self._heartbeat.follow(is_active)
+
+    def close(self) -> None:
+        """Leave: copy the last offsets to Kafka, and tell the next claim that it need not wait. The offsets stay.
+
+        The broker's connections are dropped, if it has a ``close``; it may be used again.
+        """
+        self.is_closed = True
+        if self.mirror is not None:
+            self.mirror.close()
+        self._heartbeat.stop()
+        # Spark keeps a query's sink, and so the claim, long after the query: it must not keep Kafka's clients.
+        if (close := getattr(self.broker, "close", None)) is not None and (self.mirror is None or self.mirror.is_idle):
+            with suppress(OffsetStoreError):  # it is another process's, after a fork
+                close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Claim of {self.group!r}, {self.token}>"
+
+
+def name_prefix(group: str) -> str:
+    """How the ``application_name`` of all transactions of a group begins; PostgreSQL keeps 63 bytes of it."""
+    return f"offsetstore:{digest(group)}:"
+
+
+def this_process() -> str:
+    """Who acts, for people: user, host and process id."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"

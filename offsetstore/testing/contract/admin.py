@@ -1,0 +1,295 @@
+"""What an operator decides sticks, and the jobs of before are fenced. See `offsetstore.testing.contract.suite`."""
+# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, StaleClaim
+from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.starting import Reason
+from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, held
+
+if TYPE_CHECKING:
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.store import OffsetStore
+    from offsetstore.testing.broker import StaticBroker
+    from offsetstore.testing.contract.parts import Give, Read
+
+OTHER = "invoicing"
+REASON = "ticket 17"
+
+
+def stored(store: OffsetStore, group: str = GROUP) -> dict[TopicPartition, int]:
+    """The group's offsets."""
+    return {tp: row.next_offset for tp, row in store.offsets(group).items()}
+
+
+class AdminContract(ContractParts):
+    """Resets and renames."""
+
+    @pytest.fixture
+    def advanced(self, store: OffsetStore, broker: StaticBroker, give: Give) -> Claim:
+        """A claim with 40, 30 and 0 stored, which copies nothing to Kafka."""
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
+        return claim
+
+    # -- reset
+
+    def test_a_reset_sets_the_partitions_named_and_says_what_it_did(self, store: OffsetStore, advanced: Claim) -> None:
+        done = store.reset(GROUP, {P1: 99, P0: 10}, reason=REASON, actor="ana")
+
+        assert stored(store) == {P0: 10, P1: 99, P2: 0}
+        rows = store.offsets(GROUP)
+        assert [rows[tp].pinned for tp in (P0, P1, P2)] == [True, True, False]
+        assert {row.token for row in rows.values()} == {done.history[0].token}
+        moved = [(one.topic_partition, one.from_offset, one.to_offset) for one in done.moves]
+        assert moved == [(P0, 40, 10), (P1, 30, 99)]
+        assert done.fenced is not None
+        assert done.fenced.token == advanced.token
+        history = store.history(GROUP)
+        assert [replace(line, at=None) for line in history[-2:]] == list(done.history)
+        assert {(line.event, line.actor, line.reason) for line in history[-2:]} == {("reset", "ana", REASON)}
+
+    def test_a_reset_fences_the_job_that_runs_in_every_partition(
+        self, store: OffsetStore, advanced: Claim, give: Give, read: Read
+    ) -> None:
+        before = read()
+        done = store.reset(GROUP, {P0: 10}, reason=REASON)
+
+        assert done.history[0].token.epoch > advanced.token.epoch
+        for range_ in ({P0: OffsetRange(10, 20)}, {P1: OffsetRange(30, 40)}, {NEW: OffsetRange(0, 5)}):
+            with pytest.raises(StaleClaim):
+                give(advanced, range_)
+        assert read() == before
+        assert NEW not in stored(store)
+
+    def test_after_a_reset_nobody_has_the_group(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        store.reset(GROUP, {P0: 10}, reason=REASON)
+
+        owner = store.owner(GROUP)
+        assert owner is not None
+        assert owner.alive_for is None
+        store.claim(GROUP, broker, takeover="refuse", mirror_every=None)
+
+    @pytest.mark.behaviour("START-21")
+    @pytest.mark.parametrize("prefer", ["larger", "stored", "agree"])
+    def test_a_reset_backwards_sticks_through_restarts_whatever_kafka_says(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, prefer: Any
+    ) -> None:
+        policy = StartPolicy(prefer=prefer)
+        broker.current = replace(broker.current, committed={P0: CommittedOffset(40), P1: CommittedOffset(90)})
+        store.reset(GROUP, {P0: 10, P1: 0}, reason=REASON)
+
+        for _ in range(3):
+            again = store.claim(GROUP, broker, policy=policy, mirror_every=None)
+            assert again.starting is not None
+            assert again.starting.offsets == {P0: 10, P1: 0, P2: 0}
+            assert again.starting.starts[P0].reason is Reason.PINNED
+
+    def test_a_reset_waits_for_the_job_s_open_transaction(self, store: OffsetStore, advanced: Claim) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            with held(store, advanced, P1):
+                waiting = pool.submit(store.reset, GROUP, {P0: 10}, reason=REASON)
+                with pytest.raises(TimeoutError):
+                    waiting.result(0.2)
+                assert stored(store)[P0] == 40
+            waiting.result(WAIT)
+        assert stored(store)[P0] == 10
+
+    def test_a_reset_ends_a_transaction_that_does_not_end(self, store: OffsetStore, advanced: Claim) -> None:
+        with held(store, advanced, P1):
+            store.reset(GROUP, {P0: 10}, reason=REASON, takeover_timeout=0.1)
+        assert stored(store)[P0] == 10
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction(
+        self, store: OffsetStore, advanced: Claim, give: Give
+    ) -> None:
+        before = store.history(GROUP)
+        with store.transaction(advanced) as tx:
+            left = tx.lock({P1: OffsetRange(30, 31), NEW: OffsetRange(0, 5)})  # NEW is unknown: the group's row is held
+            with pytest.raises(GroupBusy, match="is live; nothing was written"):
+                store.reset(GROUP, {P0: 10}, reason=REASON, takeover="refuse", takeover_timeout=0)
+            tx.advance({tp: decision.remaining for tp, decision in left.items()})
+
+        assert [line for line in store.history(GROUP) if line.event == "reset"] == []
+        assert store.history(GROUP)[: len(before)] == before
+        give(advanced, {P0: OffsetRange(40, 41)})
+        advanced.close()
+        done = store.reset(GROUP, {P0: 10}, reason=REASON, takeover="refuse")
+        assert (done.executed, done.met_live_owner, done.fenced) == (True, False, None)
+
+    def test_a_dry_run_says_what_it_would_do_and_neither_waits_nor_writes(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give
+    ) -> None:
+        before = store.history(GROUP)
+        with held(store, advanced, P1):
+            found = store.reset(
+                GROUP, "earliest", partitions={P0.topic: None}, broker=broker, reason=REASON, dry_run=True
+            )
+
+        assert [(one.from_offset, one.to_offset) for one in found.moves] == [(40, 0), (30, 0), (0, 0)]
+        assert (found.executed, found.met_live_owner, found.fenced) == (False, True, None)
+        assert store.history(GROUP) == before
+        give(advanced, {P0: OffsetRange(40, 41)})
+
+    @pytest.mark.parametrize(
+        ("group", "offsets", "reason", "what"),
+        [
+            pytest.param(GROUP, {NEW: 1}, REASON, "no offset of this partition", id="unknown partition"),
+            pytest.param("nobody", {P0: 1}, REASON, "no offsets of group", id="unknown group"),
+            pytest.param("", {P0: 1}, REASON, "not a consumer group", id="no group"),
+            pytest.param(GROUP, {}, REASON, "names no partitions", id="no partitions"),
+            pytest.param(GROUP, {P0: -1}, REASON, "not an offset", id="negative"),
+            pytest.param(GROUP, {P0: 2**63}, REASON, "not an offset", id="beyond 64 bits"),
+            pytest.param(GROUP, {P0: 1}, "  ", "needs a reason", id="no reason"),
+        ],
+    )
+    def test_a_reset_that_cant_be_right_changes_nothing_and_fences_nobody(
+        self,
+        store: OffsetStore,
+        advanced: Claim,
+        give: Give,
+        *,
+        group: str,
+        offsets: dict[TopicPartition, int],
+        reason: str,
+        what: str,
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=what):
+            store.reset(group, offsets, reason=reason)
+
+        assert stored(store) == {P0: 40, P1: 30, P2: 0}
+        give(advanced, {P0: OffsetRange(40, 41)})
+        assert store.history("nobody") == []
+
+    # -- rename
+
+    def test_a_rename_moves_offsets_and_batch_marks_and_has_a_history_under_both_names(
+        self, store: OffsetStore, advanced: Claim
+    ) -> None:
+        query = uuid4()
+        session = store.database.begin(name="a stateful query")
+        session.mark_batch(GROUP, query, 7)
+        session.commit()
+
+        store.rename_group(GROUP, OTHER, reason=REASON, actor="ana")
+
+        assert stored(store) == {}
+        assert stored(store, OTHER) == {P0: 40, P1: 30, P2: 0}
+        session = store.database.begin(name="look")
+        assert [session.batch_mark(name, query) for name in (GROUP, OTHER)] == [None, 7]
+        session.rollback()
+        left, arrived = store.history(GROUP)[-1], store.history(OTHER)
+        assert (left.event, left.actor, left.reason) == ("rename", "ana", f"to '{OTHER}': {REASON}")
+        assert [(line.topic_partition, line.to_offset) for line in arrived] == [
+            (None, None),
+            (P0, 40),
+            (P1, 30),
+            (P2, 0),
+        ]
+        assert {(line.event, line.reason) for line in arrived} == {("rename", f"from '{GROUP}': {REASON}")}
+
+    @pytest.mark.behaviour("START-14")
+    def test_a_job_under_the_old_name_is_fenced_and_brings_nothing_back(
+        self, store: OffsetStore, advanced: Claim, give: Give, read: Read
+    ) -> None:
+        before = read()
+        store.rename_group(GROUP, OTHER, reason=REASON)
+
+        for range_ in ({P0: OffsetRange(40, 50)}, {NEW: OffsetRange(0, 5)}, {}):
+            with pytest.raises(StaleClaim):
+                give(advanced, range_)
+        assert read() == before
+        assert stored(store) == {}
+
+    def test_a_job_that_is_started_again_under_the_old_name_is_told_the_new_one(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        store.rename_group(GROUP, OTHER, reason=REASON)
+        before = store.owner(GROUP)
+
+        with pytest.raises(GroupRenamed, match=OTHER):
+            store.claim(GROUP, broker, mirror_every=None)
+        with pytest.raises(GroupRenamed, match=OTHER):
+            store.claim(GROUP, topics=["payments"])
+        assert before is not None
+        assert store.owner(GROUP) == replace(before, alive_for=None)
+        assert stored(store) == {}
+
+    def test_a_job_under_the_new_name_goes_on_whatever_kafka_has_for_that_group(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give
+    ) -> None:
+        store.claim(OTHER, topics=["refunds"]).close()  # the new name's epoch is not the old one's
+        store.rename_group(GROUP, OTHER, reason=REASON)
+        broker.current = replace(broker.current, committed={P0: CommittedOffset(90)})
+
+        renamed = store.claim(OTHER, broker, mirror_every=None)
+
+        assert renamed.starting is not None
+        assert renamed.starting.offsets == {P0: 40, P1: 30, P2: 0}
+        give(renamed, {P0: OffsetRange(40, 50)})
+
+    @pytest.mark.behaviour("TX-11")
+    def test_a_rename_is_known_under_both_names_to_whoever_claimed_one_before(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        store.rename_group(GROUP, OTHER, reason=REASON)
+        after = store.claim(OTHER, broker, mirror_every=None)
+
+        session = store.database.begin(name="test")
+        try:
+            for group in (GROUP, OTHER):
+                assert session.renamed_since(group, advanced.token.epoch)
+                assert not session.renamed_since(group, after.token.epoch)
+            assert not session.renamed_since("nobody", 0)
+        finally:
+            session.rollback()
+
+    def test_a_name_can_be_used_again_and_taken_back(self, store: OffsetStore, advanced: Claim, give: Give) -> None:
+        store.rename_group(GROUP, OTHER, reason=REASON)
+        store.rename_group(OTHER, GROUP, reason="a mistake")
+
+        assert stored(store) == {P0: 40, P1: 30, P2: 0}
+        with pytest.raises(StaleClaim):
+            give(advanced, {P0: OffsetRange(40, 50)})
+
+    @pytest.mark.parametrize(
+        ("group", "new", "reason", "what"),
+        [
+            pytest.param(GROUP, "taken", REASON, "'taken' already", id="taken"),
+            pytest.param(GROUP, GROUP, REASON, "that name already", id="same"),
+            pytest.param("nobody", OTHER, REASON, "no offsets of group", id="unknown"),
+            pytest.param(GROUP, "", REASON, "not a consumer group", id="no name"),
+            pytest.param(GROUP, OTHER, "", "needs a reason", id="no reason"),
+        ],
+    )
+    def test_a_rename_that_cant_be_right_changes_nothing_and_fences_nobody(
+        self,
+        store: OffsetStore,
+        broker: StaticBroker,
+        advanced: Claim,
+        give: Give,
+        *,
+        group: str,
+        new: str,
+        reason: str,
+        what: str,
+    ) -> None:
+        taken = store.claim("taken", broker, mirror_every=None)
+        with pytest.raises(ConfigurationError, match=what):
+            store.rename_group(group, new, reason=reason)
+
+        give(advanced, {P0: OffsetRange(40, 41)})
+        give(taken, {P0: OffsetRange(0, 1)})
+        assert store.owner(OTHER) is None

@@ -1,0 +1,101 @@
+"""A stale job writes nothing. See `offsetstore.testing.contract.suite`."""
+# ruff: noqa: D102 - these are tests: the name is the docstring, numbers and order are the point
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from offsetstore.errors import StaleClaim
+from offsetstore.offsets import OffsetRange, Token, TopicPartition
+from offsetstore.testing.broker import StaticBroker
+from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, ContractParts, assert_untouched
+
+if TYPE_CHECKING:
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.store import OffsetStore
+    from offsetstore.testing.contract.parts import Give, Read
+
+
+class FenceContract(ContractParts):
+    """A stale job writes nothing."""
+
+    @pytest.mark.behaviour("START-14")
+    @pytest.mark.parametrize(
+        "partitions",
+        [
+            pytest.param((P0,), id="a partition it had written"),
+            pytest.param((P1,), id="one it had not"),
+            pytest.param((NEW,), id="one without a row"),
+            pytest.param((P0, P1, NEW), id="all of them"),
+            pytest.param((), id="none"),
+        ],
+    )
+    def test_the_second_of_two_claims_wins_whatever_the_first_one_touches(  # noqa: PLR0917 - pytest's fixtures
+        self,
+        store: OffsetStore,
+        broker: StaticBroker,
+        claim: Claim,
+        give: Give,
+        read: Read,
+        partitions: tuple[TopicPartition, ...],
+    ) -> None:
+        give(claim, {P0: OffsetRange(0, 2)})
+        second = store.claim(GROUP, broker)
+
+        with pytest.raises(StaleClaim):
+            give(claim, {tp: OffsetRange(2 if tp == P0 else 0, 4) for tp in partitions})
+        assert read() == [0, 1]
+
+        give(second, {P0: OffsetRange(2, 4)})
+        assert read() == [0, 1, 2, 3]
+
+    @pytest.mark.behaviour("START-14")
+    def test_a_stale_job_is_fenced_in_a_range_that_it_could_skip(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
+    ) -> None:
+        give(claim, {P0: OffsetRange(0, 2)})
+        store.claim(GROUP, broker)
+
+        with pytest.raises(StaleClaim):
+            give(claim, {P0: OffsetRange(0, 2)})
+
+    @pytest.mark.behaviour("START-14")
+    @pytest.mark.parametrize("partition", [P0, NEW])
+    def test_equal_epochs_of_a_restored_backup_are_told_apart(
+        self, store: OffsetStore, claim: Claim, give: Give, read: Read, partition: TopicPartition
+    ) -> None:
+        twin = Token(claim.token.epoch, uuid4())
+        session = store.database.begin(name="restore")
+        session.lock_group(GROUP)
+        session.write_group(GROUP, twin, "a job of the restored database")
+        session.commit()
+
+        with pytest.raises(StaleClaim) as caught:
+            give(claim, {partition: OffsetRange(0, 3)})
+
+        assert str(caught.value.found).startswith(str(twin))
+        assert caught.value.expected == str(claim.token)
+        assert_untouched(store, read)
+
+    @pytest.mark.behaviour("START-14")
+    def test_a_claim_fences_the_group_s_partitions_of_other_topics_too(
+        self, store: OffsetStore, claim: Claim, give: Give, read: Read
+    ) -> None:
+        store.claim(GROUP, StaticBroker.with_topics({"refunds": 1}, end=100))
+
+        with pytest.raises(StaleClaim):
+            give(claim, {P0: OffsetRange(0, 3)})
+        assert_untouched(store, read)
+
+    @pytest.mark.behaviour("START-14")
+    def test_a_claim_of_another_group_fences_nobody(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give, read: Read
+    ) -> None:
+        store.claim("shipping", broker)
+
+        give(claim, {P0: OffsetRange(0, 2)})
+
+        assert read() == [0, 1]

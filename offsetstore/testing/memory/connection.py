@@ -1,0 +1,97 @@
+"""What ``tx.connection`` is in memory: tables are lists, rows are whatever a test likes to compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from offsetstore.errors import CommittedBehindOurBack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from offsetstore.testing.memory.session import Changes, MemorySession
+
+
+class MemoryConnection:
+    """Stands where a SQLAlchemy ``Connection`` stands on PostgreSQL. Its rows are committed with the offsets."""
+
+    def __init__(self, session: MemorySession) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """There is no SQL in memory.
+
+        :raises AttributeError: always, saying what there is.
+        """
+        message = (
+            f"in memory tx.connection has no {name!r}: it takes rows by append(table, row) and extend(table, rows); "
+            "for SQL use a database (the fixture offsetstore_database)"
+        )
+        raise AttributeError(message)
+
+    def append(self, table: str, row: object) -> None:
+        """Add one row. Tables need no making."""
+        self.extend(table, [row])
+
+    def extend(self, table: str, rows: Iterable[object]) -> None:
+        """Add rows, in order."""
+        self._session.append_rows(table, rows)
+
+    def rows(self, table: str) -> list[object]:
+        """What this transaction sees: the committed rows, then its own."""
+        return self._session.read_rows(table)
+
+    def begin_nested(self) -> MemorySavepoint:
+        """Set a savepoint, to be used as a context manager or with ``commit()`` and ``rollback()``."""
+        return MemorySavepoint(self._session)
+
+    def commit(self) -> NoReturn:
+        """Refuse, as on PostgreSQL.
+
+        :raises CommittedBehindOurBack: always: the transaction's block commits.
+        """
+        self._refuse()
+
+    def rollback(self) -> NoReturn:
+        """Refuse, as on PostgreSQL.
+
+        :raises CommittedBehindOurBack: always: an exception rolls back.
+        """
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        what = "COMMIT or ROLLBACK was called on tx.connection"
+        raise CommittedBehindOurBack(what)
+
+
+class MemorySavepoint:
+    """Like SQLAlchemy's ``NestedTransaction``."""
+
+    def __init__(self, session: MemorySession) -> None:
+        self._session = session
+        self._before: Changes | None = session.save()
+
+    def commit(self) -> None:
+        """Release it: what came after it stays."""
+        self._end(None)
+
+    def rollback(self) -> None:
+        """Undo all that was written since, offsets included. Locks stay, unlike on PostgreSQL."""
+        self._end(self._before)
+
+    def _end(self, before: Changes | None) -> None:
+        if self._before is not None:
+            self._before = None
+            self._session.leave_savepoint(before)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.commit()
+        else:
+            self.rollback()

@@ -1,0 +1,376 @@
+"""One transaction in memory, behind the `Session` protocol: READ COMMITTED, with what it writes kept until COMMIT."""
+
+# ruff: noqa: D102 - what the methods do is said by the Protocol that they implement
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from offsetstore.offsets import StoredOffset, Token, TopicPartition
+from offsetstore.postgres.errors import MemoryConnectionLost
+from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset
+from offsetstore.protocol.metadata import Keep
+from offsetstore.testing.memory.connection import MemoryConnection
+from offsetstore.testing.memory.locks import Mode, RowLocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from offsetstore.offsets import OffsetRange
+
+_NOBODY = Token(0, UUID(int=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One row of ``consumer_groups``."""
+
+    token: Token
+    owner: str
+    claimed_at: datetime
+
+
+@dataclass(slots=True)
+class Contents:
+    """The tables, as committed. ``beats`` holds ``None`` for a heartbeat that was removed."""
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    partitions: dict[tuple[str, TopicPartition], StoredOffset] = field(default_factory=dict)
+    beats: dict[UUID, datetime | None] = field(default_factory=dict)
+    history: list[tuple[str, HistoryEvent]] = field(default_factory=list)
+    rows: list[tuple[str, object]] = field(default_factory=list)
+    marks: dict[tuple[str, UUID], int] = field(default_factory=dict)
+    renamed: list[tuple[str, TopicPartition]] = field(default_factory=list)
+    renamed_marks: list[tuple[str, UUID]] = field(default_factory=list)
+
+    def apply(self, changes: Contents) -> None:
+        """Take over what a transaction wrote."""
+        self.groups |= changes.groups
+        self.partitions |= changes.partitions
+        self.beats |= changes.beats
+        self.history += changes.history
+        self.rows += changes.rows
+        self.marks |= changes.marks
+        for key in changes.renamed:
+            self.partitions.pop(key, None)
+        for key in changes.renamed_marks:
+            self.marks.pop(key, None)
+
+
+@dataclass(slots=True)
+class Changes(Contents):
+    """What one transaction has written, in the tables' own shape. ``moved`` counts the partitions it advanced."""
+
+    moved: int = 0
+
+    def copy(self) -> Changes:
+        """As it is now, for a savepoint."""
+        return Changes(
+            dict(self.groups),
+            dict(self.partitions),
+            dict(self.beats),
+            [*self.history],
+            [*self.rows],
+            dict(self.marks),
+            [*self.renamed],
+            [*self.renamed_marks],
+            self.moved,
+        )
+
+
+class Shared:
+    """What all sessions of one database share; ``changed`` guards it, and tells those who wait for a lock."""
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self.clock = clock
+        self.changed = threading.Condition()
+        self.contents = Contents()
+        self.locks = RowLocks(self.changed)
+
+
+class MemorySession:
+    """One transaction; any thread may use it, one at a time, as with a connection."""
+
+    def __init__(self, shared: Shared, name: str, lock_timeout: float | None) -> None:
+        self.name = name
+        self.lock_timeout = lock_timeout
+        self.terminates: tuple[float, str] | None = None
+        self.connection = MemoryConnection(self)
+        self._shared = shared
+        self._locks = shared.locks
+        self._changes = Changes()
+        self._moved = 0
+        self._savepoints = 0
+        self._over: str | None = None
+
+    # -- the transaction itself
+
+    def in_savepoint(self) -> bool:
+        return self._savepoints > 0
+
+    def is_whole(self) -> bool:
+        with self._statement():
+            return self._changes.moved == self._moved
+
+    def commit(self) -> None:
+        with self._statement():
+            self._shared.contents.apply(self._changes)
+            self._end("the transaction was committed")
+
+    def rollback(self) -> None:
+        with self._shared.changed:
+            self._end("the transaction was rolled back")
+
+    def check_alive(self) -> None:
+        if self._over is not None:
+            raise MemoryConnectionLost(self._over)
+
+    def die(self) -> None:
+        self._end("the connection was ended by another one")
+
+    def _end(self, why: str) -> None:
+        self._over = self._over or why
+        self._changes = Changes()
+        self._locks.release(self)
+
+    @contextmanager
+    def _statement(self) -> Generator[Contents]:
+        with self._shared.changed:
+            self.check_alive()
+            yield self._shared.contents
+
+    # -- what user code writes, see MemoryConnection
+
+    def append_rows(self, table: str, rows: Iterable[object]) -> None:
+        """Write rows of one of the user's tables."""
+        with self._statement():
+            self._changes.rows += [(table, row) for row in rows]
+
+    def read_rows(self, table: str) -> list[object]:
+        """All rows of one of the user's tables that are committed or our own."""
+        with self._statement() as committed:
+            return [row for name, row in [*committed.rows, *self._changes.rows] if name == table]
+
+    def save(self) -> Changes:
+        """Begin a savepoint: what was written until now."""
+        with self._statement():
+            self._savepoints += 1
+            return self._changes.copy()
+
+    def leave_savepoint(self, before: Changes | None) -> None:
+        """End it, and go back to ``before`` if given."""
+        with self._statement():
+            self._savepoints -= 1
+            self._changes = self._changes if before is None else before
+
+    # -- consumer_groups
+
+    def lock_group(self, group: str) -> Token:
+        with self._statement():
+            self._locks.take(self, ("consumer_groups", group), Mode.UPDATE)
+            if self._group(group) is None:
+                self._changes.groups[group] = Group(_NOBODY, "", self._shared.clock())
+            row = self._group(group)
+            assert row is not None
+            return row.token
+
+    def share_group(self, group: str) -> Token | None:
+        with self._statement():
+            if self._group(group) is None:
+                return None
+            self._locks.take(self, ("consumer_groups", group), Mode.SHARE)
+            row = self._group(group)
+            return None if row is None else row.token
+
+    def group(self, group: str) -> GroupRow | None:
+        with self._statement():
+            row = self._group(group)
+            if row is None or row.token.epoch == 0:
+                return None
+            beat = self._beat(row.token.claim_id)
+            return GroupRow(row.token, row.owner, row.claimed_at, None if beat is None else self._shared.clock() - beat)
+
+    def write_group(self, group: str, token: Token, owner: str) -> None:
+        with self._statement():
+            before = self._group(group)
+            if before is not None:
+                self._write_beat(before.token.claim_id, None)
+            self._changes.groups[group] = Group(token, owner, self._shared.clock())
+            for tp, row in self._rows(group).items():
+                self._locks.take(self, _key(group, tp), Mode.UPDATE)
+                self._changes.partitions[group, tp] = replace(row, token=token)
+            self._write_beat(token.claim_id, self._shared.clock())
+
+    def _group(self, group: str) -> Group | None:
+        return self._changes.groups.get(group) or self._shared.contents.groups.get(group)
+
+    # -- kafka_partitions
+
+    def lock_partitions(
+        self, group: str, partitions: Collection[TopicPartition] | None
+    ) -> dict[TopicPartition, StoredOffset]:
+        with self._statement():
+            # The rows that the statement saw when it began; what they hold, once they are locked.
+            asked = [tp for tp in self._rows(group) if partitions is None or tp in partitions]
+            for tp in asked:
+                self._locks.take(self, _key(group, tp), Mode.UPDATE)
+            rows = self._rows(group)
+            return {tp: rows[tp] for tp in asked}
+
+    def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
+        with self._statement():
+            return self._rows(group)
+
+    def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
+        inserted: set[TopicPartition] = set()
+        with self._statement():
+            for tp, offset in sorted(offsets.items()):
+                had = self._locks.has(self, _key(group, tp))
+                self._locks.take(self, _key(group, tp), Mode.UPDATE)
+                if tp not in self._rows(group):
+                    self._changes.partitions[group, tp] = StoredOffset(offset, token, updated_at=self._shared.clock())
+                    inserted.add(tp)
+                elif not had:
+                    # ON CONFLICT DO NOTHING waits for who inserts the same, and locks nothing.
+                    self._locks.give_back(self, _key(group, tp))
+        return inserted
+
+    def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
+        with self._statement():
+            for tp, new in sorted(offsets.items()):
+                self._locks.take(self, _key(group, tp), Mode.UPDATE)
+                row = self._rows(group).get(tp) or StoredOffset(new.next_offset, token)
+                self._changes.partitions[group, tp] = replace(
+                    row,
+                    next_offset=new.next_offset,
+                    topic_id=new.topic_id,
+                    cluster_id=new.cluster_id,
+                    pinned=new.pinned,
+                    contested=new.contested,
+                    pinned_epoch=token.epoch if new.pinned else row.pinned_epoch,
+                    updated_at=self._shared.clock(),
+                )
+
+    def advance(
+        self,
+        group: str,
+        token: Token,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        metadata: str | Keep | None,
+        transaction_id: UUID,
+    ) -> int:
+        moved = 0
+        with self._statement():
+            rows = self._rows(group)
+            for tp, range_ in sorted(ranges.items()):
+                row = rows.get(tp)
+                if row is None or row.next_offset != range_.from_ or row.token != token:
+                    continue
+                self._locks.take(self, _key(group, tp), Mode.UPDATE)
+                self._changes.partitions[group, tp] = replace(
+                    row,
+                    next_offset=range_.until,
+                    metadata=row.metadata if isinstance(metadata, Keep) else metadata,
+                    transaction_id=transaction_id,
+                    updated_at=self._shared.clock(),
+                )
+                moved += 1
+            self._changes.moved += moved
+            self._moved += moved
+        return moved
+
+    def rename_group(self, group: str, new: str) -> None:
+        with self._statement():
+            for tp, row in self._rows(group).items():
+                self._locks.take(self, _key(new, tp), Mode.UPDATE)
+                self._changes.partitions[new, tp] = row
+                self._changes.partitions.pop((group, tp), None)
+                self._changes.renamed.append((group, tp))
+            for name, query_id in list(self._marks()):
+                if name == group:
+                    self._changes.marks[new, query_id] = self._marks()[group, query_id]
+                    self._changes.marks.pop((group, query_id), None)
+                    self._changes.renamed_marks.append((group, query_id))
+
+    def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        with self._statement():
+            for tp, row in self._rows(group).items():
+                if tp in partitions and row.token == token:
+                    self._changes.partitions[group, tp] = replace(row, pinned=False, contested=False)
+
+    def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        with self._statement():
+            for tp, row in self._rows(group).items():
+                if tp in partitions and row.token == token:
+                    self._changes.partitions[group, tp] = replace(row, contested=True)
+
+    def _rows(self, group: str) -> dict[TopicPartition, StoredOffset]:
+        rows = self._shared.contents.partitions | self._changes.partitions
+        return {
+            tp: rows[name, tp] for name, tp in sorted(rows) if name == group and (name, tp) not in self._changes.renamed
+        }
+
+    # -- batch_marks
+
+    def batch_mark(self, group: str, query_id: UUID) -> int | None:
+        with self._statement():
+            return self._marks().get((group, query_id))
+
+    def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> bool:
+        with self._statement():
+            self._locks.take(self, ("batch_marks", group, query_id), Mode.UPDATE)
+            before = self._marks().get((group, query_id))
+            is_new = before is None or before < batch_id
+            if is_new:
+                self._changes.marks[group, query_id] = batch_id
+            return is_new
+
+    def _marks(self) -> dict[tuple[str, UUID], int]:
+        marks = self._shared.contents.marks | self._changes.marks
+        return {key: mark for key, mark in marks.items() if key not in self._changes.renamed_marks}
+
+    # -- offset_history and heartbeats
+
+    def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
+        with self._statement():
+            self._changes.history += [(group, replace(event, at=self._shared.clock())) for event in events]
+
+    def history(self, group: str) -> list[HistoryEvent]:
+        with self._statement() as committed:
+            return [event for name, event in [*committed.history, *self._changes.history] if name == group]
+
+    def renamed_since(self, group: str, epoch: int) -> bool:
+        return any(line.event == "rename" and line.token.epoch > epoch for line in self.history(group))
+
+    def beat(self, claim_id: UUID) -> bool:
+        with self._statement():
+            if self._beat(claim_id) is None:
+                return False
+            self._locks.take(self, ("heartbeats", claim_id), Mode.UPDATE)
+            # Asked again: a new claim may have removed it while we waited.
+            if self._beat(claim_id) is None:
+                return False
+            self._changes.beats[claim_id] = self._shared.clock()
+            return True
+
+    def end_beat(self, claim_id: UUID) -> None:
+        with self._statement():
+            self._write_beat(claim_id, None)
+
+    def _beat(self, claim_id: UUID) -> datetime | None:
+        if claim_id in self._changes.beats:
+            return self._changes.beats[claim_id]
+        return self._shared.contents.beats.get(claim_id)
+
+    def _write_beat(self, claim_id: UUID, at: datetime | None) -> None:
+        self._locks.take(self, ("heartbeats", claim_id), Mode.UPDATE)
+        self._changes.beats[claim_id] = at
+
+
+def _key(group: str, tp: TopicPartition) -> tuple[object, ...]:
+    return ("kafka_partitions", group, tp)

@@ -1,0 +1,115 @@
+"""An `OffsetStore` without a database, for unit tests of one's own code around it.
+
+It passes the same contract suite as PostgreSQL's: the protocol above it is the same code, the locks, the fence and the
+transactions are real, among the threads of one process. What it has no answer to is SQL: ``tx.connection`` takes rows
+as they are, and ``store.rows`` gives back what was committed.
+"""
+
+# ruff: noqa: D102 - what the methods do is said by the Protocol that they implement
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from offsetstore.store.store import OffsetStore
+from offsetstore.testing.memory.session import MemorySession, Shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator
+    from uuid import UUID
+
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.protocol.database import Session
+    from offsetstore.protocol.retries import Retries, Timeouts
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class MemoryDatabase:
+    """What stands behind one or several stores: give it to a second one, and that is "after the restart".
+
+    :param clock: the database's clock, which the heartbeats' age is measured by.
+    """
+
+    def __init__(self, clock: Callable[[], datetime] = _now) -> None:
+        self.schema: str | None = None
+        self._shared = Shared(clock)
+        self._store_id = uuid4()
+
+    def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> MemorySession:  # noqa: ARG002 - nothing is used up in memory
+        return MemorySession(self._shared, name, lock_timeout)
+
+    @contextmanager
+    def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:
+        assert isinstance(session, MemorySession)
+        session.terminates = (time.monotonic() + after, older_than)
+        try:
+            yield
+        finally:
+            session.terminates = None
+
+    def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
+        with self._shared.changed:
+            for tp in sorted(partitions):
+                holder = self._shared.locks.holder(("kafka_partitions", group, tp))
+                if holder is not None:
+                    return tp, f"held by {holder.name}"
+        return None
+
+    def rows(self, table: str) -> list[object]:
+        """What is committed in one of the user's tables, in the order of the commits."""
+        with self._shared.changed:
+            return [row for name, row in self._shared.contents.rows if name == table]
+
+    def store_id(self) -> UUID:
+        return self._store_id
+
+    def check_schema(self) -> None:
+        """Nothing to check."""
+
+    def close(self) -> None:
+        """Nothing to close: what was committed stays as long as somebody has the object."""
+
+
+class InMemoryOffsetStore(OffsetStore):
+    """Offsets and results in memory; everything else is `OffsetStore`'s.
+
+    ::
+
+        def test_a_replayed_batch_is_written_once():
+            p0 = TopicPartition("payments", 0)
+            with InMemoryOffsetStore() as store:
+                claim = store.claim("billing", topics=["payments"])
+
+                def work(tx):
+                    plan = tx.lock({p0: OffsetRange(0, 2)})
+                    if plan[p0].outcome is not Outcome.SKIP:
+                        tx.connection.extend("payments", ["first", "second"])
+                        tx.advance({p0: plan[p0].remaining})
+
+                store.run(claim, work)
+                store.run(claim, work)
+                assert store.rows("payments") == ["first", "second"]
+
+    :param memory: the database, a new one if not given.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryDatabase | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+    ) -> None:
+        self.memory = memory or MemoryDatabase()
+        super().__init__(self.memory, timeouts=timeouts, retries=retries)
+
+    def rows(self, table: str) -> list[object]:
+        """What is committed in one of the test's tables, in the order of the commits."""
+        return self.memory.rows(table)

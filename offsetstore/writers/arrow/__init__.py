@@ -1,0 +1,1 @@
+"""Arrow batches on their way into COPY."""

@@ -1,0 +1,194 @@
+"""Which Arrow type fits which column, and how it gets there without losing anything.
+
+What would go wrong for every row is refused by type, before any byte; what can go wrong for a value (out of range, a
+fraction into an integer, too many digits, microseconds into a ``timestamp(3)``) raises when the value is met. Nothing
+is rounded, cut or shifted silently. Where a type is known by its text form alone, PostgreSQL reads the text, with that
+type's own rules: a ``timetz(0)`` rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from offsetstore.writers.arrow.json_text import json_texts
+from offsetstore.writers.arrow.values import (
+    UUID_TYPE,
+    is_binary,
+    is_list,
+    is_string,
+    is_wide,
+    refuse_hollow,
+    refuse_longer,
+    refuse_nul,
+    refuse_off_step,
+    refuse_out_of_range,
+    refuse_rounding,
+    uuids_from_strings,
+    value_type,
+)
+from offsetstore.writers.table.modifiers import interval_keeps_seconds, moment_step, numeric_scale, text_length
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offsetstore.writers.table.catalogue import Column
+
+_INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # decimal digits that integers of so many bits need
+
+# Their binary form is the text itself (jsonb's: after a version byte, which its encoder adds).
+_TEXTS = frozenset({"text", "varchar", "bpchar", "enum", "json", "jsonb"})
+
+# Types that shorten or round what they are given without an error, and those to have instead.
+_SILENT = {"char": "text", "money": "numeric", "name": "text"}
+
+# PostgreSQL compares the element type that an array's sender names with the column's; these are what pgpq names.
+_BINARY_ELEMENTS = frozenset(
+    {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "bytea", "date", "timestamp"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """How a column gets to its target.
+
+    :param arrow: the Arrow type after it.
+    :param binary: whether pgpq writes ``arrow`` as the target reads it; else the COPY has to be a text one.
+    :param check: raises ``ValueError`` for a value that does not fit; returns what it was given.
+    :param make: does what Arrow's own safe cast to ``arrow`` can't.
+    """
+
+    arrow: pa.DataType
+    binary: bool = True
+    check: Callable[[pa.Array[Any]], pa.Array[Any]] | None = None
+    make: Callable[[pa.Array[Any]], pa.Array[Any]] | None = None
+
+    def convert(self, array: pa.Array[Any]) -> pa.Array[Any]:
+        """Convert a batch's column.
+
+        :raises ValueError: a value does not fit (Arrow's ``ArrowInvalid`` is one, and quotes the value).
+        """
+        made = array.cast(self.arrow) if self.make is None else self.make(array)
+        return made if self.check is None else self.check(made)
+
+
+def find_cast(source: pa.DataType, column: Column) -> Cast | None:
+    """Find the way from an Arrow type to a column, or ``None`` if there is none that is safe."""
+    if pa.types.is_null(source):  # Spark's `lit(None)`: in both formats a NULL has no bytes, so any type will do
+        return Cast(pa.bool_())
+    if lossless_type(column):
+        return None
+    if column.kind == "uuid":
+        return _uuid(source)
+    if column.kind in {"json", "jsonb"} and pa.types.is_nested(source):
+        return Cast(pa.string(), make=json_texts)
+    found = _array(source, column) if column.kind == "array" else _scalar(source, column.kind, column.modifier)
+    return found if found and _arrow_can(source, found.arrow) else None
+
+
+def lossless_type(column: Column) -> str | None:
+    """Name the type to have instead of one that can change values without an error; ``None`` if it can't."""
+    kind = column.element or column.kind
+    cuts = kind == "interval" and not interval_keeps_seconds(column.modifier)
+    instead = "interval" if cuts else _SILENT.get(kind)
+    return f"{instead}[]" if instead and column.kind == "array" else instead
+
+
+def _arrow_can(source: pa.DataType, target: pa.DataType) -> bool:
+    try:
+        pa.array([], source).cast(target)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return False
+    return True
+
+
+def _array(source: pa.DataType, column: Column) -> Cast | None:
+    """Cast a list whole: Arrow casts within lists, and the checks look into them."""
+    depth, innermost = 0, source
+    while is_list(innermost):
+        depth, innermost = depth + 1, value_type(innermost)
+    element = _scalar(innermost, column.element or "", column.modifier)
+    if depth == 0 or element is None:
+        return None
+    arrow = element.arrow
+    for _ in range(depth):
+        arrow = pa.list_(arrow)
+    binary = element.binary and depth == 1 and column.element in _BINARY_ELEMENTS
+    check = element.check if depth == 1 else partial(_check_nested, check=element.check)
+    return Cast(arrow, binary=binary, check=check)
+
+
+def _check_nested(array: pa.Array[Any], check: Callable[[pa.Array[Any]], pa.Array[Any]] | None) -> pa.Array[Any]:
+    return refuse_hollow(array) if check is None else check(refuse_hollow(array))
+
+
+def _uuid(source: pa.DataType) -> Cast | None:
+    if is_string(source):
+        return Cast(UUID_TYPE, make=uuids_from_strings)
+    fits = is_binary(source) and (source == UUID_TYPE or not pa.types.is_fixed_size_binary(source))
+    return Cast(UUID_TYPE) if fits else None
+
+
+def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # noqa: PLR0911 - a table, row by row
+    known = pa.types
+    match kind:
+        case "int2" | "int4" | "int8":
+            fits = known.is_integer(source) or known.is_floating(source) or known.is_decimal(source)
+            return Cast(_INTEGERS[kind]) if fits else None
+        case "float4":  # not from double: hardly any would survive, and a cast in the transform says it is meant
+            fits = known.is_integer(source) or known.is_float16(source) or known.is_float32(source)
+            return Cast(pa.float32()) if fits else None
+        case "float8":
+            return Cast(pa.float64()) if known.is_integer(source) or known.is_floating(source) else None
+        case "numeric":
+            return _numeric(source, modifier)
+        case "bool":
+            return Cast(pa.bool_()) if known.is_boolean(source) else None
+        case "bytea":
+            return Cast(pa.large_binary() if is_wide(source) else pa.binary()) if is_binary(source) else None
+        case _ if kind in _TEXTS:
+            return _text(source, binary=True, length=text_length(modifier) if kind == "varchar" else None)
+        case "date" | "timestamp" | "timestamptz" | "time" | "interval":
+            return _moment(source, kind, modifier)
+        case _:  # inet, citext, ranges, ...: in their text form, which is PostgreSQL's to judge
+            return _text(source, binary=False)
+
+
+def _text(source: pa.DataType, *, binary: bool, length: int | None = None) -> Cast | None:
+    arrow = pa.large_string() if is_wide(source) else pa.string()
+    check = refuse_nul if length is None else partial(refuse_longer, length=length)
+    return Cast(arrow, binary=binary, check=check) if is_string(source) else None
+
+
+def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
+    """An instant goes into timestamptz alone and a wall clock's time into timestamp alone: between them is a zone."""
+    known = pa.types
+    fits, arrow = {
+        "date": (known.is_date(source), pa.date32()),
+        "time": (known.is_time(source), pa.time64("us")),
+        "interval": (known.is_duration(source), pa.duration("us")),
+        "timestamp": (known.is_timestamp(source) and source.tz is None, pa.timestamp("us")),
+        "timestamptz": (known.is_timestamp(source) and source.tz is not None, pa.timestamp("us", "UTC")),
+    }[kind]
+    step = moment_step(modifier)
+    check = refuse_out_of_range if step == 1 else partial(refuse_off_step, step=step)
+    return Cast(arrow, check=check) if fits else None
+
+
+def _numeric(source: pa.DataType, modifier: int) -> Cast | None:
+    """Go by way of a decimal, as pgpq writes any other number into numeric as 0.00 without a word.
+
+    PostgreSQL refuses too many digits before the point, and rounds those after it: that is what is checked here.
+    """
+    check = None if modifier < 0 else partial(refuse_rounding, scale=numeric_scale(modifier))
+    if pa.types.is_integer(source):
+        return Cast(pa.decimal128(_DIGITS[source.bit_width], 0), check=check)
+    if pa.types.is_decimal(source) and not pa.types.is_decimal256(source):
+        return Cast(pa.decimal128(source.precision, source.scale), check=check)
+    if pa.types.is_floating(source) and check is None:  # as its shortest decimal text, which numeric(p,s) would round
+        return Cast(pa.string(), binary=False)
+    return None

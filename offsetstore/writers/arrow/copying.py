@@ -1,0 +1,122 @@
+"""COPY of Arrow batches into one table, on the transaction's own connection."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from psycopg import errors, sql
+from psycopg.adapt import PyFormat, Transformer
+
+from offsetstore.errors import UnsafeTarget
+from offsetstore.protocol import failpoints
+from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS
+from offsetstore.writers.table.catalogue import missing, read_target
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+
+    import psycopg
+    import pyarrow as pa
+    from psycopg.copy import Copy
+    from sqlalchemy import Connection
+
+    from offsetstore.writers.arrow.encoding import Encoding
+    from offsetstore.writers.table.catalogue import Column
+    from offsetstore.writers.table.names import TableName
+
+# ONLY: a partitioned table's parts can't change their types without it, and there may be thousands.
+_LOCK = sql.SQL("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE")
+_BINARY = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT binary)")
+_TEXT = sql.SQL("COPY {table} ({columns}) FROM STDIN")
+
+
+def driver_connection(connection: Connection) -> psycopg.Connection:
+    """Take psycopg's connection from under SQLAlchemy's, in whose transaction it stays.
+
+    SQLAlchemy begins one with its own first statement; here is none, so that it has to be told, or it would forget the
+    transaction that psycopg begins.
+    """
+    if not connection.in_transaction():
+        connection.begin()
+    return cast("psycopg.Connection", connection.connection.driver_connection)
+
+
+def lock_against_change(connection: psycopg.Connection, table: TableName) -> None:
+    """Take the lock that COPY takes anyhow, before the columns are read rather than after.
+
+    An ALTER TABLE that runs meanwhile would else change a column's type in between, and a binary COPY does not notice:
+    eight bytes of a bigint are a valid numeric, of another value.
+
+    :raises ColumnMismatch: there is no such table.
+    :raises UnsafeTarget: it can't be locked, as a foreign table can't.
+    """
+    try:
+        connection.execute(_LOCK.format(table=table.identifier))
+    except (errors.UndefinedTable, errors.InvalidSchemaName):
+        raise missing(table) from None
+    except errors.WrongObjectType as error:
+        what = f"{table} can't be locked as a table (is it a foreign table, or a materialized view?)"
+        found = error.diag.message_detail or error.diag.message_primary
+        raise UnsafeTarget(what, found=found, next_step="Name a table of this database.") from None
+
+
+@contextmanager
+def locked_target(connection: psycopg.Connection, table: TableName) -> Generator[dict[str, Column]]:
+    """Lock the target, and read its columns for what is written in the block.
+
+    The lock does not keep partitions from being attached, nor one's kind from being changed before rows come to it: so
+    a partitioned table is looked at again when all is written. What has rows of ours by then, they keep locked.
+
+    :raises ColumnMismatch, UnsafeTarget: as `read_target` does; the transaction has to be rolled back.
+    """
+    lock_against_change(connection, table)
+    target = read_target(connection, table)
+    yield target.columns
+    if target.is_partitioned:
+        read_target(connection, table)
+
+
+def copy_batches(
+    connection: psycopg.Connection, target: sql.Identifier, encoding: Encoding, batches: Iterable[pa.RecordBatch]
+) -> None:
+    """Send the batches, at least one row of them, chunk by chunk."""
+    # pgpq writes UTF-8 whatever the connection has been told; in text, psycopg knows.
+    binary = encoding.binary and connection.info.encoding == "utf-8"
+    statement = (_BINARY if binary else _TEXT).format(
+        table=target, columns=sql.SQL(", ").join(map(sql.Identifier, encoding.columns))
+    )
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        if binary:
+            _send_chunks(copy, encoding, batches)
+        else:
+            _send_rows(copy, encoding, batches)
+
+
+def _send_chunks(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatch]) -> None:
+    chunks = encoding.chunks(batches)
+    first = next(chunks)
+    middle = len(first) // 2
+    copy.write(first[:middle])
+    copy.connection.pgconn.flush()
+    failpoints.reach("in_copy")
+    copy.write(first[middle:])
+    for chunk in chunks:
+        copy.write(chunk)
+
+
+def _send_rows(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatch]) -> None:
+    for number, row in enumerate(encoding.rows(batches)):
+        _send_row(copy, encoding, row)
+        if number == 0:
+            copy.connection.pgconn.flush()
+            failpoints.reach("in_copy")
+
+
+def _send_row(copy: Copy, encoding: Encoding, row: Sequence[Any]) -> None:
+    """Write one row; what psycopg can't write, such as a letter that the connection's encoding lacks, is refused."""
+    with suppress(*CONVERSION_ERRORS):
+        copy.write_row(row)
+        return
+    transformer = Transformer(copy.connection)
+    raise encoding.refusal(row, lambda value: transformer.get_dumper(value, PyFormat.TEXT).dump(value))

@@ -1,0 +1,233 @@
+"""What PostgreSQL's catalogue says about a target table, read anew for each micro-batch: tables change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from offsetstore.errors import ColumnMismatch, UnsafeTarget
+from offsetstore.writers.table.names import TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from psycopg import Connection
+
+_TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
+
+# A domain's values travel as its base type's do, so domains are followed down to it. An array's modifier is its
+# elements'. `kind` is a built-in type's name, 'enum', or '' for all that only its text form is known of.
+#
+# `unsafe`: of the table and all its partitions, those that lose rows or commit apart. A partitioned table itself holds
+# no rows, so that it may be UNLOGGED (up to PostgreSQL 17). pg_partition_tree() would lock each partition.
+_COLUMNS = """
+WITH RECURSIVE target AS (
+    SELECT oid, relkind, relpersistence, relnamespace, relname, ARRAY(
+        SELECT rulename::text FROM pg_catalog.pg_rewrite
+        WHERE ev_class = pg_class.oid AND ev_type = '3' AND ev_enabled IN ('O', 'A')
+        ORDER BY rulename
+    ) AS insert_rules
+    FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%(name)s)
+), tree AS (
+    SELECT 'table' AS part, oid, relkind, relpersistence, relnamespace, relname FROM target
+  UNION ALL
+    SELECT 'partition', child.oid, child.relkind, child.relpersistence, child.relnamespace, child.relname
+    FROM tree
+    JOIN pg_catalog.pg_inherits ON inhparent = tree.oid AND tree.relkind = 'p'
+    JOIN pg_catalog.pg_class AS child ON child.oid = inhrelid
+), typed AS (
+    SELECT attnum, atttypid AS type, atttypmod AS modifier
+    FROM pg_catalog.pg_attribute JOIN target ON attrelid = target.oid
+    WHERE attnum > 0 AND NOT attisdropped
+  UNION ALL
+    SELECT typed.attnum, domain.typbasetype, domain.typtypmod
+    FROM typed JOIN pg_catalog.pg_type AS domain ON domain.oid = typed.type AND domain.typtype = 'd'
+)
+SELECT target.relkind, target.insert_rules,
+    ARRAY(
+        SELECT ARRAY[
+            part, (SELECT nspname FROM pg_catalog.pg_namespace WHERE oid = relnamespace), relname,
+            CASE WHEN relkind = 'f' THEN 'foreign' WHEN relpersistence = 't' THEN 'temporary' ELSE 'unlogged' END
+        ]
+        FROM tree WHERE relkind = 'f' OR relpersistence = 't' OR relpersistence = 'u' AND relkind <> 'p'
+        ORDER BY part DESC, relname
+    ) AS unsafe,
+    a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
+    CASE WHEN element.oid IS NOT NULL THEN 'array' ELSE base.kind END, element.kind,
+    a.attnotnull OR declared.typnotnull,
+    a.atthasdef OR a.attidentity <> '' OR declared.typdefault IS NOT NULL,
+    a.attgenerated <> '' OR a.attidentity = 'a'
+FROM target
+LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = target.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_catalog.pg_type AS declared ON declared.oid = a.atttypid
+LEFT JOIN (
+    typed JOIN LATERAL (
+        SELECT oid, typelem, typcategory, typtype,
+            CASE WHEN typtype = 'e' THEN 'enum' WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname ELSE '' END
+        FROM pg_catalog.pg_type
+    ) AS base(oid, typelem, typcategory, typtype, kind) ON base.oid = typed.type AND base.typtype <> 'd'
+) ON typed.attnum = a.attnum
+LEFT JOIN LATERAL (
+    SELECT oid,
+        CASE WHEN typtype = 'e' THEN 'enum' WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname ELSE '' END
+    FROM pg_catalog.pg_type WHERE base.typcategory = 'A' AND pg_type.oid = base.typelem
+) AS element(oid, kind) ON true
+ORDER BY a.attnum
+"""
+
+# What ON CONFLICT (columns) can infer: complete, immediate, over plain columns.
+_UNIQUE_KEYS = """
+SELECT array_agg(a.attname::text ORDER BY a.attnum)
+FROM pg_catalog.pg_index AS i
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid
+    AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+WHERE i.indrelid = pg_catalog.to_regclass(%(name)s)
+    AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+GROUP BY i.indexrelid
+"""
+
+# A temporary table is left without its schema's name, to be refused by the next look.
+_PLACE = """
+SELECT nspname, relname
+FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+WHERE pg_class.oid = pg_catalog.to_regclass(%(name)s) AND relpersistence <> 't'
+"""
+
+_SHOWN = 3
+_WHY_UNSAFE = {
+    "unlogged": "is UNLOGGED: a crash of the database empties it, and the stored offsets stay",
+    "temporary": "is temporary: it ends with its connection, and the stored offsets stay",
+    "foreign": "is a foreign table: its server commits apart from the stored offsets",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a target.
+
+    :param type_name: as a person writes it: ``numeric(10,2)``.
+    :param kind: the built-in type's name (``int8``, ``varchar``), ``enum``, ``array``, or ``""`` for any other.
+    :param element: the elements' kind, for arrays.
+    :param modifier: PostgreSQL's ``atttypmod``: length, precision or -1.
+    :param computed: always made by the database, so never written.
+    """
+
+    name: str
+    type_name: str
+    kind: str
+    number: int = 0
+    modifier: int = -1
+    element: str | None = None
+    not_null: bool = False
+    has_default: bool = False
+    computed: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Whether a row can't go in without it."""
+        return self.not_null and not self.has_default and not self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table that results may go to."""
+
+    columns: dict[str, Column]
+    is_partitioned: bool
+
+
+def locate(connection: Connection, table: TableName) -> TableName:
+    """Add the schema in which the connection's search path finds the table.
+
+    The name stays as it is where it has a schema, and where there is no such table but a temporary one.
+    """
+    if table.schema is not None:
+        return table
+    row = connection.execute(_PLACE, {"name": table.identifier.as_string(connection)}).fetchone()
+    return table if row is None else TableName(*row)
+
+
+def read_target(connection: Connection, table: TableName) -> Target:
+    """Read what results can be written to.
+
+    :raises UnsafeTarget: the table, or any of its partitions, is UNLOGGED, temporary or foreign.
+    :raises ColumnMismatch: as `read_columns` does.
+    """
+    rows = _read(connection, table)
+    if unsafe := rows[0][2]:
+        raise _unsafe(connection, table, unsafe)
+    return Target(_columns(table, rows), rows[0][0] == "p")
+
+
+def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
+    """Read the columns by name, in the table's order.
+
+    :raises ColumnMismatch: there is no such table, it is a view, or it has rules that COPY would pass by.
+    """
+    return _columns(table, _read(connection, table))
+
+
+def _read(connection: Connection, table: TableName) -> Sequence[tuple[Any, ...]]:
+    rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
+    if not rows:
+        raise missing(table)
+    return rows
+
+
+def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Column]:
+    if rows[0][0] not in _TABLES:
+        what = f"{table} is not a table (pg_class.relkind)"
+        raise ColumnMismatch(what, found=rows[0][0], expected="a table", next_step="Name the table behind it.")
+    if rules := rows[0][1]:
+        what = f"the table {table} has rules ON INSERT, and COPY does not apply rules"
+        next_step = "Name the table that the rule writes to, or replace the rule by a trigger."
+        raise ColumnMismatch(what, found=", ".join(rules), expected="no rules ON INSERT", next_step=next_step)
+    columns: dict[str, Column] = {}
+    for _, _, _, name, number, type_name, modifier, kind, element, not_null, has_default, computed in rows:
+        if name is not None:  # a table without any column
+            columns[name] = Column(
+                name=name,
+                type_name=type_name,
+                kind=kind,
+                number=number,
+                modifier=modifier,
+                element=element,
+                not_null=not_null,
+                has_default=has_default,
+                computed=computed,
+            )
+    return columns
+
+
+def read_unique_keys(connection: Connection, table: TableName) -> list[frozenset[str]]:
+    """Read the sets of columns that ``ON CONFLICT`` can name."""
+    rows = connection.execute(_UNIQUE_KEYS, {"name": table.identifier.as_string(connection)}).fetchall()
+    return [frozenset(row[0]) for row in rows]
+
+
+def _unsafe(connection: Connection, table: TableName, found: Sequence[Sequence[str]]) -> UnsafeTarget:
+    part, schema, name, kind = found[0]
+    first = TableName(schema, name)
+    which = f"the table {first}" if part == "table" else f"the partition {first} of {table}"
+    if kind == "unlogged":
+        next_step = f"ALTER TABLE {first.identifier.as_string(connection)} SET LOGGED;"
+    elif kind == "temporary":
+        next_step = 'Drop it, or name the schema of the table that is meant: "schema.table".'
+    elif part == "table":
+        next_step = "Write to a table of this database, and copy its rows to the other server from there."
+    else:
+        next_step = "Detach it, or put a partition of this database in its place."
+    names = [f"{other}.{one} ({why})" for _, other, one, why in found[:_SHOWN]]
+    return UnsafeTarget(
+        f"{which} {_WHY_UNSAFE[kind]}",
+        found=", ".join([*names, *(["..."] if len(found) > _SHOWN else [])]),
+        expected="tables of this database that survive a crash",
+        next_step=next_step,
+    )
+
+
+def missing(table: TableName) -> ColumnMismatch:
+    """Make the error for a table that is not there."""
+    what = f"there is no table {table}"
+    next_step = 'Create it, name its schema ("schema.table"; capitals count), or grant the role USAGE on the schema.'
+    return ColumnMismatch(what, next_step=next_step)

@@ -1,0 +1,131 @@
+"""Whether a DataFrame fits a table: everything that does not, in one error, before any byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import ColumnMismatch
+from offsetstore.writers.arrow.casts import Cast, find_cast, lossless_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import pyarrow as pa
+
+    from offsetstore.writers.table.catalogue import Column
+    from offsetstore.writers.table.names import TableName
+
+# What to cast to in Spark, by PostgreSQL's type.
+_SPARK_TYPES = {
+    "bool": "boolean",
+    "bpchar": "string",
+    "bytea": "binary",
+    "date": "date",
+    "float4": "float",
+    "float8": "double",
+    "int2": "smallint",
+    "int4": "int",
+    "int8": "bigint",
+    "text": "string",
+    "timestamp": "timestamp_ntz",
+    "timestamptz": "timestamp",
+    "varchar": "string",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A column of the DataFrame, its column in the table, and the way there."""
+
+    column: Column
+    cast: Cast
+
+
+@dataclass(slots=True)
+class _Mismatch:
+    """What does not fit, as it is found."""
+
+    problems: list[str] = field(default_factory=list[str])
+    found: dict[str, str] = field(default_factory=dict[str, str])
+    expected: dict[str, str] = field(default_factory=dict[str, str])
+    next_steps: list[str] = field(default_factory=list[str])
+
+    def add(
+        self, name: str, problem: str, *, found: str | None = None, expected: str | None = None, next_step: str
+    ) -> None:
+        self.problems.append(f"{name} {problem}")
+        self.next_steps.append(next_step)
+        if found is not None:
+            self.found[name] = found
+        if expected is not None:
+            self.expected[name] = expected
+
+    def refuse(self, table: TableName) -> None:
+        if self.problems:
+            what = f"the DataFrame does not fit the table {table}: {', '.join(self.problems)}"
+            next_step = " ".join(dict.fromkeys(self.next_steps))
+            raise ColumnMismatch(what, found=self.found or None, expected=self.expected or None, next_step=next_step)
+
+
+def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: TableName) -> list[Match]:
+    """Match a DataFrame's columns, in its order, with the table's.
+
+    :raises ColumnMismatch: the two don't fit; with all the columns that it is about.
+    """
+    if not schema.names:
+        what = f"the DataFrame has no columns to write to {table}"
+        raise ColumnMismatch(what, expected=f"columns of {', '.join(columns)}", next_step="See what transform returns.")
+    mismatch = _Mismatch()
+    fields = zip(schema.names, schema.types, strict=True)
+    matches = [match for name, arrow in fields if (match := _match(name, arrow, columns, mismatch))]
+    for name in sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        mismatch.add(name, "is there more than once", next_step="Keep each column once.")
+    for column in columns.values():
+        if column.required and column.name not in schema.names:
+            mismatch.add(
+                column.name,
+                "is missing, and the table has it NOT NULL without a default",
+                expected=column.type_name,
+                next_step=f"Add {column.name} in the transform, or give it a default in the table.",
+            )
+    mismatch.refuse(table)
+    return matches
+
+
+def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatch: _Mismatch) -> Match | None:
+    column = columns.get(name)
+    if column is None:
+        near = _near(name, columns)
+        problem = "is not in the table" + (f" (did you mean {near}?)" if near else "")
+        step = f"Rename it to {near}." if near else f"Drop {name} in the transform, or add it to the table."
+        mismatch.add(name, problem, found=str(arrow), next_step=step)
+    elif column.computed:
+        step = f"Drop {name} in the transform: the database makes it."
+        mismatch.add(name, "is GENERATED ALWAYS", found=str(arrow), next_step=step)
+    elif (cast := find_cast(arrow, column)) is None and (instead := lossless_type(column)):
+        problem = f"is {column.type_name} in the table, which changes values without an error"
+        step = f"Make {name} {instead} in the table."
+        mismatch.add(name, problem, found=str(arrow), expected=instead, next_step=step)
+    elif cast is None:
+        step = _cast_step(column)
+        mismatch.add(name, "has another type", found=str(arrow), expected=column.type_name, next_step=step)
+    else:
+        return Match(column, cast)
+    return None
+
+
+def _near(name: str, columns: Iterable[str]) -> str | None:
+    """Find the name that was meant: first another case of it, since Spark does not tell cases apart."""
+    names = list(columns)
+    same = [other for other in names if other.casefold() == name.casefold()]
+    return (same or get_close_matches(name, names, n=1) or [None])[0]
+
+
+def _cast_step(column: Column) -> str:
+    is_numeric = column.kind == "numeric"
+    spark = column.type_name.replace("numeric", "decimal") if is_numeric else _SPARK_TYPES.get(column.kind)
+    if spark is None:
+        return f"Give {column.name} as what {column.type_name} can be made from."
+    return f'Cast it in the transform: col("{column.name}").cast("{spark}").'

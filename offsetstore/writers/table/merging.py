@@ -1,0 +1,135 @@
+"""The SQL of an Upsert: a staging table, and one INSERT that combines its rows by key and merges them into the target.
+
+Rows go in sorted by key, whatever order the batch has them in: two parallel upserts then lock rows in one order. All
+jobs sort alike, by the key columns as the table has them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from psycopg import sql
+
+from offsetstore.writers.arrow.kafka_column import COORDINATES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from offsetstore.writers.table.catalogue import Column
+    from offsetstore.writers.table.names import TableName
+    from offsetstore.writers.table.roles import Roles
+
+_NO_COORDINATES = sql.SQL(
+    """NULL::text COLLATE "C" AS {topic}, NULL::integer AS {partition}, NULL::bigint AS {offset}"""
+)
+
+_MERGE_COMBINED = sql.SQL("""
+INSERT INTO {table} AS stored ({columns})
+SELECT {values}
+FROM {staging} AS staged
+{reported}
+GROUP BY {key}
+ORDER BY {key}
+ON CONFLICT ({conflict}) {action}
+""")
+
+# One row a key, the latest: DISTINCT ON keeps the first. A ctid is the place in the staging table, so the order of the
+# batch: it decides where nothing else does.
+_MERGE_LATEST = sql.SQL("""
+INSERT INTO {table} AS stored ({columns})
+SELECT DISTINCT ON ({key}) {values}
+FROM {staging} AS staged
+{reported}
+WINDOW same_key AS (PARTITION BY {key})
+ORDER BY {key}, {latest_first}staged.{topic} DESC NULLS LAST, staged.{partition} DESC NULLS LAST,
+    staged.{offset} DESC NULLS LAST, staged.ctid DESC
+ON CONFLICT ({conflict}) {action}
+""")
+
+_ALL = sql.SQL("")
+
+# How rows of one key are combined; aggregates leave NULLs out, as do GREATEST and LEAST below.
+_COMBINED = {"add": sql.SQL("sum({})"), "greatest": sql.SQL("max({})"), "least": sql.SQL("min({})")}
+
+# How what is stored and what comes in are merged: `excluded` is the row that could not be inserted.
+_MERGED = {
+    "add": sql.SQL("{0} = coalesce(stored.{0} + excluded.{0}, stored.{0}, excluded.{0})"),
+    "greatest": sql.SQL("{0} = greatest(stored.{0}, excluded.{0})"),
+    "least": sql.SQL("{0} = least(stored.{0}, excluded.{0})"),
+    "replaced": sql.SQL("{0} = excluded.{0}"),
+}
+# Without a stored version anything is newer; without one of its own, a row is newer than nothing else.
+_REPLACED_IF_NEWER = sql.SQL(
+    "{0} = CASE WHEN stored.{1} IS NULL OR excluded.{1} >= stored.{1} THEN excluded.{0} ELSE stored.{0} END"
+)
+
+
+def no_coordinates() -> sql.Composed:
+    """Write the staging table's columns for Kafka's coordinates, NULL where none are copied."""
+    return _NO_COORDINATES.format(**_coordinates())
+
+
+def merge(
+    staging: sql.Identifier,
+    table: TableName,
+    roles: Roles,
+    names: Sequence[str],
+    columns: Mapping[str, Column],
+    *,
+    reported: sql.Composable = _ALL,
+) -> sql.Composed:
+    """Write the statement that moves the staged rows into the target.
+
+    :param names: the columns that the DataFrame supplies.
+    :param columns: the target's.
+    :param reported: the condition that rows have to meet, if not all are moved.
+    """
+    replaced = roles.replaced(names)
+    role_of = dict.fromkeys(replaced, "replaced")
+    role_of |= dict.fromkeys(roles.add, "add") | dict.fromkeys(roles.greatest, "greatest")
+    role_of |= dict.fromkeys(roles.least, "least")
+    key = sorted(roles.key, key=lambda name: columns[name].number)
+    values = [_value(name, role_of.get(name), windowed=bool(replaced)) for name in names]
+    assignments = [_assignment(name, role_of[name], roles.version) for name in names if name in role_of]
+    parts = {
+        "table": table.identifier,
+        "columns": _list(names),
+        "values": sql.SQL(", ").join(values),
+        "staging": staging,
+        "reported": reported,
+        "key": sql.SQL(", ").join(map(_staged, key)),
+        "conflict": _list(key),
+        "action": sql.SQL("DO UPDATE SET ") + sql.SQL(", ").join(assignments) if assignments else sql.SQL("DO NOTHING"),
+    }
+    if not replaced:
+        return _MERGE_COMBINED.format(**parts)
+    latest_first = sql.SQL("")
+    if roles.version is not None:
+        latest_first = sql.SQL("{} DESC NULLS LAST, ").format(_staged(roles.version))
+    return _MERGE_LATEST.format(latest_first=latest_first, **parts, **_coordinates())
+
+
+def _value(name: str, role: str | None, *, windowed: bool) -> sql.Composable:
+    if role not in _COMBINED:
+        return _staged(name)
+    combined = _COMBINED[role].format(_staged(name))
+    return combined + sql.SQL(" OVER same_key") if windowed else combined
+
+
+def _assignment(name: str, role: str, version: str | None) -> sql.Composed:
+    if role == "replaced" and version is not None:
+        return _REPLACED_IF_NEWER.format(sql.Identifier(name), sql.Identifier(version))
+    return _MERGED[role].format(sql.Identifier(name))
+
+
+def _staged(name: str) -> sql.Identifier:
+    return sql.Identifier("staged", name)
+
+
+def _list(names: Iterable[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def _coordinates() -> dict[str, sql.Identifier]:
+    topic, partition, offset = map(sql.Identifier, COORDINATES)
+    return {"topic": topic, "partition": partition, "offset": offset}

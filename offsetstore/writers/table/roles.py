@@ -1,0 +1,101 @@
+"""What an Upsert does with each column when rows of one key meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import ColumnMismatch, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from offsetstore.writers.table.catalogue import Column
+    from offsetstore.writers.table.names import TableName
+
+_SUMMABLE = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric"})
+_ORDERED = _SUMMABLE | {
+    "bpchar", "date", "enum", "interval", "text", "time", "timestamp", "timestamptz", "varchar",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The columns by role; whichever the DataFrame has beyond them are replaced."""
+
+    key: tuple[str, ...]
+    add: tuple[str, ...]
+    greatest: tuple[str, ...]
+    least: tuple[str, ...]
+    version: str | None
+
+    @classmethod
+    def parse(
+        cls,
+        key: Sequence[str],
+        add: Sequence[str],
+        greatest: Sequence[str],
+        least: Sequence[str],
+        version: str | None,
+    ) -> Roles:
+        """Take an Upsert's arguments.
+
+        :raises ConfigurationError: no key, a string where a list should be, or a column in two roles.
+        """
+        for role, names in {"key": key, "add": add, "greatest": greatest, "least": least}.items():
+            if isinstance(names, str):
+                what = f"{role} of an Upsert takes a list of columns"
+                raise ConfigurationError(what, found=repr(names), next_step=f"Write {role}=[{names!r}].")
+        if not key:
+            what = "an Upsert needs the columns of a key"
+            raise ConfigurationError(what, expected='key=["id"]')
+        roles = cls(tuple(key), tuple(add), tuple(greatest), tuple(least), version)
+        named = roles.named
+        if twice := sorted({name for name in named if named.count(name) > 1}):
+            what = "a column has one role in an Upsert, once"
+            raise ConfigurationError(what, found=f"{', '.join(twice)} twice", expected="each column once")
+        return roles
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The columns that the Upsert's arguments name, and that the DataFrame has to have."""
+        version = () if self.version is None else (self.version,)
+        return self.key + self.add + self.greatest + self.least + version
+
+    def replaced(self, names: Iterable[str]) -> list[str]:
+        """Tell which of a DataFrame's columns are taken from one row; ``version`` is one of them."""
+        merged = self.key + self.add + self.greatest + self.least
+        return [name for name in names if name not in merged]
+
+    def check(self, names: Sequence[str], columns: Mapping[str, Column], table: TableName) -> None:
+        """Hold the roles against the DataFrame's names and the table's types.
+
+        :raises ColumnMismatch: a column that is not there, or whose type can't play its role.
+        """
+        if absent := [name for name in self.named if name not in names]:
+            what = f"the Upsert into {table} names columns that the DataFrame does not have: {', '.join(absent)}"
+            raise ColumnMismatch(what, found=", ".join(names), next_step="Keep them in the transform.")
+        ordered = (*self.greatest, *self.least, *([] if self.version is None else [self.version]))
+        _check_kinds("add", self.add, _SUMMABLE, columns, table)
+        _check_kinds("greatest, least and version", ordered, _ORDERED, columns, table)
+
+    def check_key(self, unique: Sequence[frozenset[str]], table: TableName) -> None:
+        """Hold the key against the sets of columns that the table has unique.
+
+        :raises ColumnMismatch: PostgreSQL could not tell by it which rows are the same.
+        """
+        if frozenset(self.key) not in unique:
+            key = ", ".join(self.key)
+            what = f"the table {table} has no unique constraint or index on exactly the key ({key})"
+            found = "; ".join(f"({', '.join(sorted(columns))})" for columns in unique) or "none"
+            quoted = ", ".join(f'"{name}"' for name in self.key)
+            next_step = f"Add it (not partial, not deferrable): ALTER TABLE {table} ADD UNIQUE ({quoted});"
+            raise ColumnMismatch(what, found=found, expected=f"({key})", next_step=next_step)
+
+
+def _check_kinds(
+    role: str, names: Iterable[str], kinds: frozenset[str], columns: Mapping[str, Column], table: TableName
+) -> None:
+    if wrong := {name: columns[name].type_name for name in names if columns[name].kind not in kinds}:
+        what = f"columns of {table} are of types that {role} can't work on: {', '.join(wrong)}"
+        raise ColumnMismatch(what, found=wrong, expected=f"one of {', '.join(sorted(kinds))}")
