@@ -64,15 +64,15 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, extra = _LAZY[name]
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith(__name__):
             raise
-        what = f"{name} needs a package that is not installed"
         raise errors.MissingDependency(
-            what, found=f"no {error.name}", next_step=f"pip install 'offsetstore[{extra}]'."
+            f"{name} needs a package that is not installed",
+            found=f"no {error.name}",
+            next_step=f"pip install 'offsetstore[{extra}]'.",
         ) from error

@@ -30,8 +30,9 @@ class TopicPartition:
         :raises ValueError: an empty topic, a negative partition.
         """
         if not self.topic or self.partition < 0:
-            what = f"not a partition of a topic: {self.topic!r}, {self.partition}; expected a name and a number >= 0"
-            raise ValueError(what)
+            raise ValueError(
+                f"not a partition of a topic: {self.topic!r}, {self.partition}; expected a name and a number >= 0"
+            )
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -50,8 +51,7 @@ class OffsetRange:
         :raises ValueError: negative, reversed, or beyond 64 bits.
         """
         if not 0 <= self.from_ <= self.until <= MAX_OFFSET:
-            what = f"not a range of offsets: {self}; expected 0 <= from <= until < 2**63"
-            raise ValueError(what)
+            raise ValueError(f"not a range of offsets: {self}; expected 0 <= from <= until < 2**63")
 
     def __str__(self) -> str:
         return f"[{self.from_}, {self.until})"

@@ -64,8 +64,7 @@ def collect_proofs(items: Iterable[pytest.Item]) -> list[Proof]:
         test = item.nodeid.partition("[")[0]
         for mark in item.iter_markers("behaviour"):
             if not mark.args or not known.issuperset(mark.args):
-                what = f"{test}: behaviour{mark.args} is not in {TEXTS.name}"
-                raise pytest.UsageError(what)
+                raise pytest.UsageError(f"{test}: behaviour{mark.args} is not in {TEXTS.name}")
             for identifier in mark.args:
                 services[identifier, test].update(SERVICES[name] for name in fixtures if name in SERVICES)
     return [Proof(*key, frozenset(found)) for key, found in sorted(services.items(), key=lambda entry: entry[0][1])]

@@ -95,11 +95,10 @@ def adopt(
       offsetstore adopt --checkpoint /checkpoints/billing --dry-run
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     if not dry_run:
-        what = (
+        raise click.UsageError(
             "this command only shows: pass --dry-run. What adopts is the job itself, by "
             'store.claim(..., adopt_checkpoint="DIR").'
         )
-        raise click.UsageError(what)
     found = read_or_fail(LocalFiles(checkpoint), next_step="Correct --checkpoint.")
     stored = _stored(group, url, schema)
     topics = {tp.topic for tp in found.offsets}

@@ -34,9 +34,10 @@ class LazyCommand:
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("offsetstore"):
                 raise
-            what = f"`offsetstore {self.name}` needs a package that is not installed"
             raise MissingDependency(
-                what, found=f"no {error.name}", next_step=f"pip install 'offsetstore[{self.extra}]'"
+                f"`offsetstore {self.name}` needs a package that is not installed",
+                found=f"no {error.name}",
+                next_step=f"pip install 'offsetstore[{self.extra}]'",
             ) from error
 
 

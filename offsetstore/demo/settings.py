@@ -53,17 +53,23 @@ class JobSettings:
         missing = sorted(name for name in REQUIRED if not os.environ.get(name))
         batch = os.environ.get(BATCH, _DEFAULT_BATCH)
         if missing:
-            what = "the demo's job needs more settings"
-            raise ConfigurationError(what, found=f"no {', '.join(missing)}", expected="both, in the environment")
+            raise ConfigurationError(
+                "the demo's job needs more settings",
+                found=f"no {', '.join(missing)}",
+                expected="both, in the environment",
+            )
         if not batch.isdigit() or batch == "0":
-            what = f"{BATCH} is not a number of records"
-            raise ConfigurationError(what, found=batch, expected="a number, from 1 upwards")
+            raise ConfigurationError(
+                f"{BATCH} is not a number of records", found=batch, expected="a number, from 1 upwards"
+            )
         atomicity = os.environ.get(ATOMICITY, "batch")
         staging = os.environ.get(STAGING, "auto")
         if atomicity not in get_args(Atomicity) or staging not in get_args(Staging):
-            what = f"{ATOMICITY} or {STAGING} is no way of the sink"
-            expected = f"{' or '.join(get_args(Atomicity))}, and {' or '.join(get_args(Staging))}"
-            raise ConfigurationError(what, found=f"{atomicity}, {staging}", expected=expected)
+            raise ConfigurationError(
+                f"{ATOMICITY} or {STAGING} is no way of the sink",
+                found=f"{atomicity}, {staging}",
+                expected=f"{' or '.join(get_args(Atomicity))}, and {' or '.join(get_args(Staging))}",
+            )
         checkpoints = Path(os.environ.get(CHECKPOINTS, _DEFAULT_CHECKPOINTS))
         return cls(
             os.environ[URL],

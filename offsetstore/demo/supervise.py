@@ -71,8 +71,9 @@ class Supervisor:
         with Watch(self.settings.url, self.job.tables, self._seen) as watch:
             while self._run_once(watch):
                 if self._runs == _MOST_RUNS:
-                    what = f"{self.job.name} is not done after {_MOST_RUNS} runs"
-                    raise DemoFailed(what, next_step=f"See {self.logs}.")
+                    raise DemoFailed(
+                        f"{self.job.name} is not done after {_MOST_RUNS} runs", next_step=f"See {self.logs}."
+                    )
             seconds = watch.seconds
         return JobRun(self.job.name, seconds, self._runs, self._batches, self._kills, watch.looks)
 
@@ -94,14 +95,16 @@ class Supervisor:
                     self._kill(kill, process, progress, watch)
                     return True
                 if time.monotonic() > deadline:
-                    what = f"run {self._runs} of {self.job.name} is not done after {_RUN_SECONDS:.0f} s"
-                    raise DemoFailed(what, found=process.last_words(), next_step=f"See {log}.")
+                    raise DemoFailed(
+                        f"run {self._runs} of {self.job.name} is not done after {_RUN_SECONDS:.0f} s",
+                        found=process.last_words(),
+                        next_step=f"See {log}.",
+                    )
             for event in process.remaining_events():
                 self._batches += event.kind == "begun"
         if process.exit_status or kill is not None:
-            what = f"run {self._runs} of {self.job.name} ended by itself"
             raise DemoFailed(
-                what,
+                f"run {self._runs} of {self.job.name} ended by itself",
                 found=f"exit status {process.exit_status}\n{process.last_words()}",
                 expected=f"it runs until it is killed {WORDS[kill.point]}" if kill else "exit status 0",
                 next_step=f"See {log}.",

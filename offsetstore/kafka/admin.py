@@ -134,8 +134,9 @@ def produce(
     if failed:
         raise broker_error(failed[0], doing)
     if left:
-        what = f"no answer from Kafka while {doing}"
-        raise BrokerUnavailable(what, found=f"{left} of {count} records not acknowledged")
+        raise BrokerUnavailable(
+            f"no answer from Kafka while {doing}", found=f"{left} of {count} records not acknowledged"
+        )
     return count
 
 
@@ -150,8 +151,7 @@ def _wait(future: Future[Any], doing: str) -> None:
     except KafkaException as error:
         raise broker_error(error.args[0], doing) from error
     except TimeoutError as error:
-        what = f"no answer from Kafka while {doing}"
-        raise BrokerUnavailable(what, found=f"{_SECONDS:.0f} s of silence") from error
+        raise BrokerUnavailable(f"no answer from Kafka while {doing}", found=f"{_SECONDS:.0f} s of silence") from error
 
 
 def _wait_for_leaders(admin: Any, topic: str, partitions: int) -> None:

@@ -56,8 +56,7 @@ class Broker:
         self._topics = None if topics is None else topic_names(topics)
         self._assigned: Mapping[str, frozenset[int]] = {}
         if not 0 < timeout <= _MAX_TIMEOUT:
-            what = "not a timeout"
-            raise ConfigurationError(what, found=timeout, expected="seconds, above 0 and at most 3600")
+            raise ConfigurationError("not a timeout", found=timeout, expected="seconds, above 0 and at most 3600")
         self._timeout = timeout
         self._lock = Lock()
         self._client: Client | None = None
@@ -81,8 +80,10 @@ class Broker:
         return f"Broker({self._settings!r}, topics={self._topics!r}, timeout={self._timeout:g})"
 
     def __reduce__(self) -> NoReturn:
-        what = "a Broker can't be pickled: its settings can hold a password, and its client belongs to this process"
-        raise ConfigurationError(what, next_step="Make the Broker where it is used.")
+        raise ConfigurationError(
+            "a Broker can't be pickled: its settings can hold a password, and its client belongs to this process",
+            next_step="Make the Broker where it is used.",
+        )
 
     @property
     def topics(self) -> tuple[str, ...] | None:
@@ -100,11 +101,15 @@ class Broker:
         """
         names = topic_names(topics)
         if not group or not names:
-            what = "a view is of a group and of topics"
-            raise ConfigurationError(what, found=(group, names), expected="a group's name and at least one topic")
+            raise ConfigurationError(
+                "a view is of a group and of topics",
+                found=(group, names),
+                expected="a group's name and at least one topic",
+            )
         if timestamp_ms is not None and timestamp_ms < 0:
-            what = "not a timestamp"
-            raise ConfigurationError(what, found=timestamp_ms, expected="milliseconds since 1970, from 0 upwards")
+            raise ConfigurationError(
+                "not a timestamp", found=timestamp_ms, expected="milliseconds since 1970, from 0 upwards"
+            )
 
         def ask(client: Client, deadline: Deadline) -> BrokerView:
             cluster, described = client.answers([requests.cluster(), requests.topics(names)], deadline)
@@ -157,8 +162,7 @@ class Broker:
         :raises ConfigurationError: no group, settings that librdkafka refuses, a fork.
         """
         if not group:
-            what = "offsets are committed for a group"
-            raise ConfigurationError(what, found=repr(group), expected="a group's name")
+            raise ConfigurationError("offsets are committed for a group", found=repr(group), expected="a group's name")
         if not offsets:
             return
         self._with_group_offsets(group, lambda kept, deadline: kept.commit(offsets, deadline))
@@ -171,8 +175,7 @@ class Broker:
         :raises ConfigurationError: no group, settings that librdkafka refuses, a fork.
         """
         if not group:
-            what = "offsets are committed for a group"
-            raise ConfigurationError(what, found=repr(group), expected="a group's name")
+            raise ConfigurationError("offsets are committed for a group", found=repr(group), expected="a group's name")
         if not partitions:
             return {}
         return self._with_group_offsets(group, lambda kept, deadline: kept.committed(partitions, deadline))
@@ -199,8 +202,7 @@ class Broker:
         deadline = Deadline.after(self._timeout)
         self._refuse_after_fork()
         if not self._committing.acquire(timeout=deadline.rest):
-            what = f"another thread's commit to Kafka took more than {self._timeout:g} s"
-            raise BrokerUnavailable(what)
+            raise BrokerUnavailable(f"another thread's commit to Kafka took more than {self._timeout:g} s")
         try:
             if self._group_offsets is None or self._group_offsets.group != group:
                 self._drop_group_offsets()
@@ -225,8 +227,10 @@ class Broker:
         """Put the partitions in order, those alone that ``assign`` names if it does."""
         for topic, assigned in self._assigned.items():
             if gone := sorted(assigned - set(found.get(topic, assigned))):
-                what = f"Kafka has no such partitions of {topic}: {', '.join(map(str, gone))}"
-                raise TopicMissing(what, next_step="Correct `assign`; no job was fenced.")
+                raise TopicMissing(
+                    f"Kafka has no such partitions of {topic}: {', '.join(map(str, gone))}",
+                    next_step="Correct `assign`; no job was fenced.",
+                )
         return sorted(
             TopicPartition(topic, number)
             for topic, numbers in found.items()
@@ -243,8 +247,7 @@ class Broker:
         deadline = Deadline.after(self._timeout if seconds is None else seconds)
         self._refuse_after_fork()
         if not self._lock.acquire(timeout=deadline.rest):
-            what = f"another thread's question to Kafka took more than {deadline.seconds:g} s"
-            raise BrokerUnavailable(what)
+            raise BrokerUnavailable(f"another thread's question to Kafka took more than {deadline.seconds:g} s")
         try:
             for share in _SHARES if self._client is None else (_KEPT_SHARE, *_SHARES):
                 with suppress(BrokerUnavailable):
@@ -278,14 +281,16 @@ class Broker:
     def _refuse_after_fork(self) -> None:
         for client in (self._client, self._group_offsets):
             if client is not None and client.pid != os.getpid():
-                what = "this Broker was used before a fork, and its client's threads live in the other process"
-                step = "Make a Broker in this process, or start processes with the spawn method."
-                raise ConfigurationError(what, found=f"process {os.getpid()}", expected=client.pid, next_step=step)
+                raise ConfigurationError(
+                    "this Broker was used before a fork, and its client's threads live in the other process",
+                    found=f"process {os.getpid()}",
+                    expected=client.pid,
+                    next_step="Make a Broker in this process, or start processes with the spawn method.",
+                )
 
 
 def _missing(missing: Missing, there: list[str]) -> TopicMissing:
     gone = sorted({key.topic if isinstance(key, TopicPartition) else str(key) for key in missing.keys})
     near = sorted({match for name in gone for match in get_close_matches(name, there, n=3)} - set(gone))
-    what = f"Kafka has no topic {', '.join(gone)}"
     hint = f"Did you mean {', '.join(near)}? " if near else ""
-    return TopicMissing(what, next_step=hint + TopicMissing.default_next_step)
+    return TopicMissing(f"Kafka has no topic {', '.join(gone)}", next_step=hint + TopicMissing.default_next_step)

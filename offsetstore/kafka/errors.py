@@ -85,27 +85,41 @@ def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
     doing = _doing(doing)
     code = error.code()
     if code in WRONG_CREDENTIALS:
-        step = f"Check security.protocol, sasl.* and the ACLs of this principal; {doing.harmless}."
-        return BrokerRefused("Kafka refused the credentials", found=describe(error), next_step=step)
+        return BrokerRefused(
+            "Kafka refused the credentials",
+            found=describe(error),
+            next_step=f"Check security.protocol, sasl.* and the ACLs of this principal; {doing.harmless}.",
+        )
     if code in _NO_ACL:
-        step = f"Allow this principal to {doing.permission} the {_NO_ACL[code]}; {doing.harmless}."
-        return BrokerRefused(f"Kafka refused {doing}", found=describe(error), next_step=step)
+        return BrokerRefused(
+            f"Kafka refused {doing}",
+            found=describe(error),
+            next_step=f"Allow this principal to {doing.permission} the {_NO_ACL[code]}; {doing.harmless}.",
+        )
     if code == KafkaError._SSL:  # noqa: SLF001
         return _no_tls(error, doing)
     # Kafka's own codes are positive, librdkafka's are negative.
     if code > 0 and code not in PASSING:
-        step = f"Look the code up in Kafka's protocol guide, and at the broker's log; {doing.harmless}."
-        return BrokerRefused(f"Kafka refused {doing}", found=describe(error), next_step=step)
-    step = f"Check bootstrap.servers and that the brokers run; {doing.harmless}."
-    return BrokerUnavailable(f"no answer from Kafka while {doing}", found=describe(error), next_step=step)
+        return BrokerRefused(
+            f"Kafka refused {doing}",
+            found=describe(error),
+            next_step=f"Look the code up in Kafka's protocol guide, and at the broker's log; {doing.harmless}.",
+        )
+    return BrokerUnavailable(
+        f"no answer from Kafka while {doing}",
+        found=describe(error),
+        next_step=f"Check bootstrap.servers and that the brokers run; {doing.harmless}.",
+    )
 
 
 def _no_tls(error: KafkaError, doing: Doing) -> BrokerRefused:
-    step = (
-        "Check security.protocol, the certificate authorities, the host's name, and whether the broker asks for a "
-        f"client's certificate; {doing.harmless}."
+    return BrokerRefused(
+        "no TLS connection to Kafka",
+        found=describe(error),
+        next_step="Check security.protocol, the certificate authorities, the host's name, and whether the "
+        "broker asks for a "
+        f"client's certificate; {doing.harmless}.",
     )
-    return BrokerRefused("no TLS connection to Kafka", found=describe(error), next_step=step)
 
 
 def _doing(given: Doing | str) -> Doing:
@@ -132,6 +146,8 @@ def no_answer(
         if each.code() == KafkaError._SSL or _OPENSSL in each.str():  # noqa: SLF001
             return _no_tls(each, doing)
     last = telling[-1] if telling else error
-    what = f"no answer from Kafka within {seconds:g} s while {doing}"
-    step = f"Check bootstrap.servers, security.protocol, and that the brokers run; {doing.harmless}."
-    return BrokerUnavailable(what, found=None if last is None else describe(last), next_step=step)
+    return BrokerUnavailable(
+        f"no answer from Kafka within {seconds:g} s while {doing}",
+        found=None if last is None else describe(last),
+        next_step=f"Check bootstrap.servers, security.protocol, and that the brokers run; {doing.harmless}.",
+    )

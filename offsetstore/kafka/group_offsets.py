@@ -146,20 +146,26 @@ class GroupOffsets:
         if code == ck.KafkaError.OFFSET_METADATA_TOO_LARGE:
             longest = max(offsets, key=lambda tp: len(offsets[tp].metadata or ""))
             size = len(offsets[longest].metadata or "")
-            what = "Kafka does not take a text as long as that with an offset"
-            return MetadataRefused(what, topic_partition=longest, found=f"{size} characters")
-        if code in _HAS_MEMBERS:
-            what = f"Kafka does not let us set the offsets of group {self.group}, because the group has members"
-            step = (
-                "Some consumer has subscribed with this group.id: another application, or a tool such as "
-                f"kafka-console-consumer. `kafka-consumer-groups --describe --members --group {self.group}` shows it, "
-                f"with its address. Stop it, or give this job a group of its own in Kafka; {_HARMLESS}."
+            return MetadataRefused(
+                "Kafka does not take a text as long as that with an offset",
+                topic_partition=longest,
+                found=f"{size} characters",
             )
-            return GroupHasMembers(what, found=found, next_step=step)
+        if code in _HAS_MEMBERS:
+            return GroupHasMembers(
+                f"Kafka does not let us set the offsets of group {self.group}, because the group has members",
+                found=found,
+                next_step="Some consumer has subscribed with this group.id: another application, or a tool such as "
+                f"kafka-console-consumer. `kafka-consumer-groups --describe --members --group {self.group}` shows it, "
+                f"with its address. Stop it, or give this job a group of its own in Kafka; {_HARMLESS}.",
+            )
         if code in MISSING:
             named = [TopicPartition(tp.topic, tp.partition) for tp in partitions if tp.error is not None]
-            what = "Kafka does not have one of the partitions whose offsets are to be committed"
-            return TopicMissing(what, found=", ".join(map(str, named)), next_step=f"Create the topic; {_HARMLESS}.")
+            return TopicMissing(
+                "Kafka does not have one of the partitions whose offsets are to be committed",
+                found=", ".join(map(str, named)),
+                next_step=f"Create the topic; {_HARMLESS}.",
+            )
         return no_answer(error, self._reported, doing, deadline.seconds)
 
 
@@ -169,6 +175,9 @@ def _partition(tp: TopicPartition, offset: CommittedOffset) -> ck.TopicPartition
     try:
         return ck.TopicPartition(tp.topic, tp.partition, offset.next_offset, metadata=offset.metadata)
     except ValueError as error:  # Unicode's errors are among them
-        what = "a text can't be sent to Kafka with an offset"
-        step = "Leave out NUL characters and halves of surrogate pairs."
-        raise MetadataRefused(what, topic_partition=tp, found=str(error), next_step=step) from None
+        raise MetadataRefused(
+            "a text can't be sent to Kafka with an offset",
+            topic_partition=tp,
+            found=str(error),
+            next_step="Leave out NUL characters and halves of surrogate pairs.",
+        ) from None

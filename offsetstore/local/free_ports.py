@@ -26,9 +26,8 @@ def free_port() -> int:
         port = _FIRST + secrets.randbelow(_LAST - _FIRST)
         if is_free(port):
             return port
-    what = "no free TCP port on the loopback"
     raise ConfigurationError(
-        what,
+        "no free TCP port on the loopback",
         found=f"{_ATTEMPTS} ports in use",
         expected=f"one between {_FIRST} and {_LAST}",
         next_step="See what listens there (`ss -ltn`), and that this process may open sockets.",

@@ -97,9 +97,8 @@ def _parameters(engine: Engine) -> dict[str, Any]:
     finally:
         _looking.reset(token)
         pool.dispose()
-    what = "the engine's connections are made by a function, which executors do not have"
     raise ConfigurationError(
-        what,
+        "the engine's connections are made by a function, which executors do not have",
         found="create_engine(..., creator=...), or a do_connect listener that returns a connection",
         expected="an engine that is made from a URL",
         next_step="Give OffsetStore.connect the URL, and credentials= for passwords that change; or write from the "
@@ -117,5 +116,8 @@ def _look(_dialect: object, _record: object, arguments: list[Any], parameters: d
 def _sendable(name: str, value: object) -> str | int | None:
     if value is None or isinstance(value, (str, int)):
         return value
-    what = f"the engine's connect_args have {name}, which can't be sent to executors"
-    raise ConfigurationError(what, found=type(value).__name__, expected="text or a number")
+    raise ConfigurationError(
+        f"the engine's connect_args have {name}, which can't be sent to executors",
+        found=type(value).__name__,
+        expected="text or a number",
+    )

@@ -72,9 +72,8 @@ class PostgresDatabase:
 
     def _connect(self, engine: Engine) -> Connection:
         if os.getpid() != self._pid:
-            what = "this store was made before a fork, and its connections belong to the other process"
             raise ConfigurationError(
-                what,
+                "this store was made before a fork, and its connections belong to the other process",
                 found=f"process {os.getpid()}",
                 expected=f"process {self._pid}",
                 next_step="Connect in this process, or start processes with the spawn method.",
@@ -144,8 +143,11 @@ class PostgresDatabase:
             except DBAPIError as error:
                 raise _unavailable(error) from error
         if found is None:  # also after a downgrade, which leaves the table of versions empty
-            what = "the database has no offsetstore tables"
-            raise SchemaMissing(what, found=f"no revision in {versions}", expected=f"revision {HEAD}")
+            raise SchemaMissing(
+                "the database has no offsetstore tables",
+                found=f"no revision in {versions}",
+                expected=f"revision {HEAD}",
+            )
         if found != HEAD:
             what = "the offsetstore tables are of another revision"
             # Revisions are numbered: a larger one is of a later version of this package.
@@ -160,8 +162,10 @@ class PostgresDatabase:
         if self._store_id is None:
             self.check_schema()
         if self._store_id is None:
-            what = "the table store_identity is empty, so that this store does not know who it is"
-            raise SchemaNotAtHead(what, next_step="Restore its row; offsetstore's migration writes it.")
+            raise SchemaNotAtHead(
+                "the table store_identity is empty, so that this store does not know who it is",
+                next_step="Restore its row; offsetstore's migration writes it.",
+            )
         return self._store_id
 
     def close(self) -> None:
@@ -190,6 +194,9 @@ def _milliseconds(seconds: float | None) -> int:
 def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
     # Of several hosts, each has lines of its own.
     lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
-    what = "the database can't be reached, or refuses us"
     found = " ".join(filter(None, lines)) or type(error).__name__
-    return StoreUnavailable(what, found=found, next_step=_WITHOUT_OPTIONS if "startup parameter" in found else None)
+    return StoreUnavailable(
+        "the database can't be reached, or refuses us",
+        found=found,
+        next_step=_WITHOUT_OPTIONS if "startup parameter" in found else None,
+    )

@@ -79,12 +79,17 @@ def config() -> Config:
 
 def _run(what: Any, connection: Connection, schema: str | None, revision: str) -> None:
     if getattr(connection.connection.driver_connection, "autocommit", False):
-        problem = "the migrations need a transaction, and the connection commits each statement by itself"
-        raise ConfigurationError(problem, found="AUTOCOMMIT", next_step="Pass a connection of `engine.begin()`.")
+        raise ConfigurationError(
+            "the migrations need a transaction, and the connection commits each statement by itself",
+            found="AUTOCOMMIT",
+            next_step="Pass a connection of `engine.begin()`.",
+        )
     if _running(alembic.context) is not None and not connection.in_transaction():
         # A transaction that we begin would be taken for the application's by Alembic, which then commits neither.
-        problem = "the migrations were called from an env.py outside of its transaction, and would not be committed"
-        raise ConfigurationError(problem, next_step=_IN_ENV)
+        raise ConfigurationError(
+            "the migrations were called from an env.py outside of its transaction, and would not be committed",
+            next_step=_IN_ENV,
+        )
     made = config()
     made.attributes["connection"] = connection
     made.attributes["schema"] = schema
@@ -153,8 +158,7 @@ def _own_connection(url: str | None) -> Generator[Connection]:
         try:
             connection = engine.connect()
         except OperationalError as error:
-            message = f"the database can't be reached, or refuses us: {error.orig}"
-            raise CommandError(message) from error
+            raise CommandError(f"the database can't be reached, or refuses us: {error.orig}") from error
         with connection, connection.begin():
             yield connection
     finally:

@@ -106,8 +106,7 @@ class PostgresSession:
 
     def _refuse(self, _: Connection) -> None:
         if not self._ending:
-            what = "COMMIT or ROLLBACK was called on tx.connection"
-            raise CommittedBehindOurBack(what)
+            raise CommittedBehindOurBack("COMMIT or ROLLBACK was called on tx.connection")
 
     def lock_group(self, group: str) -> Token:
         self._run(sql.CREATE_GROUP, group=group, nobody=_NOBODY)
@@ -227,8 +226,11 @@ class PostgresSession:
                 savepoint.rollback()
         what = "the ids of offset_history lag so far behind its rows that no line can be added"
         table = f"{self._schema}offset_history".replace("\\:", ":")
-        step = f"As the owner of the table: SELECT setval(pg_get_serial_sequence('{table}', 'id'), {last})."
-        raise SchemaError(what, found=f"the last line has id {last}", next_step=step)
+        raise SchemaError(
+            what,
+            found=f"the last line has id {last}",
+            next_step=f"As the owner of the table: SELECT setval(pg_get_serial_sequence('{table}', 'id'), {last}).",
+        )
 
     def history(self, group: str) -> list[HistoryEvent]:
         return [

@@ -50,14 +50,14 @@ def connection_parameters(url: str | None) -> dict[str, Any]:
     """
     url = (url or os.environ.get(VARIABLE) or "").strip()
     if not url:
-        what = "no database was named"
-        raise ConfigurationError(what, found=f"{VARIABLE} is not set", expected=_EXPECTED, next_step=_NAME)
+        raise ConfigurationError(
+            "no database was named", found=f"{VARIABLE} is not set", expected=_EXPECTED, next_step=_NAME
+        )
     try:
         parameters: dict[str, Any] = dict(conninfo_to_dict(_libpq_form(url)))
     except (psycopg.Error, ValueError):
         # Their own words may repeat the URL, and with it the password.
-        what = "the database URL is not understood"
-        raise ConfigurationError(what, expected=_EXPECTED, next_step=_ENCODE) from None
+        raise ConfigurationError("the database URL is not understood", expected=_EXPECTED, next_step=_ENCODE) from None
     _check_place(parameters)
     return {**_TIMES, **parameters}
 
@@ -68,10 +68,9 @@ def _libpq_form(url: str) -> str:
         return url  # "host=... dbname=..."
     jdbc, scheme, driver = match.groups()
     if scheme not in {"postgresql", "postgres"} or (jdbc and driver):
-        what = "not a PostgreSQL URL"
         # What stands before a colon is a scheme only where // follows; else it may be anything.
         found = match[0] if jdbc or url.startswith("//", match.end()) else None
-        raise ConfigurationError(what, found=found, expected=_EXPECTED, next_step=_ONLY)
+        raise ConfigurationError("not a PostgreSQL URL", found=found, expected=_EXPECTED, next_step=_ONLY)
     if jdbc:
         return make_conninfo("", **libpq_parameters(url))
     rest = url[match.end() :]
@@ -85,12 +84,12 @@ def _libpq_form(url: str) -> str:
 
 def _check_place(parameters: dict[str, Any]) -> None:
     if "@" in parameters.get("host", "") or not _PORTS.fullmatch(parameters.get("port", "")):
-        what = "the database URL has no valid host and port"
-        raise ConfigurationError(what, expected=_EXPECTED, next_step=_ENCODE)
+        raise ConfigurationError("the database URL has no valid host and port", expected=_EXPECTED, next_step=_ENCODE)
     for name in ("host", "dbname", "user"):
         if _PARAMETER.search(parameters.get(name, "")):
-            what = f"the database URL has parameters in its {name}"
-            raise ConfigurationError(what, expected=_EXPECTED, next_step=_QUERY)
+            raise ConfigurationError(
+                f"the database URL has parameters in its {name}", expected=_EXPECTED, next_step=_QUERY
+            )
 
 
 def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -> Engine:
@@ -114,9 +113,10 @@ def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -
             try:
                 parameters["password"] = ask()
             except Exception as error:
-                what = "the credentials could not be had"
                 raise StoreUnavailable(
-                    what, found=type(error).__name__, next_step="See the error of credentials() above."
+                    "the credentials could not be had",
+                    found=type(error).__name__,
+                    next_step="See the error of credentials() above.",
                 ) from error
 
     return engine
@@ -128,14 +128,16 @@ def check_engine(engine: Engine) -> Engine:
     :raises ConfigurationError: it is another database's or another driver's, or shares connections.
     """
     if (engine.dialect.name, engine.dialect.driver) != ("postgresql", "psycopg"):
-        what = "the engine is not PostgreSQL's on psycopg 3"
         raise ConfigurationError(
-            what,
+            "the engine is not PostgreSQL's on psycopg 3",
             found=f"{engine.dialect.name}+{engine.dialect.driver}",
             expected="postgresql+psycopg",
             next_step='Make it with create_engine("postgresql+psycopg://...").',
         )
     if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
-        what = "the engine's pool gives one connection to several users"
-        raise ConfigurationError(what, found=type(engine.pool).__name__, expected="QueuePool (the default) or NullPool")
+        raise ConfigurationError(
+            "the engine's pool gives one connection to several users",
+            found=type(engine.pool).__name__,
+            expected="QueuePool (the default) or NullPool",
+        )
     return engine

@@ -127,8 +127,7 @@ def isolate(
     try:
         first = search.bisect(0, search.size)
         if not search.refuses(search.size):
-            what = "rows were refused, and a moment later they were not"
-            raise PlanOutdated(what)
+            raise PlanOutdated("rows were refused, and a moment later they were not")
         needed = proof(search.told)
         if needed is Proof.ROW or (needed is Proof.BATCH and search.is_cause(first)):
             record = search.record(first)
@@ -251,8 +250,7 @@ class _Search:
         :raises _GivenUp: the time is up, or something else than the records is in the way.
         """
         if time.monotonic() >= self._deadline:
-            what = "the time is up"
-            raise _GivenUp(what)
+            raise _GivenUp("the time is up")
         try:
             self._attempt(_cut(self._ranges, 0, count), without)
         except (StaleClaim, PlanOutdated, StagedRowsLost):

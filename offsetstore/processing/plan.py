@@ -117,5 +117,8 @@ def check_topics(
     known = {tp.topic: row.topic_id for tp, row in rows.items() if tp.topic in topics and row.topic_id}
     for topic, found in claim.broker.topic_ids(sorted(known)).items():
         if found and known[topic] != found:
-            what = f"topic {topic!r} was deleted and created again while the query ran; nothing was written"
-            raise TopicRecreated(what, found=f"topic id {found}", expected=f"topic id {known[topic]}")
+            raise TopicRecreated(
+                f"topic {topic!r} was deleted and created again while the query ran; nothing was written",
+                found=f"topic id {found}",
+                expected=f"topic id {known[topic]}",
+            )

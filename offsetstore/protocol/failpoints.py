@@ -88,9 +88,10 @@ def _parse(wanted: str) -> tuple[str, int, str]:
     action = rest.pop() if rest and rest[-1] in _ACTIONS else "kill"
     number = rest.pop() if rest else "1"
     if point not in POINTS or rest or re.fullmatch("[1-9][0-9]*", number) is None:
-        what = f"{VARIABLE} is not understood"
         raise ConfigurationError(
-            what, found=wanted, expected=f"name[:nth][:{'|'.join(_ACTIONS)}] with a name of {', '.join(POINTS)}"
+            f"{VARIABLE} is not understood",
+            found=wanted,
+            expected=f"name[:nth][:{'|'.join(_ACTIONS)}] with a name of {', '.join(POINTS)}",
         )
     return point, int(number), action
 

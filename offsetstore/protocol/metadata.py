@@ -41,17 +41,15 @@ def dump(value: object) -> str | None:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
-        what = "the metadata can't be written as JSON"
         raise MetadataError(
-            what,
+            "the metadata can't be written as JSON",
             found=f"{type(value).__name__} ({type(error).__name__})",
             expected="strings, finite numbers, booleans, None, lists, and dicts of these with strings as keys",
             next_step="Nothing was written; convert the value first.",
         ) from None
     if size > MAX_BYTES:
-        what = "the metadata is too large"
         raise MetadataError(
-            what,
+            "the metadata is too large",
             found=f"{size:,} bytes",
             expected=f"at most {MAX_BYTES:,}",
             next_step="Nothing was written; keep the large part in a table of your own, and a key to it here.",
@@ -64,8 +62,7 @@ def _refuse_other_keys(value: object) -> None:
     if isinstance(value, dict):
         members = cast("dict[object, object]", value)
         if not all(isinstance(key, str) for key in members):
-            message = "a key is not a string"
-            raise TypeError(message)
+            raise TypeError("a key is not a string")
         for member in members.values():
             _refuse_other_keys(member)
     elif isinstance(value, (list, tuple)):
@@ -83,7 +80,9 @@ def load(text: str | None) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        what = "the stored metadata is not JSON"
         raise MetadataError(
-            what, found=f"{len(text)} characters", expected="JSON", next_step="See who else writes kafka_partitions."
+            "the stored metadata is not JSON",
+            found=f"{len(text)} characters",
+            expected="JSON",
+            next_step="See who else writes kafka_partitions.",
         ) from None

@@ -69,9 +69,10 @@ class StartPolicy:
         _one_of("on_members", self.on_members, get_args(OnMembers))
         if isinstance(self.auto_offset_reset, datetime):
             if self.auto_offset_reset.tzinfo is None:
-                what = "auto_offset_reset is a time without a zone"
                 raise ConfigurationError(
-                    what, found=self.auto_offset_reset.isoformat(), expected="a datetime with tzinfo, such as UTC"
+                    "auto_offset_reset is a time without a zone",
+                    found=self.auto_offset_reset.isoformat(),
+                    expected="a datetime with tzinfo, such as UTC",
                 )
         else:
             _one_of("auto_offset_reset", self.auto_offset_reset, (*get_args(AutoOffsetReset), "a datetime"))
@@ -86,5 +87,4 @@ class StartPolicy:
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        what = f"StartPolicy has no such {name}"
-        raise ConfigurationError(what, found=repr(value), expected=" or ".join(allowed))
+        raise ConfigurationError(f"StartPolicy has no such {name}", found=repr(value), expected=" or ".join(allowed))

@@ -43,8 +43,7 @@ class Decision:
         :raises ValueError: for GAP, where nothing may be written.
         """
         if self.outcome is Outcome.GAP:
-            message = f"nothing may be written: stored {self.stored} is below {self.range}"
-            raise ValueError(message)
+            raise ValueError(f"nothing may be written: stored {self.stored} is below {self.range}")
         return OffsetRange(self.stored, max(self.stored, self.range.until))
 
 

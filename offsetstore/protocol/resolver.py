@@ -85,21 +85,30 @@ def resolve(
 def _judge_cluster(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> None:
     for tp, row in sorted(stored.items()):
         if tp.topic in view.topics and row.cluster_id and view.cluster_id and row.cluster_id != view.cluster_id:
-            what = "the stored offset belongs to another Kafka cluster"
-            raise WrongCluster(what, topic_partition=tp, found=view.cluster_id, expected=row.cluster_id)
+            raise WrongCluster(
+                "the stored offset belongs to another Kafka cluster",
+                topic_partition=tp,
+                found=view.cluster_id,
+                expected=row.cluster_id,
+            )
 
 
 def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> None:
     for tp, row in sorted(rows.items()):
         if row.topic_id and log.topic_id and row.topic_id != log.topic_id:
-            what = f"the topic was deleted and created again since offset {row.next_offset} was stored"
             raise TopicRecreated(
-                what, topic_partition=tp, found=f"topic id {log.topic_id}", expected=f"topic id {row.topic_id}"
+                f"the topic was deleted and created again since offset {row.next_offset} was stored",
+                topic_partition=tp,
+                found=f"topic id {log.topic_id}",
+                expected=f"topic id {row.topic_id}",
             )
         # A row that was never advanced loses nothing: it waits for its partition.
         if not log.has(tp.partition) and row.next_offset > 0:
-            what = f"Kafka no longer has this partition, and offset {row.next_offset} is stored for it"
-            raise TopicRecreated(what, topic_partition=tp, found=f"{len(log.partitions)} partitions")
+            raise TopicRecreated(
+                f"Kafka no longer has this partition, and offset {row.next_offset} is stored for it",
+                topic_partition=tp,
+                found=f"{len(log.partitions)} partitions",
+            )
 
 
 def _judge_adopted(
@@ -107,8 +116,11 @@ def _judge_adopted(
 ) -> None:
     for tp, offset in sorted(adopted.items()):
         if tp.topic == topic and tp not in rows and offset > 0 and not log.has(tp.partition):
-            what = f"Kafka no longer has this partition, and offset {offset} is to be adopted for it"
-            raise TopicRecreated(what, topic_partition=tp, found=f"{len(log.partitions)} partitions")
+            raise TopicRecreated(
+                f"Kafka no longer has this partition, and offset {offset} is to be adopted for it",
+                topic_partition=tp,
+                found=f"{len(log.partitions)} partitions",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +186,9 @@ def _choose(facts: _Facts) -> Start:
         start = rule(facts)
         if start is not None:
             return start
-    what = "neither the store nor Kafka has an offset"
-    raise NoStartingOffset(what, topic_partition=facts.tp, found='auto_offset_reset="none"')
+    raise NoStartingOffset(
+        "neither the store nor Kafka has an offset", topic_partition=facts.tp, found='auto_offset_reset="none"'
+    )
 
 
 def _contested(facts: _Facts) -> Start | None:
@@ -203,8 +216,12 @@ def _pinned(facts: _Facts) -> Start | None:
 
 def _foreign_copy(facts: _Facts) -> Start | None:
     if facts.stamp is not None and facts.store_id is not None and facts.stamp.store_id != facts.store_id:
-        what = "what Kafka has for the group was copied there by another offsetstore"
-        raise ForeignStore(what, topic_partition=facts.tp, found=str(facts.stamp), expected=f"store {facts.store_id}")
+        raise ForeignStore(
+            "what Kafka has for the group was copied there by another offsetstore",
+            topic_partition=facts.tp,
+            found=str(facts.stamp),
+            expected=f"store {facts.store_id}",
+        )
     if facts.stamp is not None and facts.store_id is not None and not facts.stamp.is_of(facts.store_id, facts.group):
         what = "what Kafka has for the group was copied there by another group of this store"
         found, expected = f"{facts.stamp} of group {facts.stamp.group}", f"group {facts.group}, by SHA-256"
@@ -232,10 +249,13 @@ def _our_copy(facts: _Facts) -> Start | None:
             first = facts.log.beginning if facts.at_timestamp is None else facts.at_timestamp
             return _start(facts, first, Reason.REWOUND_STORED)
         case _:
-            what = "the database is older than our own copy in Kafka: it was restored, or has lost its rows"
             found = "no stored offset" if row is None else f"offset {row.next_offset} stored"
-            expected = f"at least {committed}, which {facts.stamp} has copied"
-            raise StoreRewound(what, topic_partition=facts.tp, found=found, expected=expected)
+            raise StoreRewound(
+                "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
+                topic_partition=facts.tp,
+                found=found,
+                expected=f"at least {committed}, which {facts.stamp} has copied",
+            )
 
 
 def _adopted(facts: _Facts) -> Start | None:
@@ -249,9 +269,11 @@ def _both(facts: _Facts) -> Start | None:
         return None
     stored, committed = facts.stored.next_offset, facts.committed.next_offset
     if facts.policy.prefer == "agree" and stored != committed:
-        what = 'the store and Kafka differ, and prefer is "agree"'
         raise OffsetsDisagree(
-            what, topic_partition=facts.tp, found=f"{stored} stored, {committed} committed", expected="the same offset"
+            'the store and Kafka differ, and prefer is "agree"',
+            topic_partition=facts.tp,
+            found=f"{stored} stored, {committed} committed",
+            expected="the same offset",
         )
     if committed > stored and facts.policy.prefer == "larger":
         return _start(facts, committed, Reason.COMMITTED_IS_LARGER)
@@ -295,9 +317,8 @@ def _judge_range(facts: _Facts, start: Start) -> Start:
     beginning, end = facts.log.beginning, facts.log.end
     if start.offset > end and start.reason in {Reason.COMMITTED_IS_LARGER, Reason.ONLY_COMMITTED}:
         # Not what we have read, but what another tool wrote: no reason to read the topic again.
-        what = f"offset {start.offset}, which another tool committed in Kafka, lies beyond the end of the log"
         raise OffsetOutOfRange(
-            what,
+            f"offset {start.offset}, which another tool committed in Kafka, lies beyond the end of the log",
             topic_partition=facts.tp,
             found=f"end {end}",
             expected=f"at least {start.offset}",
@@ -306,9 +327,8 @@ def _judge_range(facts: _Facts, start: Start) -> Start:
         )
     if start.offset > end and facts.is_same_log:
         # What the job reads may end below what it has read: at an open transaction. A restart would double the topic.
-        what = f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log, and the topic is the same"
         raise OffsetOutOfRange(
-            what,
+            f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log, and the topic is the same",
             topic_partition=facts.tp,
             found=f"end {end}",
             expected=f"at least {start.offset}",
@@ -318,14 +338,20 @@ def _judge_range(facts: _Facts, start: Start) -> Start:
             "log holds.",
         )
     if start.offset > end:
-        what = f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log"
-        raise TopicRecreated(what, topic_partition=facts.tp, found=f"end {end}", expected=f"at least {start.offset}")
+        raise TopicRecreated(
+            f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log",
+            topic_partition=facts.tp,
+            found=f"end {end}",
+            expected=f"at least {start.offset}",
+        )
     if start.offset < beginning:
         if facts.policy.on_data_loss == "earliest":
             return _start(facts, beginning, Reason.DATA_LOSS_ACCEPTED)
-        what = f"the records [{start.offset}, {beginning}) are no longer in the log"
         raise OffsetOutOfRange(
-            what, topic_partition=facts.tp, found=f"beginning {beginning}", expected=f"at most {start.offset}"
+            f"the records [{start.offset}, {beginning}) are no longer in the log",
+            topic_partition=facts.tp,
+            found=f"beginning {beginning}",
+            expected=f"at most {start.offset}",
         )
     return start
 

@@ -89,9 +89,8 @@ class StartingOffsets:
         """
         others = [tp for tp, start in self.starts.items() if start.reason is not Reason.TIMESTAMP]
         if others or self.timestamp_ms is None:
-            what = "not a start by timestamp"
             raise ConfigurationError(
-                what,
+                "not a start by timestamp",
                 found=f"{len(others)} of {len(self.starts)} partitions with another reason",
                 expected="a start by time in every partition",
                 next_step="Give Spark json() as startingOffsets: it holds the resolved offsets.",

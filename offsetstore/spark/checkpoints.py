@@ -54,8 +54,7 @@ class HadoopFiles:
             raise self._unreadable(path, error) from error
 
     def _unreadable(self, path: str, error: Exception) -> ConfigurationError:
-        what = f"{self.location}/{path} of the checkpoint can't be read"
-        return ConfigurationError(what, found=_first_line(error))
+        return ConfigurationError(f"{self.location}/{path} of the checkpoint can't be read", found=_first_line(error))
 
 
 def prune(session: SparkSession, base: str, *, epoch: int, retain: int) -> None:

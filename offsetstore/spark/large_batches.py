@@ -62,11 +62,15 @@ class StagingPolicy:
     def __post_init__(self) -> None:
         """Refuse what can't be meant."""
         if self.mode not in get_args(StagingMode):
-            what = "staging= is none of the words that it can be"
-            raise ConfigurationError(what, found=repr(self.mode), expected=", ".join(get_args(StagingMode)))
+            raise ConfigurationError(
+                "staging= is none of the words that it can be",
+                found=repr(self.mode),
+                expected=", ".join(get_args(StagingMode)),
+            )
         if self.threshold < 0:
-            what = "staging_threshold= is not a number of offsets"
-            raise ConfigurationError(what, found=self.threshold, expected="0 or more")
+            raise ConfigurationError(
+                "staging_threshold= is not a number of offsets", found=self.threshold, expected="0 or more"
+            )
 
     def wants(self, offsets: int) -> bool:
         """Tell whether a batch of so many offsets is to be staged."""
@@ -181,12 +185,16 @@ class StagingArea:
             session.commit()
         except Exception as error:
             if is_lock_timeout(error):
-                what = f"a lock on a table that is to be staged for was not had within {timeout:g} s"
-                step = "See who has it locked (pg_locks)."
-                raise LockTimeout(what, found=words(error), next_step=step) from stripped(error)
+                raise LockTimeout(
+                    f"a lock on a table that is to be staged for was not had within {timeout:g} s",
+                    found=words(error),
+                    next_step="See who has it locked (pg_locks).",
+                ) from stripped(error)
             if is_connection_lost(error):
-                what = "the connection to the database was lost while a staging table was made or looked for"
-                raise StoreUnavailable(what, found=words(error)) from stripped(error)
+                raise StoreUnavailable(
+                    "the connection to the database was lost while a staging table was made or looked for",
+                    found=words(error),
+                ) from stripped(error)
             if (lacking := unavailable(error)) is not None:
                 raise lacking from stripped(error)
             raise_stripped(error)

@@ -36,17 +36,18 @@ class Outputs:
 
     def __init__(self, claim: Claim, transform: Transform, into: Writer | Mapping[str, Writer]) -> None:
         if isinstance(into, Mapping) and not into:
-            what = "the sink has no writer"
-            raise ConfigurationError(what, expected='into=Append("table"), or a mapping of names to writers')
+            raise ConfigurationError(
+                "the sink has no writer", expected='into=Append("table"), or a mapping of names to writers'
+            )
         for writer in into.values() if isinstance(into, Mapping) else [into]:
             if not callable(getattr(writer, "write", None)):
-                what = "into= is no writer"
                 raise ConfigurationError(
-                    what, found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
+                    "into= is no writer", found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
                 )
         if not callable(transform):
-            what = "transform is no function"
-            raise ConfigurationError(what, found=repr(transform), expected="a function of a DataFrame")
+            raise ConfigurationError(
+                "transform is no function", found=repr(transform), expected="a function of a DataFrame"
+            )
         given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
         self.writers: Mapping[str, Writer] = {
             name: copy(writer) if isinstance(writer, (Append, Upsert)) else writer for name, writer in given.items()
@@ -65,9 +66,8 @@ class Outputs:
         result = self._transform(batch)
         frames: Mapping[Any, Any] = result if isinstance(result, Mapping) else {UNNAMED: result}
         if frames.keys() != self.writers.keys() or not all(isinstance(f, DataFrame) for f in frames.values()):
-            what = "transform returned something else than the writers expect"
             raise SinkError(
-                what,
+                "transform returned something else than the writers expect",
                 found=_described(frames),
                 expected=_described(self.writers) if UNNAMED not in self.writers else "one DataFrame",
                 next_step="Return a DataFrame, or a mapping with the names that into= has.",

@@ -161,25 +161,33 @@ class TransactionalSink:
                 why = str(outdated)
                 continue
             return
-        what = f"{_MAX_PLANS} plans of batch {batch.number} were outdated before they could be written"
-        raise SinkError(what, found=why, next_step="See who else writes for this group (the history tells).")
+        raise SinkError(
+            f"{_MAX_PLANS} plans of batch {batch.number} were outdated before they could be written",
+            found=why,
+            next_step="See who else writes for this group (the history tells).",
+        )
 
     def _way_of(self, atomicity: Atomicity, staging: StagingPolicy) -> BatchAtomicity | PartitionAtomicity:
         if atomicity == "partition":
             if staging.mode == "always":
-                what = 'staging="always" is for atomicity="batch": with "partition" there is nothing to stage'
-                raise ConfigurationError(what, found='atomicity="partition", staging="always"', expected="one of them")
+                raise ConfigurationError(
+                    'staging="always" is for atomicity="batch": with "partition" there is nothing to stage',
+                    found='atomicity="partition", staging="always"',
+                    expected="one of them",
+                )
             return PartitionAtomicity(self._claim, self._outputs)
         if atomicity != "batch":
-            what = "atomicity= is none of the words that it can be"
-            raise ConfigurationError(what, found=repr(atomicity), expected=", ".join(get_args(Atomicity)))
+            raise ConfigurationError(
+                "atomicity= is none of the words that it can be",
+                found=repr(atomicity),
+                expected=", ".join(get_args(Atomicity)),
+            )
         return BatchAtomicity(self._claim, self._outputs, staging)
 
     def _refuse_kept_by_partition(self) -> None:
         if self._atomicity == "partition":
-            what = "the claim keeps its checkpoint, for a query with state, and its rows are of no one partition"
             raise UnsupportedQuery(
-                what,
+                "the claim keeps its checkpoint, for a query with state, and its rows are of no one partition",
                 found='atomicity="partition"',
                 expected='atomicity="batch"',
                 next_step="Or take claim.checkpoint(base) without keep=True, if the query has no state.",
@@ -188,18 +196,16 @@ class TransactionalSink:
     def _refuse_closed(self) -> None:
         """A claim that was closed beats no heart: whoever asks is told that nobody writes."""
         if self._claim.is_closed:
-            what = (
-                f"the claim of group {self._claim.group!r} was closed before the query had ended; nothing was written"
+            raise ProtocolMisuse(
+                f"the claim of group {self._claim.group!r} was closed before the query had ended; nothing was written",
+                next_step="Keep the query inside of the store's with block, to the end of awaitTermination().",
             )
-            step = "Keep the query inside of the store's with block, to the end of awaitTermination()."
-            raise ProtocolMisuse(what, next_step=step)
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
         unclaimed = sorted(tp for tp in ranges if tp.topic not in self._claim.topics)
         if unclaimed:
-            what = "the query reads topics that its claim does not have"
             raise UnsupportedQuery(
-                what,
+                "the query reads topics that its claim does not have",
                 topic_partition=unclaimed[0],
                 found=", ".join(sorted({tp.topic for tp in unclaimed})),
                 expected=", ".join(self._claim.topics),
@@ -215,9 +221,8 @@ class TransactionalSink:
 
 
 def _connect_refused() -> UnsupportedQuery:
-    what = "the sink was used under Spark Connect"
     return UnsupportedQuery(
-        what,
+        "the sink was used under Spark Connect",
         expected="a classic session: the sink holds a claim, which belongs to the driver's own process",
         next_step="Run the job with spark-submit, or with SparkSession.builder.master(...).",
     )

@@ -101,15 +101,19 @@ def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> 
         return _fence(store, request, claim_id, adopted, has_members=has_members)
     except Exception as error:
         if errors.is_connection_lost(error):
-            what = "the connection to the database was lost during the claim"
-            raise TransactionLost(what, found=errors.words(error), next_step=_AGAIN) from errors.stripped(error)
+            raise TransactionLost(
+                "the connection to the database was lost during the claim", found=errors.words(error), next_step=_AGAIN
+            ) from errors.stripped(error)
         if errors.is_repeatable(error):
-            what = "the database gave up the claim's transaction (a deadlock, or a serialization failure)"
-            step = "Claim again."
-            raise TransactionLost(what, found=errors.words(error), next_step=step) from errors.stripped(error)
+            raise TransactionLost(
+                "the database gave up the claim's transaction (a deadlock, or a serialization failure)",
+                found=errors.words(error),
+                next_step="Claim again.",
+            ) from errors.stripped(error)
         if errors.is_lock_timeout(error):
-            what = f"group {request.group!r} is locked by somebody who is no job of this group"
-            raise LockTimeout(what, found=errors.words(error)) from errors.stripped(error)
+            raise LockTimeout(
+                f"group {request.group!r} is locked by somebody who is no job of this group", found=errors.words(error)
+            ) from errors.stripped(error)
         if (unavailable := errors.unavailable(error)) is not None:
             raise unavailable from errors.stripped(error)
         errors.raise_stripped(error)
@@ -130,8 +134,11 @@ def _has_members(request: ClaimRequest) -> bool:
         _log.warning("whether group %r has members in Kafka could not be seen: %s", request.kafka_group, error)
         return False
     if has_members and request.policy.on_members == "refuse":
-        what = f"the group {request.kafka_group!r} has members in Kafka: another application uses it"
-        raise KafkaGroupInUse(what, found='members, and on_members="refuse"', expected="a group that only this job has")
+        raise KafkaGroupInUse(
+            f"the group {request.kafka_group!r} has members in Kafka: another application uses it",
+            found='members, and on_members="refuse"',
+            expected="a group that only this job has",
+        )
     return has_members
 
 
@@ -194,12 +201,10 @@ def _claim(
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
     """A supervisor starts a job again under the name that it knows: it would read all of the topic once more."""
     if (last := renamed(history)) is not None:
-        what = f"the group {group!r} was renamed"
-        raise GroupRenamed(what, found=last.reason, expected="a claim by its new name")
+        raise GroupRenamed(f"the group {group!r} was renamed", found=last.reason, expected="a claim by its new name")
 
 
 def _check_owner(owner: GroupRow | None, request: ClaimRequest, claim_id: uuid.UUID) -> None:
     if owner is None or owner.token.claim_id == claim_id or not owner.is_live:
         return
-    what = f"group {request.group!r} has a live owner"
-    raise GroupBusy(what, found=owner.in_words())
+    raise GroupBusy(f"group {request.group!r} has a live owner", found=owner.in_words())

@@ -50,5 +50,8 @@ def secrets_of(store: OffsetStore) -> Secrets:
 def _database(store: OffsetStore) -> PostgresDatabase:
     if isinstance(store.database, PostgresDatabase):
         return store.database
-    what = "this store has no database that another process could connect to"
-    raise ConfigurationError(what, found=type(store.database).__name__, expected="OffsetStore.connect(...)")
+    raise ConfigurationError(
+        "this store has no database that another process could connect to",
+        found=type(store.database).__name__,
+        expected="OffsetStore.connect(...)",
+    )

@@ -116,28 +116,31 @@ class ResetRequest:
         _expect_group(self.group)
         _expect_reason(self.reason, self.takeover_timeout)
         if self.takeover not in get_args(Decided):
-            what = 'takeover must be "fence" or "refuse"'
-            raise ConfigurationError(what, found=repr(self.takeover))
+            raise ConfigurationError('takeover must be "fence" or "refuse"', found=repr(self.takeover))
         if isinstance(self.target, Mapping):
             _expect_offsets(self.target)
             if self.partitions is not None:
-                what = "a reset names its partitions twice: with their offsets, and by partitions="
-                raise ConfigurationError(what, next_step="Leave partitions= out.")
+                raise ConfigurationError(
+                    "a reset names its partitions twice: with their offsets, and by partitions=",
+                    next_step="Leave partitions= out.",
+                )
             return
         if not self.partitions:
-            what = "a reset names no partitions"
-            raise ConfigurationError(what, expected='partitions={"payments": None}, or {"payments": [0, 2]}')
-        if isinstance(self.target, str) and self.target not in {"earliest", "latest"}:
-            what = "a reset has no such target"
-            raise ConfigurationError(what, found=repr(self.target), expected='"earliest" or "latest"')
-        if isinstance(self.target, datetime) and self.target.tzinfo is None:
-            what = "the reset's target is a time without a zone"
             raise ConfigurationError(
-                what, found=self.target.isoformat(), expected="a datetime with tzinfo, such as UTC"
+                "a reset names no partitions", expected='partitions={"payments": None}, or {"payments": [0, 2]}'
+            )
+        if isinstance(self.target, str) and self.target not in {"earliest", "latest"}:
+            raise ConfigurationError(
+                "a reset has no such target", found=repr(self.target), expected='"earliest" or "latest"'
+            )
+        if isinstance(self.target, datetime) and self.target.tzinfo is None:
+            raise ConfigurationError(
+                "the reset's target is a time without a zone",
+                found=self.target.isoformat(),
+                expected="a datetime with tzinfo, such as UTC",
             )
         if isinstance(self.target, int) and not 0 <= self.target <= MAX_OFFSET:
-            what = "not an offset"
-            raise ConfigurationError(what, found=self.target, expected="a number from 0 to 2**63 - 1")
+            raise ConfigurationError("not an offset", found=self.target, expected="a number from 0 to 2**63 - 1")
 
     @property
     def needs_broker(self) -> bool:
@@ -151,8 +154,7 @@ class ResetRequest:
         """
         if broker is None:
             if self.needs_broker:
-                what = "only Kafka knows the log's ends and times"
-                raise ConfigurationError(what, expected="broker=Broker(...)")
+                raise ConfigurationError("only Kafka knows the log's ends and times", expected="broker=Broker(...)")
             return None
         timestamp_ms = int(self.target.timestamp() * 1000) if isinstance(self.target, datetime) else None
         return broker.view(kafka_group or self.group, topics, timestamp_ms=timestamp_ms)
@@ -164,8 +166,7 @@ class ResetRequest:
         :raises ConfigurationError: the store has none for a partition that was named.
         """
         if not rows:
-            what = f"the store has no offsets of group {self.group!r}"
-            raise UnknownGroup(what)
+            raise UnknownGroup(f"the store has no offsets of group {self.group!r}")
         if isinstance(self.target, Mapping):
             _expect_rows(self.group, rows, self.target)
             return sorted(self.target)
@@ -197,8 +198,12 @@ class ResetRequest:
 
     def _move(self, tp: TopicPartition, row: StoredOffset, view: BrokerView | None, seen: StoredOffset | None) -> Move:
         if self.from_offset is not None and row.next_offset != self.from_offset:
-            what = "another offset is stored than the one that the reset is for; nothing was written"
-            raise OffsetMoved(what, topic_partition=tp, found=row.next_offset, expected=self.from_offset)
+            raise OffsetMoved(
+                "another offset is stored than the one that the reset is for; nothing was written",
+                topic_partition=tp,
+                found=row.next_offset,
+                expected=self.from_offset,
+            )
         log = None if view is None else _log_of(tp, row, view)
         if log is not None and (seen is None or seen.next_offset < row.next_offset):
             log = Watermarks(log.beginning, max(log.end, row.next_offset))
@@ -280,18 +285,24 @@ def reset(
 
 def _check_owner(request: ResetRequest, owner: GroupRow | None) -> None:
     if request.takeover == "refuse" and owner is not None and owner.is_live:
-        what = f"a job of group {request.group!r} is live; nothing was written"
-        raise GroupBusy(what, found=owner.in_words(), next_step=STOP_IT)
+        raise GroupBusy(
+            f"a job of group {request.group!r} is live; nothing was written", found=owner.in_words(), next_step=STOP_IT
+        )
 
 
 def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermarks:
     if row.cluster_id and view.cluster_id and row.cluster_id != view.cluster_id:
-        what = "the stored offset belongs to another Kafka cluster"
-        raise WrongCluster(what, topic_partition=tp, found=view.cluster_id, expected=row.cluster_id)
+        raise WrongCluster(
+            "the stored offset belongs to another Kafka cluster",
+            topic_partition=tp,
+            found=view.cluster_id,
+            expected=row.cluster_id,
+        )
     log = view.topics[tp.topic].partitions.get(tp.partition)
     if log is None:
-        what = "Kafka does not have this partition"
-        raise ConfigurationError(what, topic_partition=tp, next_step="Name those that it has: TOPIC:0,2.")
+        raise ConfigurationError(
+            "Kafka does not have this partition", topic_partition=tp, next_step="Name those that it has: TOPIC:0,2."
+        )
     return log
 
 
@@ -303,18 +314,22 @@ def rename_group(
     _expect_group(new)
     _expect_reason(reason, takeover_timeout)
     if group == new:
-        what = "the group has that name already"
-        raise ConfigurationError(what, found=repr(new), expected="another name")
+        raise ConfigurationError("the group has that name already", found=repr(new), expected="another name")
     with _deciding(database, (group, new), takeover_timeout) as session:
         tokens = {name: session.lock_group(name) for name in sorted((group, new))}
         held = {name: session.lock_partitions(name, None) for name in sorted((group, new))}
         rows = held[group]
         if not rows:
-            what = f"the store has no offsets of group {group!r}"
-            raise UnknownGroup(what, next_step="Correct the name; `offsetstore status` shows a group.")
+            raise UnknownGroup(
+                f"the store has no offsets of group {group!r}",
+                next_step="Correct the name; `offsetstore status` shows a group.",
+            )
         if held[new]:
-            what = f"there is a group {new!r} already"
-            raise ConfigurationError(what, found=f"{len(held[new])} partitions", expected="a name without offsets")
+            raise ConfigurationError(
+                f"there is a group {new!r} already",
+                found=f"{len(held[new])} partitions",
+                expected="a name without offsets",
+            )
         # Above both, so that neither's jobs hold it, and no copy in Kafka is of this epoch.
         token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), actor or this_process()
         session.rename_group(group, new)
@@ -358,11 +373,13 @@ def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: flo
     except BaseException as error:
         session.rollback()
         if errors.is_lock_timeout(error):
-            what = f"group {groups[0]!r} is locked by somebody who is no job of this group"
-            raise LockTimeout(what) from errors.stripped(error)
+            raise LockTimeout(
+                f"group {groups[0]!r} is locked by somebody who is no job of this group"
+            ) from errors.stripped(error)
         if errors.is_connection_lost(error) or errors.is_repeatable(error):
-            what = "the connection to the database was lost, or the database gave up the transaction"
-            raise TransactionLost(what, next_step=_AGAIN) from errors.stripped(error)
+            raise TransactionLost(
+                "the connection to the database was lost, or the database gave up the transaction", next_step=_AGAIN
+            ) from errors.stripped(error)
         if (unavailable := errors.unavailable(error)) is not None:
             raise unavailable from errors.stripped(error)
         errors.raise_stripped(error)
@@ -371,27 +388,28 @@ def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: flo
 
 def _expect_group(group: str) -> None:
     if not group or "\0" in group:
-        what = "not a consumer group"
-        raise ConfigurationError(what, found=repr(group), expected="a name")
+        raise ConfigurationError("not a consumer group", found=repr(group), expected="a name")
 
 
 def _expect_reason(reason: str, takeover_timeout: float) -> None:
     if not reason.strip():
-        what = "a decision needs a reason, for those who read the history"
-        raise ConfigurationError(what, found=repr(reason), expected="a sentence")
+        raise ConfigurationError(
+            "a decision needs a reason, for those who read the history", found=repr(reason), expected="a sentence"
+        )
     if not 0 <= takeover_timeout < math.inf:
-        what = "not a takeover_timeout"
-        raise ConfigurationError(what, found=takeover_timeout, expected="seconds, from 0 upwards")
+        raise ConfigurationError("not a takeover_timeout", found=takeover_timeout, expected="seconds, from 0 upwards")
 
 
 def _expect_offsets(offsets: Mapping[TopicPartition, int]) -> None:
     if not offsets:
-        what = "a reset names no partitions"
-        raise ConfigurationError(what, expected="an offset for each partition that is to be reset")
+        raise ConfigurationError(
+            "a reset names no partitions", expected="an offset for each partition that is to be reset"
+        )
     for tp, offset in offsets.items():
         if not 0 <= offset <= MAX_OFFSET:
-            what = "not an offset"
-            raise ConfigurationError(what, topic_partition=tp, found=offset, expected="a number from 0 to 2**63 - 1")
+            raise ConfigurationError(
+                "not an offset", topic_partition=tp, found=offset, expected="a number from 0 to 2**63 - 1"
+            )
 
 
 def _expect_rows(
@@ -402,5 +420,9 @@ def _expect_rows(
     if unknown:
         what = f"the store has no offset of this partition for group {group!r}"
         topics = ", ".join(sorted({tp.topic for tp in rows}))
-        step = "Correct topic and partition; a partition gets its row from a claim."
-        raise ConfigurationError(what, topic_partition=unknown[0], expected=f"one of {topics}", next_step=step)
+        raise ConfigurationError(
+            what,
+            topic_partition=unknown[0],
+            expected=f"one of {topics}",
+            next_step="Correct topic and partition; a partition gets its row from a claim.",
+        )

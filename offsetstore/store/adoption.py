@@ -107,8 +107,10 @@ def read_for(
     if files is None:
         return None
     if view is None:
-        what = "a checkpoint was given to adopt, and no broker"
-        raise ConfigurationError(what, expected="a broker: the claim gives the starting offsets of all partitions")
+        raise ConfigurationError(
+            "a checkpoint was given to adopt, and no broker",
+            expected="a broker: the claim gives the starting offsets of all partitions",
+        )
     wanted = {TopicPartition(topic, number) for topic, log in view.topics.items() for number in log.partitions}
     if wanted <= set(stored):
         return None
@@ -123,8 +125,11 @@ def read_for(
     topics = {tp.topic for tp in checkpoint.offsets}
     # A topic that the job reads since it was adopted is not in it, and those that are have been adopted.
     if unknown and not topics & unknown and not topics <= known:
-        what = "the checkpoint to adopt is of a query that reads other topics"
-        raise ConfigurationError(what, found=", ".join(sorted(topics)), expected=", ".join(sorted(view.topics)))
+        raise ConfigurationError(
+            "the checkpoint to adopt is of a query that reads other topics",
+            found=", ".join(sorted(topics)),
+            expected=", ".join(sorted(view.topics)),
+        )
     return checkpoint
 
 
@@ -164,9 +169,8 @@ def read(files: CheckpointFiles) -> QueryCheckpoint | None:
 
 
 def _missing(location: str, next_step: str = _CORRECT) -> ConfigurationError:
-    what = "there is no checkpoint of a streaming query to adopt"
     return ConfigurationError(
-        what,
+        "there is no checkpoint of a streaming query to adopt",
         found=f"neither offsets nor sources in {location}",
         expected='the directory that the job has as its "checkpointLocation"',
         next_step=next_step,
@@ -217,12 +221,16 @@ def _joined(sources: Sequence[Mapping[TopicPartition, int]], files: CheckpointFi
     joined: dict[TopicPartition, int] = {}
     for source in sources:
         if shared := sorted(joined.keys() & source.keys()):
-            what = f"two sources of the query in {files.location} read the same topic"
-            raise ConfigurationError(what, topic_partition=shared[0], expected="each topic in one source")
+            raise ConfigurationError(
+                f"two sources of the query in {files.location} read the same topic",
+                topic_partition=shared[0],
+                expected="each topic in one source",
+            )
         joined |= source
     return joined
 
 
 def _unreadable(files: CheckpointFiles, path: str, found: str, expected: str) -> ConfigurationError:
-    what = f"the checkpoint's file {files.location}/{path} is not understood"
-    return ConfigurationError(what, found=found, expected=expected)
+    return ConfigurationError(
+        f"the checkpoint's file {files.location}/{path} is not understood", found=found, expected=expected
+    )

@@ -25,9 +25,8 @@ class LocalFiles:
     def __init__(self, location: str) -> None:
         scheme = _SCHEME.match(location)
         if scheme is not None and scheme["scheme"].lower() != "file":
-            what = "a checkpoint outside of the local file system can't be read from its path alone"
             raise ConfigurationError(
-                what,
+                "a checkpoint outside of the local file system can't be read from its path alone",
                 found=location,
                 expected="a path, or a file: URI",
                 next_step="Let Spark read it: from offsetstore.spark.checkpoints import HadoopFiles; "
@@ -53,8 +52,9 @@ class LocalFiles:
             raise self._unreadable(path, error) from error
 
     def _unreadable(self, path: str, error: Exception) -> ConfigurationError:
-        what = f"{self.location}/{path} of the checkpoint can't be read"
-        return ConfigurationError(what, found=f"{type(error).__name__}: {error}")
+        return ConfigurationError(
+            f"{self.location}/{path} of the checkpoint can't be read", found=f"{type(error).__name__}: {error}"
+        )
 
 
 def checkpoint_files(given: str | CheckpointFiles | None) -> CheckpointFiles | None:

@@ -50,25 +50,26 @@ class ClaimRequest:
         :raises ConfigurationError: naming the argument.
         """
         if not self.group or "\0" in self.group:
-            what = "not a consumer group"
-            raise ConfigurationError(what, found=repr(self.group), expected="a name")
+            raise ConfigurationError("not a consumer group", found=repr(self.group), expected="a name")
         if not self.topics:
-            what = "the claim names no topics"
             found = None if self.broker is None else "options without subscribe or assign"
             raise ConfigurationError(
-                what,
+                "the claim names no topics",
                 found=found,
                 expected='topics=["..."], or a broker made from the options that Spark\'s reader gets',
             )
         if self.takeover not in get_args(Takeover):
-            what = "there is no such takeover"
-            raise ConfigurationError(what, found=repr(self.takeover), expected=" or ".join(get_args(Takeover)))
+            raise ConfigurationError(
+                "there is no such takeover", found=repr(self.takeover), expected=" or ".join(get_args(Takeover))
+            )
         if not 0 <= self.takeover_timeout < math.inf:
-            what = "not a takeover_timeout"
-            raise ConfigurationError(what, found=self.takeover_timeout, expected="seconds, from 0 upwards")
+            raise ConfigurationError(
+                "not a takeover_timeout", found=self.takeover_timeout, expected="seconds, from 0 upwards"
+            )
         if self.mirror_every is not None and not 0 < self.mirror_every < math.inf:
-            what = "not a mirror_every"
-            raise ConfigurationError(what, found=self.mirror_every, expected="seconds, above 0, or None for no mirror")
+            raise ConfigurationError(
+                "not a mirror_every", found=self.mirror_every, expected="seconds, above 0, or None for no mirror"
+            )
 
     def view(self) -> BrokerView | None:
         """What Kafka says now, ``None`` without a broker."""
@@ -138,9 +139,8 @@ class Claim:
         :raises ConfigurationError: the claim was made without a broker.
         """
         if self.starting is None:
-            what = "the claim was made without a broker, so it does not know the partitions"
             raise ConfigurationError(
-                what,
+                "the claim was made without a broker, so it does not know the partitions",
                 next_step="Pass Broker.from_spark(options) to store.claim, or keep a checkpoint of your own.",
             )
         return self.starting.json()
@@ -174,8 +174,11 @@ class Claim:
             if self._query_id is None:
                 self._query_id = query_id
         if self._query_id != query_id:
-            what = f"the claim of group {self.group!r} is used by a second streaming query"
-            raise ClaimInUse(what, found=f"query {query_id}", expected=f"query {self._query_id}")
+            raise ClaimInUse(
+                f"the claim of group {self.group!r} is used by a second streaming query",
+                found=f"query {query_id}",
+                expected=f"query {self._query_id}",
+            )
         if is_active is not None:
             self._heartbeat.follow(is_active)
 

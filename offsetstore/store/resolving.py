@@ -73,8 +73,9 @@ def resolve_starting_offsets(
     """
     names = [topics] if isinstance(topics, str) else topics if topics is not None else broker.topics
     if not names:
-        what = "no topics to resolve"
-        raise ConfigurationError(what, expected='topics=["..."], or a broker made from Spark\'s options')
+        raise ConfigurationError(
+            "no topics to resolve", expected='topics=["..."], or a broker made from Spark\'s options'
+        )
     stored = store.offsets(group) if store else {}
     timestamp_ms = policy.timestamp_ms if policy else None
     view = broker.view(kafka_group or group, tuple(names), timestamp_ms=timestamp_ms)

@@ -271,8 +271,9 @@ class OffsetStore:
             return query(session)
         except Exception as error:
             if errors.is_connection_lost(error):
-                what = "the connection to the database was lost while reading"
-                raise StoreUnavailable(what, found=errors.words(error)) from errors.stripped(error)
+                raise StoreUnavailable(
+                    "the connection to the database was lost while reading", found=errors.words(error)
+                ) from errors.stripped(error)
             if (unavailable := errors.unavailable(error)) is not None:
                 raise unavailable from errors.stripped(error)
             errors.raise_stripped(error)

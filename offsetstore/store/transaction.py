@@ -106,11 +106,9 @@ class Transaction:
         """
         session = self._begun()
         if session.in_savepoint():
-            what = "tx.lock was called inside a savepoint"
-            raise LockInSavepoint(what)
+            raise LockInSavepoint("tx.lock was called inside a savepoint")
         if self._plan is not None or self._refused is not None:
-            what = "tx.lock was called a second time"
-            raise LockedTwice(what)
+            raise LockedTwice("tx.lock was called a second time")
         try:
             self._plan = self._lock(session, ranges)
         except BaseException as error:
@@ -137,9 +135,11 @@ class Transaction:
         plan = {tp: decide(self._rows[tp].next_offset, ranges[tp]) for tp in self._asked}
         for tp, decision in plan.items():
             if decision.outcome is Outcome.GAP:
-                what = f"the range begins above the stored offset: [{decision.stored}, {ranges[tp].from_}) is missing"
                 raise OffsetGap(
-                    what, topic_partition=tp, found=f"range {ranges[tp]}", expected=f"a range from {decision.stored}"
+                    f"the range begins above the stored offset: [{decision.stored}, {ranges[tp].from_}) is missing",
+                    topic_partition=tp,
+                    found=f"range {ranges[tp]}",
+                    expected=f"a range from {decision.stored}",
                 )
         return plan
 
@@ -160,8 +160,11 @@ class Transaction:
         wanted = dict(sorted(ranges.items()))
         moved = session.advance(self._claim.group, self._claim.token, wanted, text, self._id) if wanted else 0
         if moved != len(wanted):
-            what = "the stored offsets changed although they were locked"
-            raise StaleClaim(what, found=f"{moved} rows as locked", expected=f"{len(wanted)}")
+            raise StaleClaim(
+                "the stored offsets changed although they were locked",
+                found=f"{moved} rows as locked",
+                expected=f"{len(wanted)}",
+            )
         self._advanced |= wanted.keys()
 
     def mark_batch(self, query_id: uuid.UUID, batch_id: int) -> bool:
@@ -173,35 +176,52 @@ class Transaction:
         """
         session, _ = self._locked("tx.mark_batch was called before tx.lock")
         if session.in_savepoint():
-            what = "tx.mark_batch was called inside a savepoint"
-            raise LockInSavepoint(what, next_step="Call it right after tx.lock.")
+            raise LockInSavepoint(
+                "tx.mark_batch was called inside a savepoint", next_step="Call it right after tx.lock."
+            )
         self._mark = (query_id, batch_id)
         return session.mark_batch(self._claim.group, query_id, batch_id)
 
     def _expect_topic(self, tp: TopicPartition) -> None:
         """A misspelt topic would get a row, and nobody has resolved where another one starts."""
         if tp.topic not in self._claim.topics:
-            what = "tx.lock names a topic that the claim does not have"
             raise ConfigurationError(
-                what, topic_partition=tp, expected=", ".join(self._claim.topics), next_step="Claim it: topics=[...]."
+                "tx.lock names a topic that the claim does not have",
+                topic_partition=tp,
+                expected=", ".join(self._claim.topics),
+                next_step="Claim it: topics=[...].",
             )
 
     def _expect(self, plan: Mapping[TopicPartition, Decision], tp: TopicPartition, range_: OffsetRange) -> None:
         decision = plan.get(tp)
         if decision is None:
-            what = "tx.advance names a partition that was not locked"
-            raise AdvanceMismatch(what, topic_partition=tp, found=str(range_), next_step="Lock it in tx.lock.")
+            raise AdvanceMismatch(
+                "tx.advance names a partition that was not locked",
+                topic_partition=tp,
+                found=str(range_),
+                next_step="Lock it in tx.lock.",
+            )
         if tp in self._advanced:
-            what = "tx.advance was called twice for one partition"
-            raise AdvanceMismatch(what, topic_partition=tp, found=str(range_), next_step="Advance it once.")
+            raise AdvanceMismatch(
+                "tx.advance was called twice for one partition",
+                topic_partition=tp,
+                found=str(range_),
+                next_step="Advance it once.",
+            )
         if range_ != decision.remaining:
-            what = "tx.advance got another range than tx.lock returned"
-            raise AdvanceMismatch(what, topic_partition=tp, found=str(range_), expected=str(decision.remaining))
+            raise AdvanceMismatch(
+                "tx.advance got another range than tx.lock returned",
+                topic_partition=tp,
+                found=str(range_),
+                expected=str(decision.remaining),
+            )
 
     def _begun(self) -> Session:
         if self._session is None:
-            what = "the transaction is used outside of its with block"
-            raise LockFirst(what, next_step="Use it inside `with store.transaction(claim) as tx:`.")
+            raise LockFirst(
+                "the transaction is used outside of its with block",
+                next_step="Use it inside `with store.transaction(claim) as tx:`.",
+            )
         return self._session
 
     def _locked(self, too_early: str) -> tuple[Session, dict[TopicPartition, Decision]]:
@@ -219,8 +239,12 @@ class Transaction:
                 f"group {self._claim.group!r} has been claimed, reset or renamed by somebody else; nothing was written"
             )
             row = self._begun().group(self._claim.group)
-            found = f"{token or 'no row'}" + (f", of {row.owner}" if row else "")
-            raise StaleClaim(what, topic_partition=tp, found=found, expected=str(self._claim.token))
+            raise StaleClaim(
+                what,
+                topic_partition=tp,
+                found=f"{token or 'no row'}" + (f", of {row.owner}" if row else ""),
+                expected=str(self._claim.token),
+            )
 
     def _create(self, session: Session, offsets: dict[TopicPartition, int]) -> None:
         if not offsets:
@@ -240,11 +264,11 @@ class Transaction:
     def __enter__(self) -> Self:
         # Whether it is still open is asked of it: a generator may end it in another thread than it began in.
         if _latest.transaction is not None and _latest.transaction.is_open:
-            what = "a transaction was begun inside a transaction of the same thread"
-            raise NestedTransaction(what)
+            raise NestedTransaction("a transaction was begun inside a transaction of the same thread")
         if self._was_used:
-            what = "the transaction is over, and was begun again"
-            raise ProtocolMisuse(what, next_step="Make a new one: store.transaction(claim).")
+            raise ProtocolMisuse(
+                "the transaction is over, and was begun again", next_step="Make a new one: store.transaction(claim)."
+            )
         self._session = self._database.begin(name=self._name, lock_timeout=self._lock_timeout)
         self._was_used = True
         _latest.transaction = self
@@ -276,12 +300,12 @@ class Transaction:
         if self._refused is not None:
             raise self._refused
         if self._plan is not None and not session.is_whole():
-            what = "the transaction, or its advance, was ended behind our back by a COMMIT or ROLLBACK inside it"
-            raise CommittedBehindOurBack(what)
+            raise CommittedBehindOurBack(
+                "the transaction, or its advance, was ended behind our back by a COMMIT or ROLLBACK inside it"
+            )
         for tp, decision in (self._plan or {}).items():
             if decision.outcome is not Outcome.SKIP and tp not in self._advanced:
-                what = f"the transaction ends without advancing {decision.remaining}"
-                raise Unadvanced(what, topic_partition=tp)
+                raise Unadvanced(f"the transaction ends without advancing {decision.remaining}", topic_partition=tp)
 
     def _commit(self, session: Session) -> None:
         try:
@@ -312,16 +336,19 @@ class Transaction:
         if errors.is_lock_timeout(error):
             raise self._lock_timeout_error(errors.words(error)) from errors.stripped(error)
         if errors.is_connection_lost(error):
-            what = "the connection to the database was lost; the transaction did not happen"
-            raise TransactionLost(what, found=errors.words(error)) from errors.stripped(error)
+            raise TransactionLost(
+                "the connection to the database was lost; the transaction did not happen", found=errors.words(error)
+            ) from errors.stripped(error)
         if (unavailable := errors.unavailable(error)) is not None:
             raise unavailable from errors.stripped(error)
 
     def _lock_timeout_error(self, words: str) -> LockTimeout:
         if self._plan is not None:
-            what = f"a lock on the results' side was not had within {self._lock_timeout:g} s"
-            step = "See what holds the results' tables (pg_stat_activity)."
-            return LockTimeout(what, found=words, next_step=step)
+            return LockTimeout(
+                f"a lock on the results' side was not had within {self._lock_timeout:g} s",
+                found=words,
+                next_step="See what holds the results' tables (pg_stat_activity).",
+            )
         holder = self._database.lock_holder(self._claim.group, self._asked) if self._asked else None
         what = f"the lock was not had within {self._lock_timeout:g} s"
         tp = holder[0] if holder else next(iter(self._asked), None)

@@ -69,10 +69,13 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
             _settle_by_mark(database, advanced, advanced.mark, timeout=timeout, cause=cause)
             return
         if advanced.wrote:
-            what = "the answer to COMMIT was lost, and the transaction advanced no partition that could tell"
-            raise CommitUnknown(what, found=errors.words(cause)) from cause
-        what = "the connection was lost in a transaction that wrote nothing"
-        raise TransactionLost(what, found=errors.words(cause)) from cause
+            raise CommitUnknown(
+                "the answer to COMMIT was lost, and the transaction advanced no partition that could tell",
+                found=errors.words(cause),
+            ) from cause
+        raise TransactionLost(
+            "the connection was lost in a transaction that wrote nothing", found=errors.words(cause)
+        ) from cause
     found = _rows(database, advanced, None, timeout=timeout, cause=cause)
     tp = advanced.first
     ids = {tp: row.transaction_id for tp, row in found.rows.items()}
@@ -81,12 +84,18 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
         return
     # No id, or no row, may be another group's that has got the name since, or the row may have gone with its group.
     if any(ids.get(tp) == before and (before or found.same_group) for tp, before in advanced.before.items()):
-        what = "the connection was lost at COMMIT, and the rows show that it did not happen"
-        raise TransactionLost(what, topic_partition=tp, found=errors.words(cause)) from cause
+        raise TransactionLost(
+            "the connection was lost at COMMIT, and the rows show that it did not happen",
+            topic_partition=tp,
+            found=errors.words(cause),
+        ) from cause
     if not found.same_group:
         raise _other_group(advanced, cause) from cause
-    what = f"the answer to COMMIT was lost, and the rows of group {advanced.group!r} have been moved or removed since"
-    raise CommitUnknown(what, topic_partition=tp, found=errors.words(cause)) from cause
+    raise CommitUnknown(
+        f"the answer to COMMIT was lost, and the rows of group {advanced.group!r} have been moved or removed since",
+        topic_partition=tp,
+        found=errors.words(cause),
+    ) from cause
 
 
 def _settle_by_mark(
@@ -100,13 +109,18 @@ def _settle_by_mark(
         return
     if not found.same_group:
         raise _other_group(advanced, cause) from cause
-    what = f"the connection was lost at COMMIT, and the mark shows that batch {batch_id} was not written"
-    raise TransactionLost(what, found=errors.words(cause)) from cause
+    raise TransactionLost(
+        f"the connection was lost at COMMIT, and the mark shows that batch {batch_id} was not written",
+        found=errors.words(cause),
+    ) from cause
 
 
 def _other_group(advanced: Advanced, cause: BaseException) -> CommitUnknown:
-    what = f"the answer to COMMIT was lost, and group {advanced.group!r} has been removed or renamed since"
-    return CommitUnknown(what, topic_partition=advanced.first, found=errors.words(cause))
+    return CommitUnknown(
+        f"the answer to COMMIT was lost, and group {advanced.group!r} has been removed or renamed since",
+        topic_partition=advanced.first,
+        found=errors.words(cause),
+    )
 
 
 @dataclass(frozen=True, slots=True)

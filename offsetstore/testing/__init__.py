@@ -18,8 +18,7 @@ __all__ = ["InMemoryOffsetStore", "MemoryDatabase", "OffsetStoreContract", "Stat
 
 def __getattr__(name: str) -> Any:
     if name != "OffsetStoreContract":
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest  # noqa: PLC0415
 
     # Its asserts shall explain themselves like those of the tests.

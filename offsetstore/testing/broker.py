@@ -89,14 +89,14 @@ class StaticBroker:
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self._check({tp.topic for tp in offsets})
         if group in self.members:
-            what = f"the group {group} has members"
-            raise GroupHasMembers(what)
+            raise GroupHasMembers(f"the group {group} has members")
         if self.commit_error is not None:
             raise self.commit_error
         for tp, offset in offsets.items():
             if len((offset.metadata or "").encode("utf-16-le")) // 2 > _MAX_TEXT:
-                what = "the text is too long"
-                raise MetadataRefused(what, topic_partition=tp, expected=f"at most {_MAX_TEXT} characters")
+                raise MetadataRefused(
+                    "the text is too long", topic_partition=tp, expected=f"at most {_MAX_TEXT} characters"
+                )
         self.commits.append((group, dict(offsets)))
         self.current = replace(self.current, committed={**self.current.committed, **offsets})
 
@@ -114,5 +114,4 @@ class StaticBroker:
             raise self.error
         for topic in topics:
             if topic not in self.current.topics:
-                what = "Kafka has no such topic"
-                raise TopicMissing(what, found=topic)
+                raise TopicMissing("Kafka has no such topic", found=topic)

@@ -92,8 +92,11 @@ def _ours(
         return _refused(inner, state, table, columns)
     of_client = inner or cast("StatementError", error).orig
     if isinstance(of_client, _VALUE_ERRORS):
-        what = f"a value can't be sent to the database for {table or 'the SQL of ' + (sql_of or 'a writer')}"
-        return RowsRefused(what, table=str(table) if table else None, found=type(of_client).__name__)
+        return RowsRefused(
+            f"a value can't be sent to the database for {table or 'the SQL of ' + (sql_of or 'a writer')}",
+            table=str(table) if table else None,
+            found=type(of_client).__name__,
+        )
     return errors.stripped(error)
 
 
@@ -102,8 +105,7 @@ def _wrong_sql(error: psycopg.Error, sqlstate: str, sql_of: str) -> SinkError:
     place = f", at character {position}" if position else ""
     words = f"a syntax error{place}" if sqlstate == _SYNTAX_ERROR else errors.words(error)
     step = "Grant the role what the SQL needs." if sqlstate == "42501" else "Correct the function's SQL."
-    what = f"the database refused the SQL of {sql_of}"
-    return SinkError(what, found=f"SQLSTATE {sqlstate}, {words}", next_step=step)
+    return SinkError(f"the database refused the SQL of {sql_of}", found=f"SQLSTATE {sqlstate}, {words}", next_step=step)
 
 
 def _refused(error: psycopg.Error, sqlstate: str, table: TableName | None, columns: Collection[str]) -> RowsRefused:

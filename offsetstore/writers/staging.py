@@ -109,8 +109,7 @@ def staged_columns(driver: psycopg.Connection, staging: Staging) -> dict[str, Co
         lock_against_change(driver, staging.table)
         columns = read_columns(driver, staging.table)
     except ColumnMismatch:
-        what = f"the staging table {staging.table} is gone"
-        raise StagedRowsLost(what) from None
+        raise StagedRowsLost(f"the staging table {staging.table} is gone") from None
     del columns[ATTEMPT]
     return columns
 
@@ -137,13 +136,11 @@ def check_staged(
     """
     for name, column in staged_as.items():
         if name not in target or target[name].type_name != column.type_name:
-            what = f"the column {name} was changed while rows were staged"
-            raise StagedRowsLost(what)
+            raise StagedRowsLost(f"the column {name} was changed while rows were staged")
     count = _COUNT.format(staging=staged.staging.table.identifier, reported=reported(staged))
     [(found,)] = driver.execute(count).fetchall()
     if found != staged.rows:
-        what = f"{staged.rows} rows were staged, and {found} are there"
-        raise StagedRowsLost(what)
+        raise StagedRowsLost(f"{staged.rows} rows were staged, and {found} are there")
 
 
 def reported(staged: Staged) -> sql.Composed:

@@ -139,17 +139,16 @@ def check_schema(connection: Connection) -> None:
     there, writable, role = cast("tuple[bool, bool | None, str]", row)
     otherwise = 'or write from the driver alone: staging="never"'
     if not there:
-        what = f"the database has no schema {STAGING_SCHEMA}, in which executors stage large batches"
-        next_step = f"CREATE SCHEMA {STAGING_SCHEMA} AUTHORIZATION {quoted(role)}; {otherwise}"
-        raise SchemaMissing(what, next_step=next_step)
+        raise SchemaMissing(
+            f"the database has no schema {STAGING_SCHEMA}, in which executors stage large batches",
+            next_step=f"CREATE SCHEMA {STAGING_SCHEMA} AUTHORIZATION {quoted(role)}; {otherwise}",
+        )
     if not writable:
-        what = (
-            f"the role {role} may not make tables in the schema {STAGING_SCHEMA}, for executors to stage large batches"
+        raise SchemaError(
+            f"the role {role} may not make tables in the schema {STAGING_SCHEMA}, for executors to stage large batches",
+            next_step=f"GRANT USAGE, CREATE ON SCHEMA {STAGING_SCHEMA} TO {quoted(role)} (`offsetstore "
+            f"grants`); {otherwise}",
         )
-        next_step = (
-            f"GRANT USAGE, CREATE ON SCHEMA {STAGING_SCHEMA} TO {quoted(role)} (`offsetstore grants`); {otherwise}"
-        )
-        raise SchemaError(what, next_step=next_step)
 
 
 def drop(connection: Connection, staging: Staging) -> None:

@@ -172,9 +172,12 @@ class Upsert:
     def _check_order(self, schema: pa.Schema) -> None:
         if self.needs_offset(schema) and KAFKA not in schema.names:
             replaced = ", ".join(self.roles.replaced(schema.names))
-            what = f"the Upsert into {self.table} replaces {replaced} by the latest row, and nothing says which that is"
-            next_step = f'Give version="...", or keep the column {KAFKA} in what transform returns.'
-            raise KafkaColumnsMissing(what, found=", ".join(schema.names), expected=KAFKA, next_step=next_step)
+            raise KafkaColumnsMissing(
+                f"the Upsert into {self.table} replaces {replaced} by the latest row, and nothing says which that is",
+                found=", ".join(schema.names),
+                expected=KAFKA,
+                next_step=f'Give version="...", or keep the column {KAFKA} in what transform returns.',
+            )
 
     def _match(self, schema: pa.Schema, columns: Mapping[str, Column]) -> list[Match]:
         written = without_kafka(schema)
@@ -187,7 +190,10 @@ class Upsert:
         flat = flatten_kafka(batch) if KAFKA in batch.schema.names else batch
         for name in self.roles.key:
             if count := flat.column(name).null_count:
-                what = f"at least {count} rows have NULL in {name}, part of the key of the Upsert into {self.table}"
-                next_step = "Filter such rows, or fill them, in the transform."
-                raise RowsRefused(what, table=str(self.table), column=name, next_step=next_step)
+                raise RowsRefused(
+                    f"at least {count} rows have NULL in {name}, part of the key of the Upsert into {self.table}",
+                    table=str(self.table),
+                    column=name,
+                    next_step="Filter such rows, or fill them, in the transform.",
+                )
         return flat

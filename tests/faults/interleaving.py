@@ -123,8 +123,7 @@ class _Stage:
             standing = {one.name: one.doing for one in self._actors.values() if not one.has_ended}
             assert not standing, f"no turns are left, and these have not ended: {standing}"
         except AssertionError as error:
-            message = f"{error}\norder: {' '.join(order)}\nsteps completed: {self._steps}"
-            raise AssertionError(message) from None
+            raise AssertionError(f"{error}\norder: {' '.join(order)}\nsteps completed: {self._steps}") from None
         finally:
             self._abandon()
         return Played(order, turns, self._steps, {name: one.result for name, one in self._actors.items() if one.result})

@@ -207,8 +207,7 @@ class Jobs:
                 check_refused(run.played.steps, run.endings)
                 check_database(found[run.group], run.endings)
             except AssertionError as error:
-                message = f"{error}\n{run}"
-                raise AssertionError(message) from None
+                raise AssertionError(f"{error}\n{run}") from None
 
     def close(self) -> None:
         self._watch.close()

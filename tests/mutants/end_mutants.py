@@ -61,8 +61,8 @@ ENDS: Final[tuple[Mutant, ...]] = (
         "lock-in-a-savepoint",
         (
             _TX,
-            '        if session.in_savepoint():\n            what = "tx.lock was',
-            '        if session.in_savepoint() is None:\n            what = "tx.lock was',
+            '        if session.in_savepoint():\n            raise LockInSavepoint("tx.lock was',
+            '        if session.in_savepoint() is None:\n            raise LockInSavepoint("tx.lock was',
         ),
         tests=(f"{_CONTRACT}test_lock_inside_a_savepoint_is_refused",),
         why="ROLLBACK TO drops the locks that were taken after the savepoint, and nobody would notice.",

@@ -42,8 +42,7 @@ def apply(changes: Iterable[Change], tree: Path) -> None:
         file = tree / change.file
         before = file.read_text(encoding="utf-8")
         if before.count(change.old) != 1:
-            message = f"{change.file} has this {before.count(change.old)} times, not once:\n{change.old}"
-            raise ValueError(message)
+            raise ValueError(f"{change.file} has this {before.count(change.old)} times, not once:\n{change.old}")
         after = before.replace(change.old, change.new)
         compile(after, change.file, "exec")
         file.write_text(after, encoding="utf-8")

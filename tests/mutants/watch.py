@@ -25,8 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     place = Path(offsetstore.__file__).parent
     if place != config.rootpath / "offsetstore":
-        message = f"the tests would import {place}, which is not of {config.rootpath}"
-        raise pytest.UsageError(message)
+        raise pytest.UsageError(f"the tests would import {place}, which is not of {config.rootpath}")
 
 
 @pytest.hookimpl(wrapper=True)

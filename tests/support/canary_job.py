@@ -189,8 +189,7 @@ def _failure(
 
     def transform(batch: DataFrame) -> DataFrame:
         if leak:
-            message = f"an error of the job's own, {leak}"
-            raise ValueError(message)
+            raise ValueError(f"an error of the job's own, {leak}")
         return people(batch)
 
     sink = TransactionalSink(claim, transform, **way)

@@ -63,8 +63,7 @@ class Running:
         try:
             value, error, account = cast("tuple[Any, BaseException | None, str]", self._connection.recv())
         except (EOFError, ConnectionError):
-            what = f"the cluster's driver has ended:\n{_end_of(self._log)}"
-            raise AssertionError(what) from None
+            raise AssertionError(f"the cluster's driver has ended:\n{_end_of(self._log)}") from None
         if error is not None:
             error.add_note(account)
             raise error

@@ -40,8 +40,7 @@ class StrictBroker(StaticBroker):
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         if any(len(offset.metadata or "") > self.longest for offset in offsets.values()):
             self.asked.append("refused")
-            what = "too long"
-            raise MetadataRefused(what)
+            raise MetadataRefused("too long")
         super().commit(group, offsets)
 
 
@@ -611,8 +610,7 @@ def test_a_commit_of_our_own_whose_answer_was_lost_is_no_other_application_s(sto
         def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
             super().commit(group, offsets)
             if len(self.commits) % 2:
-                what = "no answer"
-                raise BrokerUnavailable(what)
+                raise BrokerUnavailable("no answer")
 
     broker = Silent(StaticBroker.with_topics({"payments": 3}, end=100).current)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
@@ -707,8 +705,7 @@ def test_a_broker_that_does_not_tell_of_members_stops_only_who_wants_to_know(
 ) -> None:
     class Mute(StaticBroker):
         def has_members(self, group: str) -> bool:
-            what = f"no answer about {group}"
-            raise BrokerUnavailable(what)
+            raise BrokerUnavailable(f"no answer about {group}")
 
     broker = Mute(StaticBroker.with_topics({"payments": 3}).current)
     if on_members == "refuse":

@@ -78,9 +78,8 @@ def _options(tokens: list[str]) -> dict[str, str]:
 
 
 def _refuse(what: str) -> NoReturn:
-    text = f"{KEY}: {what}"
     raise ConfigurationError(
-        text,
+        f"{KEY}: {what}",
         expected='…PlainLoginModule or …ScramLoginModule, required username="…" password="…";',
         next_step="Correct it, or pass librdkafka's own settings: Broker({'sasl.mechanism': …, …}, topics=[…]).",
     )

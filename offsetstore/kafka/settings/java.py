@@ -60,9 +60,8 @@ def librdkafka_settings(java: Mapping[str, str]) -> dict[str, str]:
     """
     if not java.get("bootstrap.servers", "").strip():
         near = get_close_matches("bootstrap.servers", java, n=1)
-        what = f"{PREFIX}bootstrap.servers is missing"
         raise ConfigurationError(
-            what,
+            f"{PREFIX}bootstrap.servers is missing",
             found=f"{PREFIX}{near[0]}" if near else None,
             next_step=f'Give the options that the reader gets: "{PREFIX}bootstrap.servers": "host:9092".',
         )
@@ -88,8 +87,7 @@ def librdkafka_settings(java: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse(key: str, what: str, *, expected: str | None = None) -> NoReturn:
-    text = f"{PREFIX}{key}: {what}"
-    raise ConfigurationError(text, expected=expected, next_step=_OWN_SETTINGS)
+    raise ConfigurationError(f"{PREFIX}{key}: {what}", expected=expected, next_step=_OWN_SETTINGS)
 
 
 def _may_be_dropped(key: str, *, sasl: bool, ssl: bool) -> bool:
@@ -149,15 +147,14 @@ def _certificate(java: Mapping[str, str]) -> dict[str, str]:
             password = java.get("ssl.keystore.password")
             return {"ssl.keystore.location": location} | ({"ssl.keystore.password": password} if password else {})
         case _:
-            what = (
+            raise ConfigurationError(
                 f"{PREFIX}ssl.keystore.location: librdkafka reads no keystore of this format, and keytool gives no "
-                "key away but to another keystore"
+                "key away but to another keystore",
+                expected="PEM or PKCS12",
+                next_step="Convert it with `keytool -importkeystore -srckeystore … -destkeystore client.p12 "
+                "-deststoretype "
+                f"PKCS12`, and give Spark and the Broker that file and {PREFIX}ssl.keystore.type=PKCS12.",
             )
-            step = (
-                "Convert it with `keytool -importkeystore -srckeystore … -destkeystore client.p12 -deststoretype "
-                f"PKCS12`, and give Spark and the Broker that file and {PREFIX}ssl.keystore.type=PKCS12."
-            )
-            raise ConfigurationError(what, expected="PEM or PKCS12", next_step=step)
 
 
 def _store_type(java: Mapping[str, str], key: str, location: str) -> str:

@@ -27,19 +27,28 @@ class ClientSettings:
         """
         for key in given:
             if key.startswith("kafka.") or key in _OTHER_CLIENTS:
-                what = f"{key} is a setting of Spark's reader or of the Java client"
-                raise ConfigurationError(what, expected="librdkafka's settings", next_step="Use Broker.from_spark(…).")
+                raise ConfigurationError(
+                    f"{key} is a setting of Spark's reader or of the Java client",
+                    expected="librdkafka's settings",
+                    next_step="Use Broker.from_spark(…).",
+                )
         if "error_cb" in given:
-            what = "error_cb is how a Broker learns of wrong credentials"
-            raise ConfigurationError(what, next_step="Leave it out, and catch BrokerError instead.")
+            raise ConfigurationError(
+                "error_cb is how a Broker learns of wrong credentials",
+                next_step="Leave it out, and catch BrokerError instead.",
+            )
         self.address: Final = str(given.get("bootstrap.servers") or given.get("metadata.broker.list") or "").strip()
         if not self.address:
-            what = "bootstrap.servers is missing"
-            raise ConfigurationError(what, next_step='Give at least {"bootstrap.servers": "host:9092"}.')
+            raise ConfigurationError(
+                "bootstrap.servers is missing", next_step='Give at least {"bootstrap.servers": "host:9092"}.'
+            )
         level = str(given.get("isolation.level", _LEVELS[0])).strip().lower()
         if level not in _LEVELS:
-            what = "isolation.level is not one of Kafka's"
-            raise ConfigurationError(what, expected=" | ".join(_LEVELS), next_step="Give it as the job has it.")
+            raise ConfigurationError(
+                "isolation.level is not one of Kafka's",
+                expected=" | ".join(_LEVELS),
+                next_step="Give it as the job has it.",
+            )
         self.read_committed: Final = level == "read_committed"
         self.config: Final[Mapping[str, Any]] = {
             **{key: value for key, value in given.items() if key != "isolation.level"},
@@ -57,6 +66,5 @@ def topic_names(topics: Collection[str]) -> tuple[str, ...]:
     :raises ConfigurationError: a text, whose letters would be the names, or an empty name.
     """
     if isinstance(topics, str) or not all(topics):
-        what = "topics are named in a list"
-        raise ConfigurationError(what, found=repr(topics), expected='["payments"]')
+        raise ConfigurationError("topics are named in a list", found=repr(topics), expected='["payments"]')
     return tuple(dict.fromkeys(topics))

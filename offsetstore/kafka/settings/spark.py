@@ -41,9 +41,8 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
     _refuse_connect()
     lowered = {key.lower(): _text(value) for key, value in options.items() if value is not None}
     if lowered.get("failondataloss", "true").strip().lower() == "false":
-        what = "failOnDataLoss=false lets Spark skip lost records silently"
         raise UnsupportedQuery(
-            what,
+            "failOnDataLoss=false lets Spark skip lost records silently",
             found="false",
             expected="true, which is Spark's default",
             next_step='Remove the option; to accept a loss once, use StartPolicy(on_data_loss="earliest").',
@@ -56,11 +55,8 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
 def _refuse_connect() -> None:
     """Seen here already, because here nobody has been fenced yet; pyspark itself sets the variable."""
     if _CONNECT in os.environ:
-        what = (
-            "the session is one of Spark Connect, where the sink can't run: it holds the claim of the driver's process"
-        )
         raise UnsupportedQuery(
-            what,
+            "the session is one of Spark Connect, where the sink can't run: it holds the claim of the driver's process",
             found=f"{_CONNECT} is set",
             expected="a classic session",
             next_step="Run the job with spark-submit, or with SparkSession.builder.master(...).",
@@ -74,20 +70,22 @@ def _text(value: object) -> str:
 def _topics(options: Mapping[str, str]) -> tuple[tuple[str, ...] | None, dict[str, frozenset[int]] | None]:
     given = [name for name in _SOURCES if name in options]
     if "subscribepattern" in given:
-        what = (
-            "subscribePattern: which topics it means is only known while Spark runs, and can change from batch to batch"
-        )
         raise ConfigurationError(
-            what, expected="topics by name", next_step='Name the topics: "subscribe": "payments,refunds".'
+            "subscribePattern: which topics it means is only known while Spark runs, and can change from "
+            "batch to batch",
+            expected="topics by name",
+            next_step='Name the topics: "subscribe": "payments,refunds".',
         )
     if len(given) > 1:
-        what = "the topics are named twice"
-        raise ConfigurationError(what, found=given, expected="subscribe or assign", next_step="Remove one of them.")
+        raise ConfigurationError(
+            "the topics are named twice", found=given, expected="subscribe or assign", next_step="Remove one of them."
+        )
     if "subscribe" in options:
         topics = tuple(dict.fromkeys(name.strip() for name in options["subscribe"].split(",") if name.strip()))
         if not topics:
-            what = "subscribe names no topic"
-            raise ConfigurationError(what, found=repr(options["subscribe"]), expected="names, separated by commas")
+            raise ConfigurationError(
+                "subscribe names no topic", found=repr(options["subscribe"]), expected="names, separated by commas"
+            )
         return topics, None
     if "assign" in options:
         partitions = _assigned(options["assign"])
@@ -104,9 +102,11 @@ def _assigned(text: str) -> dict[str, frozenset[int]]:
         entries = cast("dict[str, Any]", parsed)
         if all(_is_partitions(numbers) for numbers in entries.values()):
             return {topic: frozenset(numbers) for topic, numbers in entries.items()}
-    what = "assign does not name partitions"
     raise ConfigurationError(
-        what, found=text, expected='JSON such as {"payments": [0, 1]}', next_step="Correct it, or use subscribe."
+        "assign does not name partitions",
+        found=text,
+        expected='JSON such as {"payments": [0, 1]}',
+        next_step="Correct it, or use subscribe.",
     )
 
 

@@ -85,9 +85,8 @@ def _holds(text: str, password: str | None) -> bool:
 
 
 def _refuse(what: str) -> NoReturn:
-    text = f"{_KEY}: {what}"
     raise ConfigurationError(
-        text,
+        f"{_KEY}: {what}",
         expected="a truststore that can be read where the job starts, and ssl.truststore.password",
         next_step=(
             "Correct it, or export the authorities with `keytool -exportcert -rfc -alias … -keystore … -file ca.pem`, "

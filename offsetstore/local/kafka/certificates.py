@@ -88,12 +88,14 @@ class Certificates:
                 timeout=_SECONDS,
             )
         except FileNotFoundError:
-            what = "this Java has no keytool to make certificates with"
-            raise MissingDependency(what, found=keytool, next_step="Let JAVA_HOME point to a whole one.") from None
+            raise MissingDependency(
+                "this Java has no keytool to make certificates with",
+                found=keytool,
+                next_step="Let JAVA_HOME point to a whole one.",
+            ) from None
         if done.returncode:
-            what = "the broker's certificates can't be made"
             raise BrokerUnavailable(
-                what,
+                "the broker's certificates can't be made",
                 found=(done.stdout + done.stderr).strip(),
                 next_step=f"See the message above: it is {keytool}'s.",
             )

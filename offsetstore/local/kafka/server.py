@@ -96,8 +96,9 @@ class KafkaBroker:
         :raises ConfigurationError: before the first start, if none were given.
         """
         if self._ports is None:
-            what = "the broker has no ports yet"
-            raise ConfigurationError(what, next_step="Call start(), or use it as a context manager.")
+            raise ConfigurationError(
+                "the broker has no ports yet", next_step="Call start(), or use it as a context manager."
+            )
         return self._ports
 
     @property
@@ -117,8 +118,9 @@ class KafkaBroker:
         :raises ConfigurationError: it is no secured broker, or was not started.
         """
         if self._secured_ports is None:
-            what = "the broker does not listen with TLS"
-            raise ConfigurationError(what, next_step="Make it with secured=True, and start it.")
+            raise ConfigurationError(
+                "the broker does not listen with TLS", next_step="Make it with secured=True, and start it."
+            )
         addresses = [f"{LOOPBACK}:{port}" for port in self._secured_ports.all]
         return SecuredListeners(*addresses, certificates=self._certificates)
 
@@ -130,8 +132,9 @@ class KafkaBroker:
         """
         directory = self._directory or self._temporary
         if directory is None:
-            what = "the broker has no directory yet"
-            raise ConfigurationError(what, next_step="Call start(), or use it as a context manager.")
+            raise ConfigurationError(
+                "the broker has no directory yet", next_step="Call start(), or use it as a context manager."
+            )
         return directory
 
     @property
@@ -181,8 +184,7 @@ class KafkaBroker:
         """
         process = self._process
         if process is None or process.poll() is not None:
-            what = "the broker does not run"
-            raise ConfigurationError(what, next_step="Call start() first.")
+            raise ConfigurationError("the broker does not run", next_step="Call start() first.")
         atexit.unregister(self._close_at_exit)
         self._call_off()
         self._process = None
@@ -231,9 +233,8 @@ class KafkaBroker:
             self.kill()
             if attempts == 0 or all(is_free(port) for port in (*ports.all, *(secured.all if secured else ()))):
                 break
-        what = f"the Kafka broker did not start within {self._start_seconds:.0f} s"
         raise BrokerUnavailable(
-            what,
+            f"the Kafka broker did not start within {self._start_seconds:.0f} s",
             found=f"{tail(self.directory / 'console.log')}\n{tail(self.log)}".strip() or "no line in its log",
             next_step=f"See {self.log}; if a port is taken or memory is short, choose other ports or a smaller heap.",
         )
@@ -279,9 +280,12 @@ class KafkaBroker:
             arguments.append(f"@{users}")
         format_ = self._java("kafka.tools.StorageTool", *arguments)
         if format_.wait():
-            what = "Kafka's data directory can't be formatted"
             found = tail(self.directory / "console.log")
-            raise BrokerUnavailable(what, found=found, next_step=f"See the message above, and {self.directory}.")
+            raise BrokerUnavailable(
+                "Kafka's data directory can't be formatted",
+                found=found,
+                next_step=f"See the message above, and {self.directory}.",
+            )
 
     def _java(self, main: str, *arguments: str) -> subprocess.Popen[bytes]:
         class_path = os.pathsep.join(str(jar) for jar in jars(KAFKA_BROKER, notice=self._notice))

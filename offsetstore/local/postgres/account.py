@@ -67,9 +67,8 @@ def unprivileged_account() -> Account:
         except KeyError:
             continue
         return Account(entry.pw_uid, entry.pw_gid)
-    what = "PostgreSQL does not run as root, and there is no other account to run it as"
     raise ConfigurationError(
-        what,
+        "PostgreSQL does not run as root, and there is no other account to run it as",
         expected=f"one of {', '.join(_CANDIDATES)}",
         next_step="Run as a normal user, or add an account: `useradd --system postgres`.",
     )
@@ -90,5 +89,8 @@ def temporary_directory(account: Account, *, prefix: str) -> Path:
         directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         account.own(directory)
         return directory
-    what = "no directory for temporary files that the server's account can enter"
-    raise ConfigurationError(what, found=", ".join(candidates), next_step="Set TMPDIR to one, or run as a normal user.")
+    raise ConfigurationError(
+        "no directory for temporary files that the server's account can enter",
+        found=", ".join(candidates),
+        next_step="Set TMPDIR to one, or run as a normal user.",
+    )

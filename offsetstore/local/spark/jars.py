@@ -113,9 +113,8 @@ def _run_ivy(jar_set: JarSet, descriptor: Path, into: Path, notice: Notice) -> N
             ivy.kill()
             raise
     if ivy.returncode or not into.is_dir():
-        what = f"the jars of {jar_set.name} can't be downloaded"
         raise MissingDependency(
-            what,
+            f"the jars of {jar_set.name} can't be downloaded",
             found="\n".join(_complaints(lines)),
             expected=", ".join(f"{a.organisation}:{a.name}:{a.revision}" for a in jar_set.artifacts),
             next_step=_CANT_DOWNLOAD,
@@ -158,5 +157,8 @@ def _ivy_jar() -> Path:
     for place in places:
         if found := sorted((place / "jars").glob("ivy-*.jar")):
             return found[-1]
-    what = "no Ivy to download with: it comes inside pyspark"
-    raise MissingDependency(what, found=places or "no pyspark", next_step="`pip install 'offsetstore[local]'`.")
+    raise MissingDependency(
+        "no Ivy to download with: it comes inside pyspark",
+        found=places or "no pyspark",
+        next_step="`pip install 'offsetstore[local]'`.",
+    )

@@ -55,9 +55,12 @@ def find_java() -> Java:
         if version is not None and version >= OLDEST_JAVA:
             return Java(program, version)
         seen.append(f"{origin}: " + (f"Java {version} ({program})" if version else f"{program}, which is no Java"))
-    what = "no Java that is new enough"
-    found = "; ".join(seen) or "no JAVA_HOME, and no java on the PATH"
-    raise MissingDependency(what, found=found, expected=f"Java {OLDEST_JAVA} or newer", next_step=_INSTALL)
+    raise MissingDependency(
+        "no Java that is new enough",
+        found="; ".join(seen) or "no JAVA_HOME, and no java on the PATH",
+        expected=f"Java {OLDEST_JAVA} or newer",
+        next_step=_INSTALL,
+    )
 
 
 def java_version(program: Path) -> int | None:

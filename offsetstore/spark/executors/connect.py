@@ -121,7 +121,8 @@ def _secrets() -> Secrets:
 def _key() -> str:
     if _KEY in os.environ:
         return os.environ[_KEY]
-    what = "the database's password was sent, and this Python worker can't read it"
     raise ConfigurationError(
-        what, found=f"no {_KEY}", expected="a function that is made inside of sending_password(...), too"
+        "the database's password was sent, and this Python worker can't read it",
+        found=f"no {_KEY}",
+        expected="a function that is made inside of sending_password(...), too",
     )

@@ -60,8 +60,11 @@ def check_executors(session: SparkSession, *, timeout: float = 300.0) -> list[Py
     pythons = [one for _, one in found]
     wrong = [(one, differs) for one in pythons if (differs := one.differs(driver.versions))]
     if wrong:
-        what = f"{len(wrong)} of {len(pythons)} Pythons on the executors can't write to the database"
-        raise ExecutorEnvironment(what, found=_described(wrong), expected=_listed(driver.versions))
+        raise ExecutorEnvironment(
+            f"{len(wrong)} of {len(pythons)} Pythons on the executors can't write to the database",
+            found=_described(wrong),
+            expected=_listed(driver.versions),
+        )
     return pythons
 
 
@@ -113,12 +116,18 @@ def _run(session: SparkSession, look: Callable[[Iterable[Any]], Any], timeout: f
         return context.parallelize(range(tasks), tasks).mapPartitions(look).collect()
     except (Py4JJavaError, PySparkException) as error:
         if given_up.is_set():
-            what = "the executors' packages could not be checked: no answer from them"
-            step = "See whether the cluster gives this application any executor, and whether its Python starts there."
-            raise ExecutorEnvironment(what, found=f"nothing within {timeout:g} s", next_step=step) from error
+            raise ExecutorEnvironment(
+                "the executors' packages could not be checked: no answer from them",
+                found=f"nothing within {timeout:g} s",
+                next_step="See whether the cluster gives this application any executor, and whether its "
+                "Python starts there.",
+            ) from error
         if (reason := _worker_failure(error)) is not None:
-            what = "Python does not start on the executors as on the driver"
-            raise ExecutorEnvironment(what, found=reason, expected=f"Python {context.pythonVer}") from error
+            raise ExecutorEnvironment(
+                "Python does not start on the executors as on the driver",
+                found=reason,
+                expected=f"Python {context.pythonVer}",
+            ) from error
         raise
     finally:
         timer.cancel()

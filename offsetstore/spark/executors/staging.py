@@ -113,9 +113,7 @@ class StagingTask:
 
 def _passing(error: Exception) -> OffsetStoreError | None:
     if is_connection_lost(error):
-        what = "an executor lost its connection to the database"
-        return TransactionLost(what, found=words(error))
+        return TransactionLost("an executor lost its connection to the database", found=words(error))
     if is_lock_timeout(error) or is_repeatable(error):
-        what = "a lock on a staging table was not had"
-        return LockTimeout(what, found=words(error))
+        return LockTimeout("a lock on a staging table was not had", found=words(error))
     return unavailable(error)

@@ -70,8 +70,11 @@ class Result:
         try:
             return pickle.loads(self.error or b"")  # noqa: S301 - from our own task
         except Exception as error:  # noqa: BLE001 - whatever a class does to be loaded
-            what = "a task failed with an error that can't be loaded on the driver"
-            return SinkError(what, topic_partition=self.topic_partition, found=type(error).__qualname__)
+            return SinkError(
+                "a task failed with an error that can't be loaded on the driver",
+                topic_partition=self.topic_partition,
+                found=type(error).__qualname__,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +182,8 @@ class _Rows:
             and expected.from_ <= bounds["min"] <= bounds["max"] < expected.until
         )
         if not ours:
-            what = "rows of other records came into the task of a partition; nothing of it was written"
             raise SinkError(
-                what,
+                "rows of other records came into the task of a partition; nothing of it was written",
                 topic_partition=self._tp,
                 found=f"offsets {bounds['min']} to {bounds['max']}",
                 expected=f"rows of {self._tp} {expected}",

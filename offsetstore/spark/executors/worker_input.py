@@ -33,9 +33,8 @@ def check_whole() -> None:
     """
     stream = _stream(inspect.currentframe())
     if stream is None:
-        what = "the Python worker does not show whether it has got all rows"
         raise UnsupportedQuery(
-            what,
+            "the Python worker does not show whether it has got all rows",
             expected="pyspark.worker as in Spark 4.0 to 4.2, reading from a buffered stream",
             next_step='Use atomicity="batch".',
         )

@@ -87,9 +87,8 @@ def _check_coordinates(execution: Any, columns: Collection[str], allowed: Collec
     plan = execution.analyzedPlan()
     if missing:
         _origins(plan, allowed)  # an operator that is to be refused says more than the columns that it took away
-        what = "the streaming DataFrame has lost Kafka's columns"
         raise KafkaColumnsMissing(
-            what,
+            "the streaming DataFrame has lost Kafka's columns",
             found=f"columns {', '.join(columns)}",
             expected=f"also {', '.join(missing)}",
             next_step="Give writeStream what load() returned, and do the rest in the sink's transform.",
@@ -98,17 +97,19 @@ def _check_coordinates(execution: Any, columns: Collection[str], allowed: Collec
     for attribute in each(plan.output()):
         name = attribute.name()
         if name in COORDINATES and origins.get(attribute.exprId().id()) != name:
-            what = f"Kafka's column {name} was replaced in the streaming DataFrame"
-            raise UnsupportedQuery(what, expected=f"{name} as load() returned it", next_step=_TRANSFORM)
+            raise UnsupportedQuery(
+                f"Kafka's column {name} was replaced in the streaming DataFrame",
+                expected=f"{name} as load() returned it",
+                next_step=_TRANSFORM,
+            )
 
 
 def _check_sources(execution: Any) -> None:
     for source in each(execution.sources()):
         name = source.getClass().getName()
         if name != _SOURCE:
-            what = "the query reads something else than Kafka"
             raise UnsupportedQuery(
-                what,
+                "the query reads something else than Kafka",
                 found=name,
                 expected="Kafka sources alone",
                 next_step="Join other data inside transform, as a static DataFrame.",
@@ -120,9 +121,8 @@ def _check_sources(execution: Any) -> None:
 
 def _check_data_loss(option: str | None) -> None:
     if option is not None and option.strip().lower() != "true":
-        what = "the Kafka source has failOnDataLoss=false: it would skip lost records silently"
         raise UnsupportedQuery(
-            what,
+            "the Kafka source has failOnDataLoss=false: it would skip lost records silently",
             found=f"failOnDataLoss={option}",
             expected="true, which is the default",
             next_step='Leave the option out; to accept a loss, start with StartPolicy(on_data_loss="earliest").',
@@ -136,9 +136,12 @@ def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:
     """
     operator = simple_name(plan)
     if operator not in allowed:
-        what = f"the streaming DataFrame was changed before writeStream, by {operator}"
         next_step = _KEEP if operator in _STATEFUL else _TRANSFORM
-        raise UnsupportedQuery(what, expected="what load() returned", next_step=next_step)
+        raise UnsupportedQuery(
+            f"the streaming DataFrame was changed before writeStream, by {operator}",
+            expected="what load() returned",
+            next_step=next_step,
+        )
     if operator == _RELATION:
         return {_id(column): column.name() for column in each(plan.output()) if column.name() in COORDINATES}
     children = list(each(plan.children()))

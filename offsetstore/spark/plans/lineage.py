@@ -54,12 +54,10 @@ def check_row_by_row(batch: DataFrame, result: DataFrame) -> None:
     :raises UnsupportedQuery: a row may come of several records, or of none.
     """
     if KAFKA not in result.columns:
-        found = f"columns {', '.join(result.columns)}"
-        raise _missing(found)
+        raise _missing(f"columns {', '.join(result.columns)}")
     made = _analyzed(result)
     if _kafka_column(made) not in _kafka_columns(_analyzed(batch), made):
-        found = f"a column {KAFKA} that transform made itself"
-        raise _missing(found)
+        raise _missing(f"a column {KAFKA} that transform made itself")
 
 
 def is_row_by_row(batch: DataFrame, result: DataFrame) -> bool:
@@ -83,8 +81,7 @@ def _kafka_columns(given: Any, made: Any) -> set[int]:
     """
     lineage = _Lineage({leaf.rdd().id() for leaf in each(given.collectLeaves())}, _kafka_column(given))
     if any(lineage.has_batch(subquery) for subquery in each(made.subqueriesAll())):
-        found = "a subquery over the batch"
-        raise _refused(found)
+        raise _refused("a subquery over the batch")
     return lineage.columns(made)
 
 
@@ -133,8 +130,7 @@ class _Lineage:
         [number] = having
         kind = join.joinType().sql()
         if kind not in _JOINS[number]:
-            found = f"a {kind} JOIN, which has rows without a record of the batch"
-            raise _refused(found)
+            raise _refused(f"a {kind} JOIN, which has rows without a record of the batch")
         return sides[number]
 
 
@@ -157,15 +153,19 @@ def _id(column: Any) -> int:
 
 
 def _missing(found: str) -> KafkaColumnsMissing:
-    what = 'transform has lost the coordinates, by which atomicity="partition" knows each row\'s transaction'
-    next_step = f'Keep it: select("{KAFKA}", ...); it is not written. For groupBy and the like use atomicity="batch".'
     return KafkaColumnsMissing(
-        what, found=found, expected=f"the column {KAFKA} as transform got it", next_step=next_step
+        'transform has lost the coordinates, by which atomicity="partition" knows each row\'s transaction',
+        found=found,
+        expected=f"the column {KAFKA} as transform got it",
+        next_step=f'Keep it: select("{KAFKA}", ...); it is not written. For groupBy and the like use '
+        'atomicity="batch".',
     )
 
 
 def _refused(found: str) -> UnsupportedQuery:
-    what = 'a row may be made of several records, and atomicity="partition" has no transaction for it'
     return UnsupportedQuery(
-        what, found=found, expected="each row made of one record of the batch", next_step=_NEXT_STEP
+        'a row may be made of several records, and atomicity="partition" has no transaction for it',
+        found=found,
+        expected="each row made of one record of the batch",
+        next_step=_NEXT_STEP,
     )

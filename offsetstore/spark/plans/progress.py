@@ -45,9 +45,8 @@ def refuse_shared(sources: Iterable[Mapping[TopicPartition, int]]) -> None:
     seen: set[TopicPartition] = set()
     for end in sources:
         for tp in sorted(seen.intersection(end)):
-            what = "two sources of the query read the same topic"
             raise UnsupportedQuery(
-                what,
+                "two sources of the query read the same topic",
                 topic_partition=tp,
                 expected="each topic in one source",
                 next_step="Read it once, and branch in transform; or run two queries with a group each.",

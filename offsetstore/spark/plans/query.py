@@ -51,9 +51,10 @@ class RunningQuery:
         query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         execution = _execution(batch, query_id)
         if query_id is None or execution is None:
-            what = "the sink was called outside of a running streaming query"
             raise UnsupportedQuery(
-                what, found=f"query id {query_id}", expected="a call by writeStream.foreachBatch(sink)"
+                "the sink was called outside of a running streaming query",
+                found=f"query id {query_id}",
+                expected="a call by writeStream.foreachBatch(sink)",
             )
         return cls(query_id, execution.runId().toString(), execution)
 

@@ -66,19 +66,15 @@ def place(
 def _proven(rdd: Any, ranges: Mapping[TopicPartition, OffsetRange]) -> list[TopicPartition]:
     scan = _narrow_root(rdd)
     if simple_name(scan) != _SCAN:
-        what = f"the rows come from a {simple_name(scan)}, not straight from Kafka's scan"
-        raise _Unproven(what)
+        raise _Unproven(f"the rows come from a {simple_name(scan)}, not straight from Kafka's scan")
     read = [_scanned(partition) for partition in scan.partitions()]
     if len(read) != rdd.getNumPartitions():
-        what = "there are other tasks than parts of Kafka's scan"
-        raise _Unproven(what)
+        raise _Unproven("there are other tasks than parts of Kafka's scan")
     found = dict(read)
     if len(found) != len(read):
-        what = f"{len(read)} tasks read {len(found)} Kafka partitions"
-        raise _Unproven(what)
+        raise _Unproven(f"{len(read)} tasks read {len(found)} Kafka partitions")
     if found != dict(ranges):
-        what = "the tasks read other ranges than the batch"
-        raise _Unproven(what)
+        raise _Unproven("the tasks read other ranges than the batch")
     return [tp for tp, _ in read]
 
 
@@ -94,8 +90,7 @@ def _narrow_root(rdd: Any) -> Any:
 def _scanned(partition: Any) -> tuple[TopicPartition, OffsetRange]:
     inputs = list(each(_inputs(partition)))
     if len(inputs) != 1 or simple_name(inputs[0]) != "KafkaBatchInputPartition":
-        what = "a task reads something else than one part of a Kafka partition"
-        raise _Unproven(what)
+        raise _Unproven("a task reads something else than one part of a Kafka partition")
     scanned = inputs[0].offsetRange()
     topic_partition = scanned.topicPartition()
     return (
@@ -124,9 +119,8 @@ def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> DataFra
         found = [_reads_of_shuffle(partition) for partition in root.partitions()]
     expected = [_shuffle_partition(number) for number in range(len(tasks))]
     if found != expected:
-        what = "Spark repartitioned the rows otherwise than it was told to"
         raise SinkError(
-            what,
+            "Spark repartitioned the rows otherwise than it was told to",
             found=", ".join(found),
             expected=f"{len(tasks)} tasks, one for each Kafka partition",
             next_step='Use atomicity="batch", which does not depend on how rows are spread.',

@@ -51,11 +51,17 @@ def judge(
     :raises OffsetGap: a new checkpoint begins above the stored offset.
     """
     if mark is not None and batch_id < mark:
-        what = f"the kept checkpoint goes on with batch {batch_id}, and later ones of this query are in the results"
-        raise CheckpointBehind(what, found=f"batch {batch_id}", expected=f"batch {mark} or {mark + 1}")
+        raise CheckpointBehind(
+            f"the kept checkpoint goes on with batch {batch_id}, and later ones of this query are in the results",
+            found=f"batch {batch_id}",
+            expected=f"batch {mark} or {mark + 1}",
+        )
     if mark is not None and batch_id > mark + 1:
-        what = f"the kept checkpoint goes on with batch {batch_id}, and the one before is not in the results"
-        raise CheckpointAhead(what, found=f"batch {mark} in the database", expected=f"batch {batch_id - 1}")
+        raise CheckpointAhead(
+            f"the kept checkpoint goes on with batch {batch_id}, and the one before is not in the results",
+            found=f"batch {mark} in the database",
+            expected=f"batch {batch_id - 1}",
+        )
     if mark is not None and batch_id == mark:
         _expect(f"batch {batch_id}, which is in the results, ends", end, stored)
         return Outcome.SKIP
@@ -68,23 +74,37 @@ def judge(
 def _expect(where: str, offsets: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
     for tp, offset in sorted(offsets.items()):
         if stored[tp] < offset:
-            what = f"{where} beyond the stored offset"
-            raise CheckpointAhead(what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset))
+            raise CheckpointAhead(
+                f"{where} beyond the stored offset",
+                topic_partition=tp,
+                found=f"{stored[tp]} stored",
+                expected=str(offset),
+            )
         if stored[tp] > offset:
-            what = f"{where} below the stored offset"
-            raise CheckpointBehind(what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset))
+            raise CheckpointBehind(
+                f"{where} below the stored offset",
+                topic_partition=tp,
+                found=f"{stored[tp]} stored",
+                expected=str(offset),
+            )
 
 
 def _expect_start(begin: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
     """Nothing is committed before batch 0: the checkpoint is new, and began at what the reader was told."""
     for tp, offset in sorted(begin.items()):
         if stored[tp] < offset:
-            what = f"the new checkpoint begins above the stored offset: [{stored[tp]}, {offset}) is missing"
             raise OffsetGap(
-                what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset), next_step=_ELSEWHERE
+                f"the new checkpoint begins above the stored offset: [{stored[tp]}, {offset}) is missing",
+                topic_partition=tp,
+                found=f"{stored[tp]} stored",
+                expected=str(offset),
+                next_step=_ELSEWHERE,
             )
         if stored[tp] > offset:
-            what = f"the new checkpoint begins below the stored offset: [{offset}, {stored[tp]}) is in the results"
             raise CheckpointBehind(
-                what, topic_partition=tp, found=f"{stored[tp]} stored", expected=str(offset), next_step=_ELSEWHERE
+                f"the new checkpoint begins below the stored offset: [{offset}, {stored[tp]}) is in the results",
+                topic_partition=tp,
+                found=f"{stored[tp]} stored",
+                expected=str(offset),
+                next_step=_ELSEWHERE,
             )

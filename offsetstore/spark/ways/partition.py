@@ -68,9 +68,8 @@ class PartitionAtomicity:
 
     def __init__(self, claim: Claim, outputs: Outputs) -> None:
         if len(outputs.writers) > 1:
-            what = 'atomicity="partition" has one output'
             raise ConfigurationError(
-                what,
+                'atomicity="partition" has one output',
                 found=", ".join(map(repr, outputs.writers)),
                 next_step='Use atomicity="batch", or one Execute that writes into all tables.',
             )
@@ -227,8 +226,9 @@ def _collect(placed: Placed, work: Work) -> Sequence[Result]:
     collected = placed.frame.mapInArrow(write, SCHEMA).collect()
     results: list[Result] = [pickle.loads(row.result) for row in collected]  # noqa: S301 - from our own tasks
     if sorted(result.topic_partition for result in results) != sorted(placed.tasks):
-        what = "the tasks did not return one result each"
-        raise SinkError(what, found=f"{len(results)} results", expected=f"{len(placed.tasks)}")
+        raise SinkError(
+            "the tasks did not return one result each", found=f"{len(results)} results", expected=f"{len(placed.tasks)}"
+        )
     return sorted(results, key=lambda result: result.topic_partition)
 
 
@@ -253,9 +253,8 @@ def _check_pickles(writer: object) -> None:
     try:
         pickle.loads(_pickler.dumps(writer))  # noqa: S301 - our own: some pickle, and do not come back
     except Exception as error:
-        what = f"{writer!r} can't be sent to Spark's executors, which write with it"
         raise ConfigurationError(
-            what,
+            f"{writer!r} can't be sent to Spark's executors, which write with it",
             found=f"{type(error).__name__}: {error}",
             expected='a writer that pickles, with all that its function uses (atomicity="partition")',
             next_step="Make connections and clients inside the function.",

@@ -132,9 +132,8 @@ def _check_output_mode(execution: Any, outputs: Outputs) -> None:
         return
     appended = sorted(str(writer) for writer in outputs.writers.values() if isinstance(writer, Append))
     if appended:
-        what = "the query's output mode is complete: each batch holds the whole result, and would be appended"
         raise UnsupportedQuery(
-            what,
+            "the query's output mode is complete: each batch holds the whole result, and would be appended",
             found=", ".join(appended),
             expected="Upsert, by the grouping columns, or an Execute that replaces",
             next_step='Or take the output mode "append", which gives each window once, when it is over.',

@@ -24,11 +24,10 @@ class MemoryConnection:
 
         :raises AttributeError: always, saying what there is.
         """
-        message = (
+        raise AttributeError(
             f"in memory tx.connection has no {name!r}: it takes rows by append(table, row) and extend(table, rows); "
             "for SQL use a database (the fixture offsetstore_database)"
         )
-        raise AttributeError(message)
 
     def append(self, table: str, row: object) -> None:
         """Add one row. Tables need no making."""
@@ -61,8 +60,7 @@ class MemoryConnection:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        what = "COMMIT or ROLLBACK was called on tx.connection"
-        raise CommittedBehindOurBack(what)
+        raise CommittedBehindOurBack("COMMIT or ROLLBACK was called on tx.connection")
 
 
 class MemorySavepoint:

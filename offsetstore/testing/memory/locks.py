@@ -65,8 +65,7 @@ class RowLocks:
                 if doomed:
                     continue
             if end is not None and now >= end:
-                message = f"{key} is locked by {', '.join(other.name for other in in_the_way)}"
-                raise MemoryLockTimeout(message)
+                raise MemoryLockTimeout(f"{key} is locked by {', '.join(other.name for other in in_the_way)}")
             self._wait(owner, now, end)
             owner.check_alive()
         modes = self._held.setdefault(key, {})

@@ -56,9 +56,11 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
     except (errors.UndefinedTable, errors.InvalidSchemaName):
         raise missing(table) from None
     except errors.WrongObjectType as error:
-        what = f"{table} can't be locked as a table (is it a foreign table, or a materialized view?)"
-        found = error.diag.message_detail or error.diag.message_primary
-        raise UnsafeTarget(what, found=found, next_step="Name a table of this database.") from None
+        raise UnsafeTarget(
+            f"{table} can't be locked as a table (is it a foreign table, or a materialized view?)",
+            found=error.diag.message_detail or error.diag.message_primary,
+            next_step="Name a table of this database.",
+        ) from None
 
 
 @contextmanager

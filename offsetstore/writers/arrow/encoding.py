@@ -107,14 +107,14 @@ class Encoding:
         raise self._refused(match, reason, array.type)
 
     def _refused_rows(self) -> RowsRefused:
-        what = f"rows can't be encoded for {self._table}"
-        return RowsRefused(what, table=str(self._table), expected=", ".join(self.columns))
+        return RowsRefused(
+            f"rows can't be encoded for {self._table}", table=str(self._table), expected=", ".join(self.columns)
+        )
 
     def _refused(self, match: Match, reason: str, found: pa.DataType) -> RowsRefused:
         column = match.column
-        what = f"column {column.name} of the DataFrame holds {reason}"
         return RowsRefused(
-            what,
+            f"column {column.name} of the DataFrame holds {reason}",
             table=str(self._table),
             column=column.name,
             found=f"{found}",

@@ -176,12 +176,19 @@ def _read(connection: Connection, table: TableName) -> Sequence[tuple[Any, ...]]
 
 def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Column]:
     if rows[0][0] not in _TABLES:
-        what = f"{table} is not a table (pg_class.relkind)"
-        raise ColumnMismatch(what, found=rows[0][0], expected="a table", next_step="Name the table behind it.")
+        raise ColumnMismatch(
+            f"{table} is not a table (pg_class.relkind)",
+            found=rows[0][0],
+            expected="a table",
+            next_step="Name the table behind it.",
+        )
     if rules := rows[0][1]:
-        what = f"the table {table} has rules ON INSERT, and COPY does not apply rules"
-        next_step = "Name the table that the rule writes to, or replace the rule by a trigger."
-        raise ColumnMismatch(what, found=", ".join(rules), expected="no rules ON INSERT", next_step=next_step)
+        raise ColumnMismatch(
+            f"the table {table} has rules ON INSERT, and COPY does not apply rules",
+            found=", ".join(rules),
+            expected="no rules ON INSERT",
+            next_step="Name the table that the rule writes to, or replace the rule by a trigger.",
+        )
     columns: dict[str, Column] = {}
     for _, _, _, name, number, type_name, modifier, kind, element, not_null, has_default, computed in rows:
         if name is not None:  # a table without any column
@@ -228,6 +235,7 @@ def _unsafe(connection: Connection, table: TableName, found: Sequence[Sequence[s
 
 def missing(table: TableName) -> ColumnMismatch:
     """Make the error for a table that is not there."""
-    what = f"there is no table {table}"
-    next_step = 'Create it, name its schema ("schema.table"; capitals count), or grant the role USAGE on the schema.'
-    return ColumnMismatch(what, next_step=next_step)
+    return ColumnMismatch(
+        f"there is no table {table}",
+        next_step='Create it, name its schema ("schema.table"; capitals count), or grant the role USAGE on the schema.',
+    )

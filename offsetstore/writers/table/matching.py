@@ -64,9 +64,13 @@ class _Mismatch:
 
     def refuse(self, table: TableName) -> None:
         if self.problems:
-            what = f"the DataFrame does not fit the table {table}: {', '.join(self.problems)}"
             next_step = " ".join(dict.fromkeys(self.next_steps))
-            raise ColumnMismatch(what, found=self.found or None, expected=self.expected or None, next_step=next_step)
+            raise ColumnMismatch(
+                f"the DataFrame does not fit the table {table}: {', '.join(self.problems)}",
+                found=self.found or None,
+                expected=self.expected or None,
+                next_step=next_step,
+            )
 
 
 def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: TableName) -> list[Match]:
@@ -75,8 +79,11 @@ def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: Table
     :raises ColumnMismatch: the two don't fit; with all the columns that it is about.
     """
     if not schema.names:
-        what = f"the DataFrame has no columns to write to {table}"
-        raise ColumnMismatch(what, expected=f"columns of {', '.join(columns)}", next_step="See what transform returns.")
+        raise ColumnMismatch(
+            f"the DataFrame has no columns to write to {table}",
+            expected=f"columns of {', '.join(columns)}",
+            next_step="See what transform returns.",
+        )
     mismatch = _Mismatch()
     fields = zip(schema.names, schema.types, strict=True)
     matches = [match for name, arrow in fields if (match := _match(name, arrow, columns, mismatch))]

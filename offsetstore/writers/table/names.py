@@ -32,9 +32,8 @@ class TableName:
             return cls(None if table.schema is None else str(table.schema), str(table.name))
         parts = table.split(".")
         if len(parts) > _MAX_PARTS or not all(parts):
-            what = "not the name of a table"
             raise ConfigurationError(
-                what,
+                "not the name of a table",
                 found=repr(table),
                 expected='"table" or "schema.table"',
                 next_step="For a name that has a dot in it, give a sqlalchemy.Table.",

@@ -44,16 +44,21 @@ class Roles:
         """
         for role, names in {"key": key, "add": add, "greatest": greatest, "least": least}.items():
             if isinstance(names, str):
-                what = f"{role} of an Upsert takes a list of columns"
-                raise ConfigurationError(what, found=repr(names), next_step=f"Write {role}=[{names!r}].")
+                raise ConfigurationError(
+                    f"{role} of an Upsert takes a list of columns",
+                    found=repr(names),
+                    next_step=f"Write {role}=[{names!r}].",
+                )
         if not key:
-            what = "an Upsert needs the columns of a key"
-            raise ConfigurationError(what, expected='key=["id"]')
+            raise ConfigurationError("an Upsert needs the columns of a key", expected='key=["id"]')
         roles = cls(tuple(key), tuple(add), tuple(greatest), tuple(least), version)
         named = roles.named
         if twice := sorted({name for name in named if named.count(name) > 1}):
-            what = "a column has one role in an Upsert, once"
-            raise ConfigurationError(what, found=f"{', '.join(twice)} twice", expected="each column once")
+            raise ConfigurationError(
+                "a column has one role in an Upsert, once",
+                found=f"{', '.join(twice)} twice",
+                expected="each column once",
+            )
         return roles
 
     @property
@@ -73,8 +78,11 @@ class Roles:
         :raises ColumnMismatch: a column that is not there, or whose type can't play its role.
         """
         if absent := [name for name in self.named if name not in names]:
-            what = f"the Upsert into {table} names columns that the DataFrame does not have: {', '.join(absent)}"
-            raise ColumnMismatch(what, found=", ".join(names), next_step="Keep them in the transform.")
+            raise ColumnMismatch(
+                f"the Upsert into {table} names columns that the DataFrame does not have: {', '.join(absent)}",
+                found=", ".join(names),
+                next_step="Keep them in the transform.",
+            )
         ordered = (*self.greatest, *self.least, *([] if self.version is None else [self.version]))
         _check_kinds("add", self.add, _SUMMABLE, columns, table)
         _check_kinds("greatest, least and version", ordered, _ORDERED, columns, table)
@@ -89,13 +97,20 @@ class Roles:
             what = f"the table {table} has no unique constraint or index on exactly the key ({key})"
             found = "; ".join(f"({', '.join(sorted(columns))})" for columns in unique) or "none"
             quoted = ", ".join(f'"{name}"' for name in self.key)
-            next_step = f"Add it (not partial, not deferrable): ALTER TABLE {table} ADD UNIQUE ({quoted});"
-            raise ColumnMismatch(what, found=found, expected=f"({key})", next_step=next_step)
+            raise ColumnMismatch(
+                what,
+                found=found,
+                expected=f"({key})",
+                next_step=f"Add it (not partial, not deferrable): ALTER TABLE {table} ADD UNIQUE ({quoted});",
+            )
 
 
 def _check_kinds(
     role: str, names: Iterable[str], kinds: frozenset[str], columns: Mapping[str, Column], table: TableName
 ) -> None:
     if wrong := {name: columns[name].type_name for name in names if columns[name].kind not in kinds}:
-        what = f"columns of {table} are of types that {role} can't work on: {', '.join(wrong)}"
-        raise ColumnMismatch(what, found=wrong, expected=f"one of {', '.join(sorted(kinds))}")
+        raise ColumnMismatch(
+            f"columns of {table} are of types that {role} can't work on: {', '.join(wrong)}",
+            found=wrong,
+            expected=f"one of {', '.join(sorted(kinds))}",
+        )

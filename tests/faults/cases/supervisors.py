@@ -90,5 +90,4 @@ def _settled(loops: Sequence[Supervisor]) -> Job:
         time.sleep(QUIET)  # that nothing happens is what is to be seen
         if _owners(loops)[-1] is owner and not owner.has_ended:
             return owner
-    what = "the two supervisors do not settle"
-    raise AssertionError(what)
+    raise AssertionError("the two supervisors do not settle")

@@ -103,8 +103,7 @@ def _chosen(only: tuple[str, ...]) -> list[Fault]:
             [word] if word in faults else [one.name for one in faults.values() if word in one.name or word in one.row]
         )
         if not found:
-            what = f"no fault's name or row contains {word!r}; --list shows them."
-            raise click.UsageError(what)
+            raise click.UsageError(f"no fault's name or row contains {word!r}; --list shows them.")
         names |= {*found}
     return [one for name, one in faults.items() if name in names]
 
@@ -112,8 +111,7 @@ def _chosen(only: tuple[str, ...]) -> list[Fault]:
 def _shard(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        what = f"--shard {text}: it is K/N with 1 <= K <= N."
-        raise click.UsageError(what)
+        raise click.UsageError(f"--shard {text}: it is K/N with 1 <= K <= N.")
     return int(part), int(parts)
 
 

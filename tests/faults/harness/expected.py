@@ -76,16 +76,14 @@ def stretches(
     for place, offset in stored.items():
         course = courses.get(place)
         if course is None:
-            what = f"{place} has a stored offset and no decision in the history"
-            raise HistoryBroken(what)
+            raise HistoryBroken(f"{place} has a stored offset and no decision in the history")
         _end(course, place, offset)
     return [*before, *(one for course in courses.values() for one in course.stretches)]
 
 
 def _end(course: _Course, place: tuple[str, int], at: int) -> None:
     if at < course.begin:
-        what = f"{place} went back from {course.begin} to {at} without a decision"
-        raise HistoryBroken(what)
+        raise HistoryBroken(f"{place} went back from {course.begin} to {at} without a decision")
     if at > course.begin:
         course.stretches.append(Stretch(place[0], course.generation, place[1], course.begin, at))
 

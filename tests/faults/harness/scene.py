@@ -376,11 +376,10 @@ class Scene:
             errors = [f"{job.error.class_name}: {job.error.text[:600]}" for job in self.jobs if job.error]
             alive = [job.pid for job in self.jobs if not job.has_ended]
             last = self.jobs[-1].process.end_of_log()[-1500:] if self.jobs else ""
-            what = (
+            raise Violation(
                 f"I8: not caught up within {timeout:.0f} s: stored {self.stored()}, wanted {wanted}; "
                 f"jobs running {alive}; errors {errors[-3:]}\n{last}"
-            )
-            raise Violation(what) from None
+            ) from None
         self.recovery = max(self.recovery or 0.0, time.monotonic() - begin)
 
     def fired(self, evidence: str) -> None:
@@ -398,8 +397,9 @@ class Scene:
         report = job.error
         assert report is not None
         if report.class_name not in class_names:
-            what = f"the job failed with {report.class_name} instead of {' or '.join(class_names)}: {report.text}"
-            raise Violation(what)
+            raise Violation(
+                f"the job failed with {report.class_name} instead of {' or '.join(class_names)}: {report.text}"
+            )
         return report
 
     def allow(self, *events: str) -> None:

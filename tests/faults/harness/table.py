@@ -157,8 +157,7 @@ def table(*, commit: str | None, runs: Path, output: Path) -> None:
     wanted = commit or commit_of(_ROOT)
     found = read(runs / "runs.jsonl", wanted)
     if not found:
-        what = f"{runs / 'runs.jsonl'} has no run of commit {wanted}: run `make chaos` first."
-        raise click.ClickException(what)
+        raise click.ClickException(f"{runs / 'runs.jsonl'} has no run of commit {wanted}: run `make chaos` first.")
     output.write_text(text(found, read(runs / "soaks.jsonl", wanted), load(), wanted), encoding="utf-8")
     click.echo(f"{len(found)} runs of {wanted}: {output}")
 

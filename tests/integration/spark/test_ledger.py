@@ -61,8 +61,7 @@ class FailsOnce:
     def __call__(self, batch: DataFrame) -> Any:
         self._batches += 1
         if self._batches == 2:
-            what = "the power went out"
-            raise InterruptedError(what)
+            raise InterruptedError("the power went out")
         return self._transform(batch)
 
 

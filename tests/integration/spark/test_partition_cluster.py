@@ -53,8 +53,7 @@ def write_behind_a_gate(url: str, connection: Connection, batches: Iterable[pa.R
 
 def refuse(url: str, _connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
     """In a task: fail."""
-    what = f"partition {tell(url, batches)[0]['partition']} is not to my liking"
-    raise LookupError(what)
+    raise LookupError(f"partition {tell(url, batches)[0]['partition']} is not to my liking")
 
 
 def run_sink(

@@ -147,8 +147,7 @@ def test_credentials_are_asked_for_each_new_connection(guarded: PostgresServer) 
 
 def test_credentials_that_cant_be_had_are_an_unavailable_store(guarded: PostgresServer) -> None:
     def credentials() -> str:
-        message = "the token service is away"
-        raise OSError(message)
+        raise OSError("the token service is away")
 
     with pytest.raises(StoreUnavailable, match="credentials could not be had; found OSError"):
         OffsetStore.connect(guarded.url, credentials=credentials)

@@ -105,8 +105,7 @@ def test_a_query_that_can_t_be_asked_or_does_not_answer_counts_as_running(store:
 
     def fails() -> bool:
         failures.append(0)
-        what = "the JVM is gone"
-        raise ConnectionError(what)
+        raise ConnectionError("the JVM is gone")
 
     def never_answers() -> bool:
         hangs.set()

@@ -169,8 +169,7 @@ class Careful(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: object) -> str | None:  # noqa: ARG002 - SQLAlchemy's
         if value == CANARY:
-            message = f"not {value}"
-            raise ValueError(message)
+            raise ValueError(f"not {value}")
         return value
 
 
@@ -202,8 +201,7 @@ def test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped(plain:
         try:
             insert(connection, batches)
         except DBAPIError as error:
-            message = "of the user's own"
-            raise LookupError(message) from error
+            raise LookupError("of the user's own") from error
 
     error = refused(plain, Execute(by_hand), NAMED)
     assert isinstance(error, LookupError)
@@ -217,8 +215,7 @@ def test_a_group_of_errors_is_one_of_stripped_errors(people: Database) -> None:
         try:
             connection.execute(text("INSERT INTO people VALUES (1, :name), (1, :name)"), {"name": CANARY})
         except IntegrityError as error:
-            what = "of several"
-            raise ExceptionGroup(what, [error, ValueError("mine")]) from error
+            raise ExceptionGroup("of several", [error, ValueError("mine")]) from error
 
     found: Any = refused(people, Execute(insert_twice), NAMED)
 

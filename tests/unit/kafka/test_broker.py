@@ -220,8 +220,7 @@ class Clinging:
     def answers(self, _questions: object, deadline: Deadline) -> list[dict[str, Any]]:
         if self.number in self.dead:
             time.sleep(deadline.rest)
-            what = f"no answer within {deadline.seconds:g} s"
-            raise BrokerUnavailable(what)
+            raise BrokerUnavailable(f"no answer within {deadline.seconds:g} s")
         return [{"payments": SimpleNamespace(topic_id=Uuid(0, self.number))}]
 
 

@@ -286,8 +286,7 @@ def test_only_a_value_that_was_refused_before_it_was_sent_is_proven_by_itself(
 @pytest.mark.parametrize("error", [StaleClaim, PlanOutdated, StagedRowsLost])
 def test_a_batch_that_is_ours_no_more_ends_the_search_with_that_error(error: type[Exception]) -> None:
     def attempt(_: Ranges, __: Collection[Record]) -> None:
-        what = "another job has it"
-        raise error(what)
+        raise error("another job has it")
 
     with pytest.raises(error):
         isolate(refused(), {P0: OffsetRange(0, 64)}, attempt)
@@ -379,8 +378,7 @@ def test_where_what_was_accepted_is_refused_when_it_is_stored_no_record_is_named
 @pytest.mark.parametrize("trouble", [StaleClaim, PlanOutdated, StoreUnavailable])
 def test_what_keeps_the_records_before_it_from_being_stored_is_raised(trouble: type[Exception]) -> None:
     def store(_: Ranges) -> None:
-        what = "in the way"
-        raise trouble(what)
+        raise trouble("in the way")
 
     with pytest.raises(trouble):
         conclude(searched((P1, 20)), BATCH, store, group="billing", schema="public")
