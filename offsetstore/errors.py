@@ -40,7 +40,9 @@
      +-- TransactionError
      |    +-- OffsetGap              the range begins above the stored offset; nothing was written
      |    +-- LockTimeout            a partition's row is locked by somebody else
-     |    +-- TransactionLost        the connection broke, the transaction did not happen
+     |    +-- TransactionLost        the transaction did not happen
+     |    |    +-- ConnectionLost    the connection to the database broke
+     |    |    +-- TransactionConflict  a deadlock, or a serialization failure
      |    +-- CommitUnknown          COMMIT was sent, and whether it happened can't be found out
      |    +-- ProtocolMisuse         the transaction was used in an order that would break the guarantee
      |         +-- NestedTransaction, LockFirst, LockedTwice, LockInSavepoint,
@@ -372,9 +374,17 @@ class LockTimeout(TransactionError):
 
 
 class TransactionLost(TransactionError):
-    """The connection broke and the transaction did not happen."""
+    """The transaction did not happen: the connection broke, or the database gave it up."""
 
     default_next_step = "Repeat it, or use store.run, which does."
+
+
+class ConnectionLost(TransactionLost):
+    """The connection to the database broke: an open transaction did not happen."""
+
+
+class TransactionConflict(TransactionLost):
+    """The database gave the transaction up: a deadlock, or a serialization failure."""
 
 
 class CommitUnknown(TransactionError):

@@ -68,10 +68,10 @@ class DatabaseAddress:
         connect: dict[str, Any] = {"connect_args": dict(self.parameters), "hide_parameters": True}
         url = URL.create("postgresql+psycopg")
         engine = create_engine(url, pool_size=1, max_overflow=0, pool_pre_ping=True, **connect)
-        aside = create_engine(url, poolclass=NullPool, **connect)
-        for each in (engine, aside):
+        dedicated = create_engine(url, poolclass=NullPool, **connect)
+        for each in (engine, dedicated):
             event.listen(each, "do_connect", add_secrets)
-        return PostgresDatabase(engine, schema=self.schema, idle_timeout=idle_timeout, owned=True, aside=aside)
+        return PostgresDatabase(engine, schema=self.schema, idle_timeout=idle_timeout, owned=True, dedicated=dedicated)
 
 
 def secrets_of(database: PostgresDatabase) -> Secrets:

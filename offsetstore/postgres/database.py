@@ -37,11 +37,11 @@ class PostgresDatabase:
     """One engine and one schema. ``idle_timeout``: seconds after which the server ends an idle open transaction."""
 
     def __init__(
-        self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool, aside: Engine | None = None
+        self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool, dedicated: Engine | None = None
     ) -> None:
         self.engine = _hiding_parameters(engine)
         # Heartbeats and what frees a claim must not wait until the job's own transactions leave a connection over.
-        self._aside = aside or Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+        self._dedicated = dedicated or Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
         self._pid = os.getpid()
         self._set_place(schema)
         self._idle_timeout = idle_timeout
@@ -54,8 +54,8 @@ class PostgresDatabase:
         # In a statement's text a colon would begin the name of a value.
         self._schema = self._place.replace(":", r"\:")
 
-    def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> PostgresSession:
-        connection = self._connect(self._aside if aside else self.engine)
+    def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> PostgresSession:
+        connection = self._connect(self._dedicated if dedicated else self.engine)
         settings = {
             "name": name,
             "lock_timeout": f"{_milliseconds(lock_timeout)}ms",
@@ -87,11 +87,15 @@ class PostgresDatabase:
         except SQLAlchemyError as error:
             raise _unavailable(error) from error
 
+    def translate(self, error: BaseException) -> BaseException:
+        return errors.translate(error)
+
     @contextmanager
     def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:
         assert isinstance(session, PostgresSession)
         # Asked of the server: behind PgBouncer, what the client library knows is not the backend's process.
-        pid, _ = session.connection.execute(text(sql.UNBLOCKED)).one()
+        with errors.translated():
+            pid, _ = session.connection.execute(text(sql.UNBLOCKED)).one()
         done = threading.Event()
         watcher = threading.Thread(
             target=self._terminate_blockers,
@@ -111,7 +115,7 @@ class PostgresDatabase:
         while not done.wait(wait):
             wait = 0.5
             try:
-                with self._connect(self._aside) as connection:
+                with self._connect(self._dedicated) as connection:
                     for row in connection.execute(text(sql.TERMINATE_BLOCKERS), {"pid": pid, "prefix": prefix}):
                         _log.warning("terminated %s (pid %d), which held the group's locks", *row[1::-1])
                     connection.commit()
@@ -121,7 +125,7 @@ class PostgresDatabase:
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         asked = {"topics": [tp.topic for tp in partitions], "partitions": [tp.partition for tp in partitions]}
         try:
-            with self._connect(self._aside) as connection:
+            with self._connect(self._dedicated) as connection:
                 row = connection.execute(self._text(sql.LOCK_HOLDER), {"group": group, **asked}).first()
         except (SQLAlchemyError, OffsetStoreError):
             return None
@@ -169,7 +173,7 @@ class PostgresDatabase:
         return self._store_id
 
     def close(self) -> None:
-        self._aside.dispose()
+        self._dedicated.dispose()
         if self._owned:
             self.engine.dispose()
 

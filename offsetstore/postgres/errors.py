@@ -1,14 +1,18 @@
-"""Which database error means what: by SQLSTATE, whether SQLAlchemy wrapped it or psycopg raised it (COPY does)."""
+"""The one place where a driver's error becomes ours: by SQLSTATE, wrapped by SQLAlchemy or raised by psycopg (COPY)."""
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar, cast
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import psycopg
 from psycopg.pq import DiagnosticField
 from sqlalchemy.exc import DBAPIError, StatementError
 
-from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
+from offsetstore.errors import ConnectionLost, LockTimeout, OffsetStoreError, StoreUnavailable, TransactionConflict
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 LOCK_NOT_AVAILABLE = "55P03"
 _REPEATABLE = frozenset({"40001", "40P01"})
@@ -34,12 +38,41 @@ _NAMES: Final = (
 _E = TypeVar("_E", bound=BaseException)
 
 
-class MemoryLockTimeout(Exception):
-    """What an in-memory database raises where PostgreSQL answers 55P03."""
+def translate(error: BaseException) -> BaseException:
+    """Return our error for the database's, with the driver's as its cause; else the error without a row's values.
+
+    Ours are `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`: what has nothing to do with
+    the rows.
+    """
+    ours = _ours(error)
+    if ours is None:
+        return stripped(error)
+    ours.__cause__ = stripped(error)
+    return ours
 
 
-class MemoryConnectionLost(Exception):
-    """What an in-memory database raises where the connection to PostgreSQL would be gone."""
+@contextmanager
+def translated() -> Generator[None]:
+    """Raise what `translate` returns."""
+    try:
+        yield
+    except Exception as error:
+        if (ours := translate(error)) is not error:
+            raise ours from ours.__cause__
+        raise
+
+
+def _ours(error: BaseException) -> OffsetStoreError | None:
+    if is_lock_timeout(error):
+        return LockTimeout("could not acquire a lock within lock_timeout", found=words(error))
+    if is_connection_lost(error):
+        return ConnectionLost("the connection to the database was lost", found=words(error))
+    if is_repeatable(error):
+        return TransactionConflict(
+            "the database gave the transaction up (a deadlock, or a serialization failure); nothing was written",
+            found=words(error),
+        )
+    return unavailable(error)
 
 
 def driver_error(error: BaseException) -> psycopg.Error | None:
@@ -133,8 +166,6 @@ def _stripped_alchemy(error: StatementError) -> StatementError:
 
 def is_lock_timeout(error: BaseException) -> bool:
     """A lock was not had within ``lock_timeout``; the transaction is gone."""
-    if isinstance(error, MemoryLockTimeout):
-        return True
     inner = driver_error(error)
     return inner is not None and inner.sqlstate == LOCK_NOT_AVAILABLE
 
@@ -175,15 +206,8 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
     return StoreUnavailable(what, found=f"SQLSTATE {state}, {words(inner)}", next_step=step)
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether all of the work, done again in a new transaction, may succeed."""
-    return isinstance(error, (LockTimeout, StoreUnavailable, TransactionLost)) or is_repeatable(error)
-
-
 def is_connection_lost(error: BaseException) -> bool:
     """The connection is gone: an open transaction will not happen, one in COMMIT may have."""
-    if isinstance(error, MemoryConnectionLost):
-        return True
     inner = driver_error(error)
     if inner is None:
         return False

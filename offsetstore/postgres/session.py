@@ -11,6 +11,7 @@ from sqlalchemy import Connection, event, text
 from offsetstore.errors import CommittedBehindOurBack, SchemaError
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
+from offsetstore.postgres.errors import translated
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset
 from offsetstore.protocol.metadata import KEEP, Keep
@@ -47,7 +48,7 @@ class PostgresSession:
         self._moved = 0
         event.listen(connection, "commit", self._refuse)
         event.listen(connection, "rollback", self._refuse)
-        self._number = cast("str", self._run(sql.BEGIN, **settings).one().transaction_number)
+        self._number = cast("str", self._execute(sql.BEGIN, **settings).one().transaction_number)
 
     @property
     def connection(self) -> Connection:
@@ -66,11 +67,12 @@ class PostgresSession:
 
     def commit(self) -> None:
         self._ending = True
-        if failpoints.armed("commit_sent"):
-            self._psycopg.pgconn.send_query(b"COMMIT")
-            self._psycopg.pgconn.flush()
-        failpoints.reach("commit_sent")
-        self._connection.commit()
+        with translated():
+            if failpoints.armed("commit_sent"):
+                self._psycopg.pgconn.send_query(b"COMMIT")
+                self._psycopg.pgconn.flush()
+            failpoints.reach("commit_sent")
+            self._connection.commit()
         try:
             self._close()
         except Exception as error:  # noqa: BLE001 - it has happened, whatever the pool says to the connection
@@ -257,6 +259,10 @@ class PostgresSession:
         self._run(sql.END_BEAT, claim_id=claim_id)
 
     def _run(self, statement: str, **values: object) -> CursorResult[Any]:
+        with translated():
+            return self._execute(statement, **values)
+
+    def _execute(self, statement: str, **values: object) -> CursorResult[Any]:
         return self._connection.execute(text(statement.replace("{s}", self._schema)), values)
 
 

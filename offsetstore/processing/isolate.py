@@ -184,7 +184,7 @@ def try_out(claim: Claim, plan: Plan, write: Callable[[Connection], object]) -> 
         raise _TakenBack
 
     with suppress(_TakenBack):
-        claim.store.run(claim, work)
+        claim.run(work)
 
 
 class _TakenBack(Exception):
@@ -283,7 +283,7 @@ def _cut(ranges: Ranges, begin: int, end: int) -> Ranges:
 
 def schema_of(claim: Claim) -> str | None:
     """The schema of the store's tables, ``None`` where it has none."""
-    return claim.store.database.schema
+    return claim.database.schema
 
 
 def _recipe(group: str, schema: str | None, record: Record) -> str:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from offsetstore.errors import TopicRecreated
 from offsetstore.offsets import OffsetRange
-from offsetstore.postgres import errors
 from offsetstore.protocol.replay import Decision, Outcome, decide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.store.claim import Claim
 
 Plan: TypeAlias = "dict[TopicPartition, Decision]"
-_T = TypeVar("_T")
 
 
 class PlanOutdated(Exception):
@@ -41,7 +38,7 @@ class Planned:
     @classmethod
     def of(cls, claim: Claim, ranges: Mapping[TopicPartition, OffsetRange]) -> Planned:
         """Read the stored offsets, and plan."""
-        rows = patiently(claim, lambda: claim.store.offsets(claim.group))
+        rows = claim.offsets()
         plan = {
             tp: decide(rows[tp].next_offset if tp in rows else range_.from_, range_) for tp, range_ in ranges.items()
         }
@@ -69,25 +66,6 @@ class Planned:
         return ours and Outcome.GAP not in outcomes and outcomes != {Outcome.SKIP}
 
 
-def patiently(claim: Claim, ask: Callable[[], _T]) -> _T:
-    """Ask the database again where it is away for a moment, as `OffsetStore.run` does for the transaction."""
-    retries = claim.store.retries
-    attempt = 1
-    while True:
-        try:
-            return ask()
-        except Exception as error:
-            unavailable = errors.unavailable(error)
-            passing = unavailable is not None or errors.may_pass(error) or errors.is_connection_lost(error)
-            if attempt >= retries.attempts or not passing:
-                if unavailable is not None:
-                    raise unavailable from errors.stripped(error)
-                errors.raise_stripped(error)
-                raise
-        time.sleep(retries.wait(attempt))
-        attempt += 1
-
-
 def create_rows(claim: Claim, planned: Planned) -> None:
     """Make the rows of partitions that the claim did not know, each at its range's beginning.
 
@@ -97,7 +75,7 @@ def create_rows(claim: Claim, planned: Planned) -> None:
     if unknown:
         # Nothing is left of an empty range, so that there is nothing to advance.
         empty = {tp: OffsetRange(offset, offset) for tp, offset in unknown.items()}
-        claim.store.run(claim, lambda tx: tx.lock(empty))
+        claim.run(lambda tx: tx.lock(empty))
 
 
 def check_topics(

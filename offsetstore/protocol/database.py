@@ -90,7 +90,11 @@ class NewOffset:
 
 
 class Session(Protocol):
-    """One database transaction, READ COMMITTED. Statements raise the driver's errors, see `failures`."""
+    """One database transaction, READ COMMITTED.
+
+    Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. What is
+    written with `connection` raises the driver's own errors, see `Database.translate`.
+    """
 
     @property
     def connection(self) -> Any:
@@ -207,14 +211,18 @@ class Database(Protocol):
 
     schema: str | None
 
-    def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> Session:
+    def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> Session:
         """Begin a transaction.
 
         :param name: shown to operators as the connection's ``application_name``.
         :param lock_timeout: seconds to wait for any one lock, ``None`` for ever.
-        :param aside: on a connection that the job's transactions can't use up, for a heartbeat.
+        :param dedicated: on a connection that the job's transactions can't use up, for a heartbeat.
         :raises StoreUnavailable: no connection.
         """
+        ...
+
+    def translate(self, error: BaseException) -> BaseException:
+        """Return our error for the driver's, with the driver's as its cause; else the error without a row's values."""
         ...
 
     def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:

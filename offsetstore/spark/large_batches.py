@@ -6,26 +6,17 @@ The tables are made and dropped in transactions of their own: DDL would be in th
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, get_args
 
-from offsetstore.errors import ConfigurationError, LockTimeout, StoreUnavailable
+from offsetstore.errors import ConfigurationError, LockTimeout
 from offsetstore.postgres.database import PostgresDatabase
-from offsetstore.postgres.errors import (
-    is_connection_lost,
-    is_lock_timeout,
-    may_pass,
-    raise_stripped,
-    stripped,
-    unavailable,
-    words,
-)
-from offsetstore.processing.plan import patiently
+from offsetstore.protocol.retries import may_pass, with_retries
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
 from offsetstore.spark.executors.staging import StagingOutcome, StagingTask
 from offsetstore.spark.outputs import arrow_schema
+from offsetstore.store.sessions import transaction
 from offsetstore.writers.staging import Staged, Staging
 from offsetstore.writers.staging_area import StagingOwner, check_schema, drop
 
@@ -98,11 +89,11 @@ class StagingArea:
         session = frame.sparkSession
         executors = self._prepare(session)
         schema = arrow_schema(frame)
-        staging = patiently(self._claim, lambda: self._make(writer, schema))
+        staging = with_retries(self._claim.retries, lambda _: self._make(writer, schema))
         task = StagingTask(executors, self._claim.name, writer, staging)
 
         def run() -> list[StagingOutcome]:
-            with sending_password(session, self._claim.store):
+            with sending_password(session, self._claim):
                 return task.run(frame)
 
         outcomes = self._repeat(run)
@@ -114,7 +105,7 @@ class StagingArea:
 
     def drop_abandoned(self) -> None:
         """Drop what claims of the store have left that own no group any more; failure is only logged."""
-        database = self._claim.store.database
+        database = self._claim.database
         if not isinstance(database, PostgresDatabase):
             return
         try:
@@ -131,9 +122,9 @@ class StagingArea:
     def _prepare(self, session: SparkSession) -> ExecutorStore:
         """Check once what all executors and the database need."""
         if self._executors is None:
-            self._executors = ExecutorStore.of(self._claim.store)
+            self._executors = ExecutorStore.of(self._claim)
         if not self._checked:
-            patiently(self._claim, lambda: self._run(check_schema))
+            with_retries(self._claim.retries, lambda _: self._run(check_schema))
             check_executors(session)
             self._checked = True
         return self._executors
@@ -146,26 +137,21 @@ class StagingArea:
 
     def _own(self) -> StagingOwner:
         if self._owner is None:
-            store_id = self._claim.store.database.store_id()
+            store_id = self._claim.database.store_id()
             self._owner = StagingOwner.of(store_id, self._claim.group, self._claim.token)
         return self._owner
 
     def _repeat(self, run: Callable[[], list[StagingOutcome]]) -> list[StagingOutcome]:
         """Run the tasks, all of them again where that may help: attempts that reported before are then not moved."""
-        retries = self._claim.store.retries
-        attempt = 1
-        while True:
+
+        def attempt(_: int) -> list[StagingOutcome]:
             outcomes = run()
             errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-            if not errors:
-                return outcomes
-            lasting = [error for error in errors if not may_pass(error)]
-            if lasting or attempt >= retries.attempts:
-                raise (lasting or errors)[0]
-            wait = retries.wait(attempt)
-            _log.warning("staging attempt %d failed (%s), again in %.2f s", attempt, type(errors[0]).__name__, wait)
-            time.sleep(wait)
-            attempt += 1
+            if errors:
+                raise next((error for error in errors if not may_pass(error)), errors[0])
+            return outcomes
+
+        return with_retries(self._claim.retries, attempt)
 
     def _drop(self, staging: Staging) -> bool:
         try:
@@ -177,28 +163,13 @@ class StagingArea:
 
     def _run(self, work: Callable[[Connection], _T], *, lock_timeout: float | None = None) -> _T:
         """Do it in a transaction of its own."""
-        store = self._claim.store
-        timeout = store.timeouts.lock if lock_timeout is None else lock_timeout
-        session = store.database.begin(name=self._claim.name, lock_timeout=timeout)
+        timeout = self._claim.timeouts.lock if lock_timeout is None else lock_timeout
         try:
-            result = work(session.connection)
-            session.commit()
-        except Exception as error:
-            if is_lock_timeout(error):
-                raise LockTimeout(
-                    f"a lock on a table that is to be staged for was not had within {timeout:g} s",
-                    found=words(error),
-                    next_step="See who has it locked (pg_locks).",
-                ) from stripped(error)
-            if is_connection_lost(error):
-                raise StoreUnavailable(
-                    "the connection to the database was lost while a staging table was made or looked for",
-                    found=words(error),
-                ) from stripped(error)
-            if (lacking := unavailable(error)) is not None:
-                raise lacking from stripped(error)
-            raise_stripped(error)
-            raise
-        finally:
-            session.rollback()
-        return result
+            with transaction(self._claim.database, name=self._claim.name, lock_timeout=timeout) as session:
+                return work(session.connection)
+        except LockTimeout as error:
+            raise LockTimeout(
+                f"could not acquire a lock on a table that is to be staged for within {timeout:g} s",
+                found=error.found,
+                next_step="See who has it locked (pg_locks).",
+            ) from error.__cause__

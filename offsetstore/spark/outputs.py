@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from offsetstore.errors import ConfigurationError, SinkError
-from offsetstore.processing.plan import patiently
 from offsetstore.spark.cropping import KAFKA
 from offsetstore.writers.append import Append
 from offsetstore.writers.upsert import Upsert
@@ -72,16 +71,16 @@ class Outputs:
                 expected=_described(self.writers) if UNNAMED not in self.writers else "one DataFrame",
                 next_step="Return a DataFrame, or a mapping with the names that into= has.",
             )
-        needed = patiently(self._claim, lambda: self._check_tables(frames))
+        needed = self._check_tables(frames)
         return {name: frame if keep_kafka or needed[name] else frame.drop(KAFKA) for name, frame in frames.items()}
 
     def _check_tables(self, frames: Mapping[str, DataFrame]) -> dict[str, bool]:
         """Hold each frame against its table; return for which of them the writer looks at ``_kafka``."""
-        session = self._claim.store.database.begin(name=self._claim.name)
-        try:
-            return {name: self._check(name, arrow_schema(frame), session.connection) for name, frame in frames.items()}
-        finally:
-            session.rollback()
+        return self._claim.read(
+            lambda session: {
+                name: self._check(name, arrow_schema(frame), session.connection) for name, frame in frames.items()
+            }
+        )
 
     def _check(self, name: str, schema: pa.Schema, connection: Any) -> bool:
         writer = self.writers[name]

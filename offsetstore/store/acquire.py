@@ -15,34 +15,35 @@ from typing import TYPE_CHECKING
 
 from offsetstore.errors import (
     BrokerError,
+    ConnectionLost,
     GroupBusy,
     GroupRenamed,
     KafkaGroupInUse,
     LockTimeout,
     OffsetOutOfRange,
+    StoreRewound,
     StoreUnavailable,
     TopicRecreated,
     TransactionLost,
 )
 from offsetstore.offsets import Token, TopicPartition
-from offsetstore.postgres import errors
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.database import HistoryEvent, renamed
+from offsetstore.protocol.database import HistoryEvent, NewOffset, renamed
 from offsetstore.protocol.resolver import resolve
-from offsetstore.protocol.stamp import latest_epoch
+from offsetstore.protocol.stamp import Stamp, latest_epoch
+from offsetstore.protocol.starting import Reason, Start, StartingOffsets
 from offsetstore.store import adoption
 from offsetstore.store.claim import Claim, ClaimRequest, name_prefix, this_process
-from offsetstore.store.decisions import decisions, new_offsets
-from offsetstore.store.resolving import resolve_unlocked
+from offsetstore.store.sessions import read, read_offsets, transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from offsetstore.protocol.database import GroupRow, Session
+    from offsetstore.offsets import BrokerView, StoredOffset
+    from offsetstore.protocol.database import Database, GroupRow, Session
     from offsetstore.protocol.policy import StartPolicy
-    from offsetstore.protocol.starting import StartingOffsets
     from offsetstore.store.adoption import QueryCheckpoint
-    from offsetstore.store.store import OffsetStore
+    from offsetstore.store.sessions import Connected
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +53,20 @@ _PAUSE = 0.5
 # What a claim waits for after the stale transactions in its way were terminated.
 _GRACE = 15.0
 
+_EVENTS = {
+    Reason.RECREATED_RESTART: "restart",
+    Reason.DATA_LOSS_ACCEPTED: "skip",
+    Reason.REWOUND_STORED: "rewound",
+    Reason.REWOUND_KAFKA: "rewound",
+    Reason.CONTEST_STORED: "contested",
+}
+# Recorded also where the offset stays what it was.
+_DECIDED = {"rewound", "contested"}
+# What Kafka has must not win over these the next time, until the mirror has overwritten it.
+_PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA, Reason.CONTEST_STORED}
 
-def take(store: OffsetStore, request: ClaimRequest) -> Claim:
+
+def take(store: Connected, request: ClaimRequest) -> Claim:
     """Take the group over, see `OffsetStore.claim`.
 
     A log end that comes from a broker which lags behind its leader looks like a shorter topic, so a start that is out
@@ -85,39 +98,28 @@ def _without_restart(policy: StartPolicy) -> StartPolicy:
     return replace(policy, on_recreated="fail")
 
 
-def _attempt(store: OffsetStore, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
+def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
     try:
         # All that can be seen to be wrong is seen here, before anybody's transaction is waited for, or ended.
         if request.takeover != "fence":
-            _check_owner(store.owner(request.group), request, claim_id)
+            _check_owner(read(store.database, lambda session: session.group(request.group)), request, claim_id)
         # Before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
-        stored = store.offsets(request.group)
+        stored = read_offsets(store.database, request.group)
         view = request.view()
         adopted = adoption.read_for(request.checkpoint, stored, view)
         if view is not None:
             starts = adopted and adopted.starts(request.policy, stored, view.topics)
-            resolve_unlocked(store, request.group, stored, view, request.policy, adopted=starts)
+            resolve_unlocked(store.database, request.group, stored, view, request.policy, adopted=starts)
         has_members = _has_members(request)
         return _fence(store, request, claim_id, adopted, has_members=has_members)
-    except Exception as error:
-        if errors.is_connection_lost(error):
-            raise TransactionLost(
-                "the connection to the database was lost during the claim", found=errors.words(error), next_step=_AGAIN
-            ) from errors.stripped(error)
-        if errors.is_repeatable(error):
-            raise TransactionLost(
-                "the database gave up the claim's transaction (a deadlock, or a serialization failure)",
-                found=errors.words(error),
-                next_step="Claim again.",
-            ) from errors.stripped(error)
-        if errors.is_lock_timeout(error):
-            raise LockTimeout(
-                f"group {request.group!r} is locked by somebody who is no job of this group", found=errors.words(error)
-            ) from errors.stripped(error)
-        if (unavailable := errors.unavailable(error)) is not None:
-            raise unavailable from errors.stripped(error)
-        errors.raise_stripped(error)
-        raise
+    except ConnectionLost as lost:
+        raise TransactionLost(
+            "the connection to the database was lost during the claim", found=lost.found, next_step=_AGAIN
+        ) from lost.__cause__
+    except LockTimeout as error:
+        raise LockTimeout(
+            f"group {request.group!r} is locked by a transaction that is no job of this group", found=error.found
+        ) from error.__cause__
 
 
 def _has_members(request: ClaimRequest) -> bool:
@@ -143,7 +145,7 @@ def _has_members(request: ClaimRequest) -> bool:
 
 
 def _fence(
-    store: OffsetStore,
+    store: Connected,
     request: ClaimRequest,
     claim_id: uuid.UUID,
     adopted: QueryCheckpoint | None,
@@ -151,15 +153,11 @@ def _fence(
     has_members: bool,
 ) -> Claim:
     name = name_prefix(request.group)
-    session = store.database.begin(name=f"{name}claim", lock_timeout=request.takeover_timeout + _GRACE)
-    try:
+    limit = request.takeover_timeout + _GRACE
+    with transaction(store.database, name=f"{name}claim", lock_timeout=limit) as session:
         with store.database.unblocking(session, after=request.takeover_timeout, older_than=name):
             token, partitions, starting, owner = _claim(request, session, claim_id, store.database.store_id(), adopted)
         failpoints.reach("in_claim")
-        session.commit()
-    except BaseException:
-        session.rollback()
-        raise
     for tp, start in starting.starts.items() if starting else ():
         if start.skipped:
             _log.warning("%s starts at %d and skips %s: %s", tp, start.offset, start.skipped, start.reason.value)
@@ -208,3 +206,103 @@ def _check_owner(owner: GroupRow | None, request: ClaimRequest, claim_id: uuid.U
     if owner is None or owner.token.claim_id == claim_id or not owner.is_live:
         return
     raise GroupBusy(f"group {request.group!r} has a live owner", found=owner.in_words())
+
+
+def resolve_unlocked(
+    database: Database,
+    group: str,
+    stored: Mapping[TopicPartition, StoredOffset],
+    view: BrokerView,
+    policy: StartPolicy | None,
+    *,
+    adopted: Mapping[TopicPartition, int] | None = None,
+) -> StartingOffsets:
+    """Resolve while a job may be running, from rows that were read before Kafka was asked.
+
+    A live job advances its row, and then copies it to Kafka: where both came in between, the copy is above the row that
+    we have, as after a restore. The rows as they are by now tell the two apart.
+    """
+    store_id = database.store_id()
+    try:
+        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted)
+    except StoreRewound:
+        caught_up = _caught_up(stored, read_offsets(database, group), view)
+        if caught_up == stored:
+            raise
+        return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted)
+
+
+def _caught_up(
+    stored: Mapping[TopicPartition, StoredOffset], now: Mapping[TopicPartition, StoredOffset], view: BrokerView
+) -> dict[TopicPartition, StoredOffset]:
+    """The rows at the moment at which Kafka answered: those that have reached the copy since they were read, at it."""
+    rows = dict(stored)
+    for tp, row in now.items():
+        committed = view.committed.get(tp)
+        before = stored[tp].next_offset if tp in stored else 0
+        if committed is not None and before < committed.next_offset <= row.next_offset:
+            rows[tp] = replace(row, next_offset=committed.next_offset)
+    return rows
+
+
+def new_offsets(
+    rows: Mapping[TopicPartition, StoredOffset], starting: StartingOffsets, view: BrokerView
+) -> dict[TopicPartition, NewOffset]:
+    """Return what has to be written: the rows that are not as the start says."""
+    new: dict[TopicPartition, NewOffset] = {}
+    for tp, start in starting.starts.items():
+        row = rows.get(tp)
+        # After a restart Kafka's own offset is the old log's: it must not win the next time.
+        is_restart = start.reason is Reason.RECREATED_RESTART
+        known = None if is_restart else row
+        new[tp] = NewOffset(
+            start.offset,
+            # An id that this broker does not tell is not forgotten.
+            view.topics[tp.topic].topic_id or (known.topic_id if known else None),
+            view.cluster_id or (known.cluster_id if known else None),
+            start.reason in _PINS or (row is not None and row.pinned) or _passes_over(start),
+            row is not None and row.contested and start.reason not in _PINS,
+        )
+    for tp in starting.vanished:
+        new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
+    return {tp: value for tp, value in sorted(new.items()) if not _same(rows.get(tp), value)}
+
+
+def _passes_over(start: Start) -> bool:
+    """Below what Kafka has: an adopted offset, and a rewound row whose records are gone too."""
+    if start.committed is None or start.offset >= start.committed.next_offset:
+        return False
+    is_accepted = start.reason is Reason.DATA_LOSS_ACCEPTED
+    return start.reason is Reason.CHECKPOINT or (is_accepted and (not start.stored or bool(Stamp.of(start.committed))))
+
+
+def _same(row: StoredOffset | None, new: NewOffset) -> bool:
+    # A pin is renewed: its epoch shall be above those of all copies that were seen.
+    if row is None or new.pinned:
+        return False
+    return NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested) == new
+
+
+def decisions(
+    rows: Mapping[TopicPartition, StoredOffset], starting: StartingOffsets, token: Token, owner: str
+) -> list[HistoryEvent]:
+    """Return a line for each offset that is set, but where it stays what it was."""
+    events = [
+        HistoryEvent(_EVENTS.get(start.reason, "adopt"), tp, _before(start), start.offset, token, owner, _why(start))
+        for tp, start in starting.starts.items()
+        if _before(start) != start.offset or _EVENTS.get(start.reason) in _DECIDED
+    ]
+    return events + [
+        HistoryEvent(
+            "restart", tp, rows[tp].next_offset, 0, token, owner, "vanished from Kafka, and a restart was asked for"
+        )
+        for tp in starting.vanished
+    ]
+
+
+def _before(start: Start) -> int | None:
+    return None if start.stored is None else start.stored.next_offset
+
+
+def _why(start: Start) -> str:
+    return start.reason.value if start.skipped is None else f"{start.reason.value}; skips {start.skipped}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from offsetstore.protocol.retries import Retries, Timeouts
+    from offsetstore.store.sessions import Connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class StoreAddress:
     retries: Retries
 
     @classmethod
-    def of(cls, store: OffsetStore) -> Self:
+    def of(cls, store: Connected) -> Self:
         """Describe a store. Nothing is asked of its database.
 
         :raises ConfigurationError: its connections are made by code that can't be sent elsewhere.
@@ -42,12 +43,12 @@ class StoreAddress:
         return OffsetStore(database, timeouts=self.timeouts, retries=self.retries)
 
 
-def secrets_of(store: OffsetStore) -> Secrets:
+def secrets_of(store: Connected) -> Secrets:
     """What the store would give for a new connection now; see `offsetstore.postgres.address.secrets_of`."""
     return address.secrets_of(_database(store))
 
 
-def _database(store: OffsetStore) -> PostgresDatabase:
+def _database(store: Connected) -> PostgresDatabase:
     if isinstance(store.database, PostgresDatabase):
         return store.database
     raise ConfigurationError(

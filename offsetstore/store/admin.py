@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from offsetstore.errors import (
     ConfigurationError,
+    ConnectionLost,
     GroupBusy,
     LockTimeout,
     OffsetMoved,
@@ -25,9 +26,9 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.offsets import MAX_OFFSET, StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.postgres import errors
 from offsetstore.protocol.database import HistoryEvent, NewOffset
 from offsetstore.store.claim import name_prefix, this_process
+from offsetstore.store.sessions import transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -365,25 +366,18 @@ def _write_token(session: Session, group: str, token: Token, who: str) -> None:
 def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: float) -> Generator[Session]:
     """One transaction, which the jobs of the groups can't hold up for longer than ``takeover_timeout``."""
     prefix = name_prefix(groups[0])
-    session = database.begin(name=f"{prefix}admin", lock_timeout=takeover_timeout + _GRACE)
     try:
-        with database.unblocking(session, after=takeover_timeout, older_than=prefix):
+        with (
+            transaction(database, name=f"{prefix}admin", lock_timeout=takeover_timeout + _GRACE) as session,
+            database.unblocking(session, after=takeover_timeout, older_than=prefix),
+        ):
             yield session
-        session.commit()
-    except BaseException as error:
-        session.rollback()
-        if errors.is_lock_timeout(error):
-            raise LockTimeout(
-                f"group {groups[0]!r} is locked by somebody who is no job of this group"
-            ) from errors.stripped(error)
-        if errors.is_connection_lost(error) or errors.is_repeatable(error):
-            raise TransactionLost(
-                "the connection to the database was lost, or the database gave up the transaction", next_step=_AGAIN
-            ) from errors.stripped(error)
-        if (unavailable := errors.unavailable(error)) is not None:
-            raise unavailable from errors.stripped(error)
-        errors.raise_stripped(error)
-        raise
+    except LockTimeout as error:
+        raise LockTimeout(
+            f"group {groups[0]!r} is locked by a transaction that is no job of this group", found=error.found
+        ) from error.__cause__
+    except ConnectionLost as lost:
+        raise TransactionLost(lost.what, found=lost.found, next_step=_AGAIN) from lost.__cause__
 
 
 def _expect_group(group: str) -> None:

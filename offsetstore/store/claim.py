@@ -9,25 +9,31 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError
+from offsetstore.protocol.retries import with_retries
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store.heartbeat import Heartbeat
-from offsetstore.store.mirror import EVERY, Mirror, MirrorTarget
+from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
+from offsetstore.store.sessions import read
+from offsetstore.store.transaction import begin, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from offsetstore.offsets import BrokerView, Token, TopicPartition
+    from offsetstore.offsets import BrokerView, StoredOffset, Token, TopicPartition
+    from offsetstore.protocol.database import Session
     from offsetstore.protocol.policy import StartPolicy
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
     from offsetstore.protocol.starting import StartingOffsets
-    from offsetstore.store.store import OffsetStore
+    from offsetstore.store.sessions import Connected
+    from offsetstore.store.transaction import Transaction
 
 Takeover = Literal["fence", "wait", "refuse"]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ class ClaimRequest:
     takeover: Takeover
     takeover_timeout: float
     kafka_group: str
-    mirror_every: float | None = EVERY
+    mirror_every: float | None = INTERVAL
     checkpoint: CheckpointFiles | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +101,7 @@ class Claim:
 
     def __init__(
         self,
-        store: OffsetStore,
+        store: Connected,
         request: ClaimRequest,
         *,
         token: Token,
@@ -104,7 +110,9 @@ class Claim:
         owner: str,
         has_members: bool = False,
     ) -> None:
-        self.store = store
+        self.database = store.database
+        self.timeouts = store.timeouts
+        self.retries = store.retries
         self.group = request.group
         self.broker = request.broker
         self.topics = request.topics
@@ -118,7 +126,7 @@ class Claim:
         self.is_closed = False
         self._query_id: str | None = None
         self._binding = threading.Lock()
-        self._heartbeat = Heartbeat(store.database, token.claim_id, self.name)
+        self._heartbeat = Heartbeat(self.database, token.claim_id, self.name)
         self.mirror = self._start_mirror(request, has_members=has_members)
 
     def _start_mirror(self, request: ClaimRequest, *, has_members: bool) -> Mirror | None:
@@ -129,8 +137,8 @@ class Claim:
         found = {tp: start.committed for tp, start in starts.items() if start.committed is not None}
         ignored = frozenset(self.partitions - starts.keys())
         target = MirrorTarget(broker, request.kafka_group, request.mirror_every, ignored, found, has_members)
-        stamp = Stamp(self.store.database.store_id(), self.token.epoch, digest(request.group))
-        return Mirror(self.store.database, self, stamp, target)
+        stamp = Stamp(self.database.store_id(), self.token.epoch, digest(request.group))
+        return Mirror(self.database, self, stamp, target)
 
     @property
     def starting_offsets(self) -> str:
@@ -159,6 +167,25 @@ class Claim:
         self.keeps_checkpoint = keep
         own = "kept" if keep else f"{self.token.epoch}-{self.token.claim_id}"
         return f"{self.checkpoint_base}/{own}"
+
+    def transaction(self, *, lock_timeout: float | None = None) -> Transaction:
+        """One transaction of this claim; see `OffsetStore.transaction`."""
+        return begin(self, self, lock_timeout=lock_timeout)
+
+    def run(self, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
+        """Run ``work(tx)`` in a transaction of this claim, again if that may help; see `OffsetStore.run`."""
+        return run(self, self, work, lock_timeout=lock_timeout)
+
+    def read(self, query: Callable[[Session], _T]) -> _T:
+        """Read without a lock, again if the database is away for a moment.
+
+        :raises StoreUnavailable: still so in the last of `Retries.attempts`.
+        """
+        return with_retries(self.retries, lambda _: read(self.database, query))
+
+    def offsets(self) -> dict[TopicPartition, StoredOffset]:
+        """The group's rows, as `OffsetStore.offsets` returns them; see `read`."""
+        return self.read(lambda session: session.read_partitions(self.group))
 
     def bind(self, query_id: str, is_active: Callable[[], bool] | None = None) -> None:
         """Tie the claim to the first streaming query that writes with it.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from offsetstore.offsets import Token, TopicPartition
 
 
-class Holder(Protocol):
+class ClaimInfo(Protocol):
     """Who writes, by which token: a `Claim`, or a task's copy of it."""
 
     @property
@@ -57,6 +57,6 @@ class TaskClaim:
     partitions: set[TopicPartition] = field(default_factory=set["TopicPartition"])
 
     @classmethod
-    def of(cls, claim: Holder) -> TaskClaim:
+    def of(cls, claim: ClaimInfo) -> TaskClaim:
         """Copy what a task needs."""
         return cls(claim.group, claim.token, claim.owner, tuple(claim.topics), claim.name, set(claim.partitions))

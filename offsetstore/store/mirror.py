@@ -11,7 +11,6 @@ each commit. It can't compare and commit at once, so a commit of another's in be
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,8 +19,10 @@ from typing import TYPE_CHECKING, Final
 from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.background import Background
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.stamp import Stamp
+from offsetstore.store.sessions import read, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.protocol.database import Database, Session
     from offsetstore.protocol.ports import BrokerOffsets
-    from offsetstore.store.identity import Holder
+    from offsetstore.store.identity import ClaimInfo
 
-EVERY: Final = 5.0
+INTERVAL: Final = 5.0
 """Seconds from one commit to the next, unless the claim is told otherwise."""
 
 LAST_COMMIT = 5.0
@@ -71,7 +72,7 @@ class Mirror:
     nothing to copy), ``ended`` says why nothing is copied any more, ``None`` while it is.
     """
 
-    def __init__(self, database: Database, claim: Holder, stamp: Stamp, target: MirrorTarget) -> None:
+    def __init__(self, database: Database, claim: ClaimInfo, stamp: Stamp, target: MirrorTarget) -> None:
         self.failures = 0
         self.last_success: datetime | None = None
         self.ended: str | None = None
@@ -87,29 +88,35 @@ class Mirror:
         self._found = dict(target.found)
         self._unrecorded: Mapping[TopicPartition, CommittedOffset] | None = None
         self._all_at = time.monotonic() + _ALL_AGAIN
-        self._leaving = threading.Event()
         self._given_up = False
-        self._thread = threading.Thread(target=self._run, name="offsetstore-mirror", daemon=True)
-        self._thread.start()
+        self._copies = Background("offsetstore-mirror", self._turn, self._wait, at_end=self._last)
 
     def close(self) -> None:
         """Copy what is left, for at most `LAST_COMMIT` seconds, and end."""
-        self._leaving.set()
-        self._thread.join(timeout=LAST_COMMIT)
-        if self._thread.is_alive() and not self._given_up:
+        if not self._copies.stop(LAST_COMMIT) and not self._given_up:
             self._given_up = True
             _log.warning("group %r ends without its last commit to Kafka, which does not answer", self._claim.group)
 
     @property
     def is_idle(self) -> bool:
         """Whether it has ended, and waits for no answer of Kafka's."""
-        return not self._thread.is_alive()
+        return not self._copies.is_alive
 
-    def _run(self) -> None:
-        if self._target.has_members:
+    def _wait(self) -> float:
+        is_contested_at_once = self._target.has_members and self.ended is None
+        return 0.0 if is_contested_at_once else self._pause
+
+    def _turn(self) -> bool:
+        """Return whether there is more to do."""
+        if self.ended is None and self._target.has_members:
             self._contest({})
-        while self._has_work and not self._leaving.wait(self._pause):
-            self._turn()
+        elif self._unrecorded is None:
+            self._copy()
+        else:
+            self._record(self._unrecorded)
+        return self._has_work
+
+    def _last(self) -> None:
         if self._has_work and not self._given_up:
             self._turn()
             self.ended = self.ended or "the claim was closed"
@@ -118,19 +125,14 @@ class Mirror:
     def _has_work(self) -> bool:
         return self.ended is None or self._unrecorded is not None
 
-    def _turn(self) -> None:
-        if self._unrecorded is None:
-            self._copy()
-        else:
-            self._record(self._unrecorded)
-
     def _copy(self) -> None:
         try:
-            session = self._begin()
-            try:
-                found = session.read_partitions(self._claim.group)
-            finally:
-                session.rollback()
+            found = read(
+                self._database,
+                lambda session: session.read_partitions(self._claim.group),
+                name=self._claim.name,
+                dedicated=True,
+            )
         except Exception as error:  # noqa: BLE001 - a database that is away is the transactions' business
             _log.debug("the mirror could not read: %s", type(error).__name__)
             return
@@ -242,7 +244,7 @@ class Mirror:
             f"another application uses the group {group!r} there ({saw}), and its offsets are not overwritten; "
             "give this job a group of its own in Kafka (kafka_group=)"
         )
-        self._pause = min(self._pause, EVERY)
+        self._pause = min(self._pause, INTERVAL)
         self._unrecorded = foreign
         self._record(foreign)
 
@@ -280,20 +282,14 @@ class Mirror:
     def _write(self, write: Callable[[Session], None]) -> bool:
         """Whether it was written; if not, the next turn tries again."""
         try:
-            session = self._begin()
-            try:
+            with transaction(
+                self._database, name=self._claim.name, lock_timeout=_LOCK_SECONDS, dedicated=True
+            ) as session:
                 write(session)
-                session.commit()
-            except BaseException:
-                session.rollback()
-                raise
         except Exception as error:  # noqa: BLE001 - a database that is away is the transactions' business
             _log.debug("the mirror could not write: %s", type(error).__name__)
             return False
         return True
-
-    def _begin(self) -> Session:
-        return self._database.begin(name=self._claim.name, lock_timeout=_LOCK_SECONDS, aside=True)
 
 
 def _is_same(copy: CommittedOffset, found: CommittedOffset | None) -> bool:

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offsetstore.errors import ConfigurationError, StoreRewound
+from offsetstore.errors import ConfigurationError
 from offsetstore.protocol.resolver import resolve
+from offsetstore.store.acquire import resolve_unlocked
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
-    from offsetstore.offsets import BrokerView, StoredOffset, TopicPartition
     from offsetstore.protocol.policy import StartPolicy
     from offsetstore.protocol.ports import BrokerOffsets
     from offsetstore.protocol.starting import StartingOffsets
     from offsetstore.store.store import OffsetStore
-
-
-def resolve_unlocked(
-    store: OffsetStore,
-    group: str,
-    stored: Mapping[TopicPartition, StoredOffset],
-    view: BrokerView,
-    policy: StartPolicy | None,
-    *,
-    adopted: Mapping[TopicPartition, int] | None = None,
-) -> StartingOffsets:
-    """Resolve while a job may be running, from rows that were read before Kafka was asked.
-
-    A live job advances its row, and then copies it to Kafka: where both came in between, the copy is above the row that
-    we have, as after a restore. The rows as they are by now tell the two apart.
-    """
-    store_id = store.database.store_id()
-    try:
-        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted)
-    except StoreRewound:
-        caught_up = _caught_up(stored, store.offsets(group), view)
-        if caught_up == stored:
-            raise
-        return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted)
-
-
-def _caught_up(
-    stored: Mapping[TopicPartition, StoredOffset], now: Mapping[TopicPartition, StoredOffset], view: BrokerView
-) -> dict[TopicPartition, StoredOffset]:
-    """The rows at the moment at which Kafka answered: those that have reached the copy since they were read, at it."""
-    rows = dict(stored)
-    for tp, row in now.items():
-        committed = view.committed.get(tp)
-        before = stored[tp].next_offset if tp in stored else 0
-        if committed is not None and before < committed.next_offset <= row.next_offset:
-            rows[tp] = replace(row, next_offset=committed.next_offset)
-    return rows
 
 
 def resolve_starting_offsets(
@@ -81,4 +43,4 @@ def resolve_starting_offsets(
     view = broker.view(kafka_group or group, tuple(names), timestamp_ms=timestamp_ms)
     if store is None:
         return resolve(stored, view, policy)
-    return resolve_unlocked(store, group, stored, view, policy)
+    return resolve_unlocked(store.database, group, stored, view, policy)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from sqlalchemy import Engine
 
-from offsetstore.errors import OffsetStoreError, StoreUnavailable
-from offsetstore.postgres import errors
+from offsetstore.errors import OffsetStoreError
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine
 from offsetstore.protocol import metadata
@@ -19,8 +16,9 @@ from offsetstore.store import admin
 from offsetstore.store.acquire import take
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover
-from offsetstore.store.mirror import EVERY
-from offsetstore.store.transaction import Transaction
+from offsetstore.store.mirror import INTERVAL
+from offsetstore.store.sessions import read
+from offsetstore.store.transaction import begin, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -31,9 +29,9 @@ if TYPE_CHECKING:
     from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
     from offsetstore.store.admin import Reset, ResetTarget
-    from offsetstore.store.identity import Holder
+    from offsetstore.store.identity import ClaimInfo
+    from offsetstore.store.transaction import Transaction
 
-_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -86,7 +84,7 @@ class OffsetStore:
         takeover: Takeover = "fence",
         takeover_timeout: float = 30.0,
         kafka_group: str | None = None,
-        mirror_every: float | None = EVERY,
+        mirror_every: float | None = INTERVAL,
         adopt_checkpoint: str | CheckpointFiles | None = None,
     ) -> Claim:
         """Take over the group: resolve where it starts, and fence every earlier claim.
@@ -127,7 +125,7 @@ class OffsetStore:
         self._claims.append(claim)
         return claim
 
-    def transaction(self, claim: Holder, *, lock_timeout: float | None = None) -> Transaction:
+    def transaction(self, claim: ClaimInfo, *, lock_timeout: float | None = None) -> Transaction:
         """One transaction, as a context manager; leaving the block commits, an exception rolls back. No retry.
 
         :param lock_timeout: seconds to wait for any one lock, by default `Timeouts.lock`.
@@ -137,14 +135,9 @@ class OffsetStore:
         :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written (but for
             `CommittedBehindOurBack`: what came before that COMMIT stays).
         """
-        return Transaction(
-            self.database,
-            claim,
-            lock_timeout=self.timeouts.lock if lock_timeout is None else lock_timeout,
-            commit_timeout=self.timeouts.commit,
-        )
+        return begin(self, claim, lock_timeout=lock_timeout)
 
-    def run(self, claim: Holder, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
+    def run(self, claim: ClaimInfo, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
         """Run ``work(tx)`` in a transaction, and repeat all of it where the database says that this may help.
 
         That is: serialization failures, deadlocks, lock timeouts, lost connections, cancelled statements, and a server
@@ -152,23 +145,10 @@ class OffsetStore:
         iterator that it can't make again.
 
         :return: what ``work`` returned, once it is committed.
-        :raises LockTimeout, TransactionLost, StoreUnavailable: still so after `Retries.attempts`.
+        :raises LockTimeout, TransactionLost, StoreUnavailable: in the last of `Retries.attempts`.
         :raises CommitUnknown: never repeated: it may have happened.
         """
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                with self.transaction(claim, lock_timeout=lock_timeout) as tx:
-                    result = work(tx)
-            except Exception as error:
-                if attempt >= self.retries.attempts or not errors.may_pass(error):
-                    raise
-                wait = self.retries.wait(attempt)
-                _log.warning("attempt %d failed (%s), again in %.2f s", attempt, type(error).__name__, wait)
-                time.sleep(wait)
-            else:
-                return result
+        return run(self, claim, work, lock_timeout=lock_timeout)
 
     def reset(
         self,
@@ -266,20 +246,7 @@ class OffsetStore:
         return self._read(lambda session: session.group(group))
 
     def _read(self, query: Callable[[Session], _T]) -> _T:
-        session = self.database.begin(name="offsetstore:read")
-        try:
-            return query(session)
-        except Exception as error:
-            if errors.is_connection_lost(error):
-                raise StoreUnavailable(
-                    "the connection to the database was lost while reading", found=errors.words(error)
-                ) from errors.stripped(error)
-            if (unavailable := errors.unavailable(error)) is not None:
-                raise unavailable from errors.stripped(error)
-            errors.raise_stripped(error)
-            raise
-        finally:
-            session.rollback()
+        return read(self.database, query)
 
     def close(self) -> None:
         """Leave all claims, and close the connections that the store has opened itself."""

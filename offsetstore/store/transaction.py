@@ -9,37 +9,43 @@ from __future__ import annotations
 
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from offsetstore.errors import (
     AdvanceMismatch,
     CommittedBehindOurBack,
     ConfigurationError,
+    ConnectionLost,
     LockedTwice,
     LockFirst,
     LockInSavepoint,
     LockTimeout,
     NestedTransaction,
     OffsetGap,
+    OffsetStoreError,
     ProtocolMisuse,
     StaleClaim,
     TransactionLost,
     Unadvanced,
 )
-from offsetstore.postgres import errors
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.metadata import KEEP, Keep, dump
 from offsetstore.protocol.replay import Decision, Outcome, decide
+from offsetstore.protocol.retries import with_retries
 from offsetstore.store.unknown_commit import Advanced, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
 
     from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
     from offsetstore.protocol.database import Database, Session
-    from offsetstore.store.identity import Holder
+    from offsetstore.store.identity import ClaimInfo
+    from offsetstore.store.sessions import Connected
+
+
+_T = TypeVar("_T")
 
 
 class _Latest(threading.local):
@@ -52,9 +58,9 @@ _latest = _Latest()
 
 
 class Transaction:
-    """One transaction of one claim; made by `OffsetStore.transaction` and `OffsetStore.run`."""
+    """One transaction of one claim; made by `transaction` and `run` of a store or a claim."""
 
-    def __init__(self, database: Database, claim: Holder, *, lock_timeout: float, commit_timeout: float) -> None:
+    def __init__(self, database: Database, claim: ClaimInfo, *, lock_timeout: float, commit_timeout: float) -> None:
         self._database = database
         self._claim = claim
         self._lock_timeout = lock_timeout
@@ -111,6 +117,10 @@ class Transaction:
             raise LockedTwice("tx.lock was called a second time")
         try:
             self._plan = self._lock(session, ranges)
+        except LockTimeout as error:
+            session.rollback()  # so that only others hold these rows
+            self._refused = self._not_locked(error)
+            raise self._refused from error.__cause__
         except BaseException as error:
             # Kept, so that code which swallows it doesn't commit half a lock.
             self._refused = error
@@ -286,12 +296,11 @@ class Transaction:
                 self._check_complete(session)
         except BaseException as problem:
             session.rollback()
-            self._translate(problem)
-            errors.raise_stripped(problem)
+            self._explain(problem)
             raise
         if error is not None:
             session.rollback()
-            self._translate(error)
+            self._explain(error)
             return
         self._commit(session)
         self._claim.partitions.update(self._asked)  # committed, so their rows exist now
@@ -313,9 +322,8 @@ class Transaction:
             session.commit()
         except BaseException as error:
             session.rollback()
-            if not errors.is_connection_lost(error):
-                self._translate(error)
-                errors.raise_stripped(error)
+            if not isinstance(error, ConnectionLost):
+                self._explain(error)
                 raise
             before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
             advanced = Advanced(
@@ -331,25 +339,49 @@ class Transaction:
             settle(self._database, advanced, timeout=self._commit_timeout, cause=error)
         failpoints.reach("after_commit")
 
-    def _translate(self, error: BaseException) -> None:
-        """Raise our error for the database's where we know more than it says; otherwise return."""
-        if errors.is_lock_timeout(error):
-            raise self._lock_timeout_error(errors.words(error)) from errors.stripped(error)
-        if errors.is_connection_lost(error):
+    def _explain(self, error: BaseException) -> None:
+        """Raise our error for the database's, with what is known here; return where ``error`` is better as it is."""
+        ours = self._database.translate(error)
+        if isinstance(ours, ConnectionLost):
             raise TransactionLost(
-                "the connection to the database was lost; the transaction did not happen", found=errors.words(error)
-            ) from errors.stripped(error)
-        if (unavailable := errors.unavailable(error)) is not None:
-            raise unavailable from errors.stripped(error)
-
-    def _lock_timeout_error(self, words: str) -> LockTimeout:
-        if self._plan is not None:
-            return LockTimeout(
-                f"a lock on the results' side was not had within {self._lock_timeout:g} s",
-                found=words,
+                "the connection to the database was lost; the transaction did not happen", found=ours.found
+            ) from ours.__cause__
+        if isinstance(ours, LockTimeout) and ours is not self._refused:
+            raise LockTimeout(
+                f"could not acquire a lock on the results' tables within {self._lock_timeout:g} s",
+                found=ours.found,
                 next_step="See what holds the results' tables (pg_stat_activity).",
-            )
+            ) from ours.__cause__
+        if ours is not error and isinstance(ours, OffsetStoreError):
+            raise ours from ours.__cause__
+
+    def _not_locked(self, error: LockTimeout) -> LockTimeout:
         holder = self._database.lock_holder(self._claim.group, self._asked) if self._asked else None
-        what = f"the lock was not had within {self._lock_timeout:g} s"
         tp = holder[0] if holder else next(iter(self._asked), None)
-        return LockTimeout(what, topic_partition=tp, found=holder[1] if holder else words)
+        return LockTimeout(
+            f"could not acquire the lock within {self._lock_timeout:g} s",
+            topic_partition=tp,
+            found=holder[1] if holder else error.found,
+        )
+
+
+def begin(store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = None) -> Transaction:
+    """Make a transaction; see `OffsetStore.transaction`."""
+    return Transaction(
+        store.database,
+        claim,
+        lock_timeout=store.timeouts.lock if lock_timeout is None else lock_timeout,
+        commit_timeout=store.timeouts.commit,
+    )
+
+
+def run(
+    store: Connected, claim: ClaimInfo, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None
+) -> _T:
+    """Run ``work(tx)``, again if that may help; see `OffsetStore.run`."""
+
+    def attempt(_: int) -> _T:
+        with begin(store, claim, lock_timeout=lock_timeout) as tx:
+            return work(tx)
+
+    return with_retries(store.retries, attempt)

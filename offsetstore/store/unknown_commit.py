@@ -20,8 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offsetstore.errors import CommitUnknown, OffsetStoreError, StoreUnavailable, TransactionLost
-from offsetstore.postgres import errors
+from offsetstore.errors import CommitUnknown, ConnectionLost, OffsetStoreError, StoreUnavailable, TransactionLost
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -56,14 +55,13 @@ class Advanced:
         return next(iter((*self.before, *self.locked)), None)
 
 
-def settle(database: Database, advanced: Advanced, *, timeout: float, cause: BaseException) -> None:
+def settle(database: Database, advanced: Advanced, *, timeout: float, cause: ConnectionLost) -> None:
     """Return if the COMMIT happened.
 
     :param timeout: seconds to reconnect and to wait for the old transaction to end.
     :raises TransactionLost: it did not happen.
     :raises CommitUnknown: it can't be told: no answer in time, or every row has moved on since.
     """
-    cause = errors.stripped(cause)
     if not advanced.before:
         if advanced.mark is not None:
             _settle_by_mark(database, advanced, advanced.mark, timeout=timeout, cause=cause)
@@ -71,11 +69,11 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
         if advanced.wrote:
             raise CommitUnknown(
                 "the answer to COMMIT was lost, and the transaction advanced no partition that could tell",
-                found=errors.words(cause),
-            ) from cause
+                found=cause.found,
+            ) from cause.__cause__
         raise TransactionLost(
-            "the connection was lost in a transaction that wrote nothing", found=errors.words(cause)
-        ) from cause
+            "the connection was lost in a transaction that wrote nothing", found=cause.found
+        ) from cause.__cause__
     found = _rows(database, advanced, None, timeout=timeout, cause=cause)
     tp = advanced.first
     ids = {tp: row.transaction_id for tp, row in found.rows.items()}
@@ -87,19 +85,19 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Bas
         raise TransactionLost(
             "the connection was lost at COMMIT, and the rows show that it did not happen",
             topic_partition=tp,
-            found=errors.words(cause),
-        ) from cause
+            found=cause.found,
+        ) from cause.__cause__
     if not found.same_group:
-        raise _other_group(advanced, cause) from cause
+        raise _other_group(advanced, cause) from cause.__cause__
     raise CommitUnknown(
         f"the answer to COMMIT was lost, and the rows of group {advanced.group!r} have been moved or removed since",
         topic_partition=tp,
-        found=errors.words(cause),
-    ) from cause
+        found=cause.found,
+    ) from cause.__cause__
 
 
 def _settle_by_mark(
-    database: Database, advanced: Advanced, mark: tuple[UUID, int], *, timeout: float, cause: BaseException
+    database: Database, advanced: Advanced, mark: tuple[UUID, int], *, timeout: float, cause: ConnectionLost
 ) -> None:
     """The results of a marked batch are there once, whoever has written them: a new owner's word is as good."""
     _, batch_id = mark
@@ -108,18 +106,18 @@ def _settle_by_mark(
         _log.warning("the answer to COMMIT was lost; the mark shows that batch %d is in the results", batch_id)
         return
     if not found.same_group:
-        raise _other_group(advanced, cause) from cause
+        raise _other_group(advanced, cause) from cause.__cause__
     raise TransactionLost(
         f"the connection was lost at COMMIT, and the mark shows that batch {batch_id} was not written",
-        found=errors.words(cause),
-    ) from cause
+        found=cause.found,
+    ) from cause.__cause__
 
 
-def _other_group(advanced: Advanced, cause: BaseException) -> CommitUnknown:
+def _other_group(advanced: Advanced, cause: ConnectionLost) -> CommitUnknown:
     return CommitUnknown(
         f"the answer to COMMIT was lost, and group {advanced.group!r} has been removed or renamed since",
         topic_partition=advanced.first,
-        found=errors.words(cause),
+        found=cause.found,
     )
 
 
@@ -133,7 +131,7 @@ class _Found:
 
 
 def _rows(
-    database: Database, advanced: Advanced, mark: tuple[UUID, int] | None, *, timeout: float, cause: BaseException
+    database: Database, advanced: Advanced, mark: tuple[UUID, int] | None, *, timeout: float, cause: ConnectionLost
 ) -> _Found:
     deadline = time.monotonic() + timeout
     trouble: Exception | None = None
@@ -146,21 +144,21 @@ def _rows(
     what = (
         f"the answer to COMMIT in group {advanced.group!r} was lost, and the database did not tell within {timeout:g} s"
     )
-    found = errors.words(cause)
+    found = str(cause.found)
     if trouble is not None:
         found += f"; in the look-up: {_words(database, advanced, trouble)}"
-    raise CommitUnknown(what, topic_partition=advanced.first, found=found) from cause
+    raise CommitUnknown(what, topic_partition=advanced.first, found=found) from cause.__cause__
 
 
 def _words(database: Database, advanced: Advanced, trouble: Exception) -> str:
     """Who holds the rows, if somebody does; or what went wrong."""
-    reached = not (isinstance(trouble, StoreUnavailable) or errors.is_connection_lost(trouble))
+    reached = not isinstance(trouble, (StoreUnavailable, ConnectionLost))
     holder = database.lock_holder(advanced.group, advanced.locked) if reached and advanced.locked else None
     if holder is not None:
         return f"{holder[0]} is {holder[1]}"
     if isinstance(trouble, OffsetStoreError):
         return str(trouble.found or trouble.what)
-    return errors.words(trouble)
+    return type(trouble).__name__
 
 
 def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None, left: float) -> _Found:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from offsetstore import Claim
     from offsetstore.postgres.database import PostgresDatabase
     from offsetstore.protocol.replay import Decision
-    from offsetstore.store.identity import Holder
+    from offsetstore.store.identity import ClaimInfo
     from tests.faults.interleaving import Actor, Played
     from tests.support.postgres import Database
 
@@ -213,7 +213,7 @@ class Jobs:
         self._watch.close()
 
 
-def _process(store: OffsetStore, claim: Holder, job: Job, actor: Actor) -> str:
+def _process(store: OffsetStore, claim: ClaimInfo, job: Job, actor: Actor) -> str:
     with store.transaction(claim, lock_timeout=30) as tx:
         plan = tx.lock(job.ranges)
         left = {tp: decision.remaining for tp, decision in plan.items() if decision.outcome is not Outcome.SKIP}

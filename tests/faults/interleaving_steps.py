@@ -38,12 +38,15 @@ class SteppedDatabase:
         self._inner = inner
         self._actor = actor
 
-    def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> Session:
-        session = self._inner.begin(name=name, lock_timeout=lock_timeout, aside=aside)
-        if aside or name == "offsetstore:read":
+    def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> Session:
+        session = self._inner.begin(name=name, lock_timeout=lock_timeout, dedicated=dedicated)
+        if dedicated or name == "offsetstore:read":
             return session
         self._actor.pid = cast("Any", session.connection.connection.driver_connection).info.backend_pid
         return cast("Session", _SteppedSession(session, self._actor, "claim's " if name.endswith(":claim") else ""))
+
+    def translate(self, error: BaseException) -> BaseException:
+        return self._inner.translate(error)
 
     def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:
         inner = cast("_SteppedSession", session).inner

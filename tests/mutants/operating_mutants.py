@@ -63,13 +63,13 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "ended-query-is-silent",
-        (_HEARTBEAT, "            if self._has_ended():\n                continue\n", ""),
+        (_HEARTBEAT, "        if self._has_ended():\n            return True\n", ""),
         tests=(f"{_BEATS}test_it_skips_its_beats_while_the_bound_query_has_ended_and_beats_again_once_it_runs",),
         why='takeover="wait" would wait for a query that has failed as long as its driver runs others.',
     ),
     mutant(
         "query-that-cannot-be-asked",
-        (_HEARTBEAT, "                is_active = True\n", "                is_active = False\n"),
+        (_HEARTBEAT, "            is_active = True\n", "            is_active = False\n"),
         tests=(f"{_BEATS}test_a_query_that_can_t_be_asked_or_does_not_answer_counts_as_running",),
         why="A JVM that fails to answer would take the heartbeats from a query that runs.",
     ),

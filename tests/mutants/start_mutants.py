@@ -8,7 +8,7 @@ from tests.mutants.mutant import Mutant, mutant
 
 _RESOLVER: Final = "offsetstore/protocol/resolver.py"
 _TAKING: Final = "offsetstore/store/acquire.py"
-_DECISIONS: Final = "offsetstore/store/decisions.py"
+_DECISIONS: Final = "offsetstore/store/acquire.py"
 _MIRROR: Final = "offsetstore/store/mirror.py"
 _SQL: Final = "offsetstore/postgres/statements.py"
 
@@ -16,7 +16,7 @@ _RESOLVED: Final = "tests/unit/test_resolver.py::"
 _MIRRORED: Final = "tests/unit/test_mirror.py::"
 _BOTH_LOOKS: Final = (
     (
-        "offsetstore/store/resolving.py",
+        "offsetstore/store/acquire.py",
         "        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted)\n    except",
         "        return resolve(stored, view, policy, adopted=adopted)\n    except",
     ),

@@ -63,9 +63,9 @@ ERRORS: Final[tuple[Mutant, ...]] = (
     mutant(
         "strip-at-the-commit",
         (
-            "offsetstore/store/transaction.py",
-            "                errors.raise_stripped(error)\n                raise\n            before",
-            "                raise\n            before",
+            "offsetstore/postgres/errors.py",
+            "        return stripped(error)\n    ours",
+            "        return error\n    ours",
         ),
         tests=(f"{_SERVER}test_what_the_commit_refuses_quotes_no_row",),
         why="A deferred constraint that the COMMIT checks quotes the key.",

@@ -25,7 +25,7 @@ from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason, StartingOffsets
-from offsetstore.store.decisions import new_offsets
+from offsetstore.store.acquire import new_offsets
 
 TOKEN = Token(1, UUID(int=1))
 US, THEM = UUID(int=7), UUID(int=8)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from offsetstore.postgres.address import Secrets
+    from offsetstore.store.sessions import Connected
     from offsetstore.store.store import OffsetStore
 
 PASSWORD_VARIABLE: Final = "OFFSETSTORE_PASSWORD"  # noqa: S105 - its name
@@ -45,8 +46,8 @@ class ExecutorStore:
     address: StoreAddress
 
     @classmethod
-    def of(cls, store: OffsetStore) -> Self:
-        """Describe the driver's store.
+    def of(cls, store: Connected) -> Self:
+        """Describe the driver's store, or that of its claim.
 
         :raises ConfigurationError: its connections are made by code that executors do not have.
         """
@@ -82,7 +83,7 @@ _workers: dict[int, _Worker] = {}
 
 
 @contextmanager
-def sending_password(session: SparkSession, store: OffsetStore) -> Generator[None]:
+def sending_password(session: SparkSession, store: Connected) -> Generator[None]:
     """Let jobs `connect` whose function is made, and which are started, by this thread inside of the block.
 
     They are sent the password of ``store``: that of the URL, of the engine, or of ``credentials=``, which is asked anew

@@ -15,17 +15,10 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 
-from offsetstore.errors import LockTimeout, OffsetStoreError, TransactionLost
-from offsetstore.postgres.errors import (
-    is_connection_lost,
-    is_lock_timeout,
-    is_repeatable,
-    raise_stripped,
-    strip_chain,
-    unavailable,
-    words,
-)
+from offsetstore.errors import OffsetStoreError
+from offsetstore.postgres.errors import strip_chain, translate
 from offsetstore.protocol import failpoints
+from offsetstore.store.sessions import transaction
 from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.staging import StagedRowsLost
 
@@ -92,28 +85,13 @@ class StagingTask:
         except (OffsetStoreError, StagedRowsLost) as error:
             return StagingOutcome(attempt, 0, error)
         except Exception as error:
-            passing = _passing(error)
-            if passing is None:
-                # Spark logs it, with all that led to it.
-                strip_chain(error)
-                raise_stripped(error)
-                raise
-            return StagingOutcome(attempt, 0, passing)
+            # Spark logs it, with all that led to it.
+            strip_chain(error)
+            if (bare := translate(error)) is not error:
+                raise bare from None
+            raise
 
     def _copy(self, attempt: UUID, rows: Stream) -> int:
         store = self.store.connect()
-        session = store.database.begin(name=self.name, lock_timeout=store.timeouts.lock)
-        try:
-            count = self.writer.stage(session.connection, self.staging, attempt, rows)
-            session.commit()
-        finally:
-            session.rollback()
-        return count
-
-
-def _passing(error: Exception) -> OffsetStoreError | None:
-    if is_connection_lost(error):
-        return TransactionLost("an executor lost its connection to the database", found=words(error))
-    if is_lock_timeout(error) or is_repeatable(error):
-        return LockTimeout("a lock on a staging table was not had", found=words(error))
-    return unavailable(error)
+        with transaction(store.database, name=self.name, lock_timeout=store.timeouts.lock) as session:
+            return self.writer.stage(session.connection, self.staging, attempt, rows)

@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 from pyspark import TaskContext, cloudpickle
 
 from offsetstore.errors import OffsetStoreError, SinkError
-from offsetstore.postgres.errors import may_pass, stripped
+from offsetstore.postgres.errors import stripped
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
+from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.worker_input import InputCutOff, check_whole
 from offsetstore.writers.arrow.kafka_column import KAFKA
 from offsetstore.writers.errors import check_deferred

@@ -150,7 +150,7 @@ class BatchAtomicity:
                 raise PlanOutdated
             write_and_advance(computed, tx, remaining)
 
-        self._claim.store.run(self._claim, work)
+        self._claim.run(work)
 
     def _compute(self, batch: DataFrame, offsets: int) -> dict[str, Computed]:
         writers = self._outputs.writers

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from offsetstore.processing.isolate import (
 from offsetstore.processing.plan import Plan, Planned, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
+from offsetstore.protocol.retries import with_retries
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
@@ -75,48 +75,44 @@ class PartitionAtomicity:
             )
         [self._writer] = outputs.writers.values()
         _check_pickles(self._writer)
-        self._store = ExecutorStore.of(claim.store)
+        self._store = ExecutorStore.of(claim)
         self._claim = claim
         self._outputs = outputs
         self._was_checked = False
         self._was_told = False
+        self._passing: Exception | None = None
 
     def write(self, batch: MicroBatch) -> None:
         """Write one micro-batch.
 
         :raises PlanOutdated: some of the stored offsets have changed; nothing was written by the old ones.
         """
-        retries = self._claim.store.retries
-        attempt = 1
-        while (passing := self._attempt(batch, attempt)) is not None:
-            if attempt >= retries.attempts:
-                raise passing
-            wait = retries.wait(attempt)
-            _log.warning("attempt %d failed (%s), again in %.2f s", attempt, type(passing).__name__, wait)
-            time.sleep(wait)
-            attempt += 1
+        with_retries(
+            self._claim.retries,
+            lambda attempt: self._attempt(batch, attempt),
+            retry_if=lambda error: error is self._passing,  # others were repeated where they came from
+        )
 
-    def _attempt(self, batch: MicroBatch, number: int) -> Exception | None:
-        """Write what is not stored yet; return what may not be in the way the next time."""
+    def _attempt(self, batch: MicroBatch, number: int) -> None:
+        """Write what is not stored yet."""
         planned = Planned.of(self._claim, batch.ranges)
         if not planned.is_to_be_computed(self._claim):
             self._advance(planned.plan, batch.ranges)
-            return None
+            return
         create_rows(self._claim, planned)
         results = self._run(batch, planned, number)
         try:
-            passing = _judge(results)
+            self._passing = _judge(results)
         except RowsRefused as refused:
             raise self._isolate(refused, batch, planned) from None
-        if passing is not None:
-            return passing
+        if self._passing is not None:
+            raise self._passing
         if any(result.ending is Ending.OUTDATED for result in results):
             raise PlanOutdated
         done = {result.topic_partition for result in results if result.ending is not Ending.EMPTY}
         left = [tp for tp, decision in planned.plan.items() if decision.outcome is not Outcome.SKIP and tp not in done]
         if left:
             self._advance(planned.plan, left, empty=True)
-        return None
 
     def _advance(self, plan: Plan, partitions: Collection[TopicPartition], *, empty: bool = False) -> None:
         """Check these partitions under their locks, and advance them where they had no rows.
@@ -133,7 +129,7 @@ class PartitionAtomicity:
                 raise PlanOutdated
             tx.advance(remaining)
 
-        self._claim.store.run(self._claim, work)
+        self._claim.run(work)
 
     def _isolate(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
         """Find out which record it is, and store those before it; here on the driver, as a task would."""
@@ -162,7 +158,7 @@ class PartitionAtomicity:
                     raise PlanOutdated
                 write_and_advance({UNNAMED: computed}, tx, part)
 
-            self._claim.store.run(self._claim, work)
+            self._claim.run(work)
 
         def proof(told: RowsRefused) -> Proof:
             [frame] = self._outputs.of(with_coordinates(batch.frame), keep_kafka=True).values()
@@ -194,7 +190,7 @@ class PartitionAtomicity:
         # The tasks write while they read, so that it can't be asked in between.
         check_topics(self._claim, planned.rows, batch.ranges)
         failpoints.reach("before_lock")
-        with sending_password(session, self._claim.store):
+        with sending_password(session, self._claim):
             return _collect(placed, work)
 
     def _lock_timeout(self, session: SparkSession, attempt: int) -> float:
@@ -204,7 +200,7 @@ class PartitionAtomicity:
         does not: so each attempt has twice the patience of the last.
         """
         is_speculative = session.sparkContext.getConf().get("spark.speculation", "false") == "true"
-        return self._claim.store.timeouts.lock * (2 ** (attempt - 1) if is_speculative else 1)
+        return self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative else 1)
 
     def _check_executors(self, session: SparkSession) -> None:
         if not self._was_checked:

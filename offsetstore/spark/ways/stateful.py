@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from offsetstore.errors import OffsetGap, UnsupportedQuery
-from offsetstore.processing.plan import PlanOutdated, check_topics, patiently
+from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.cropping import with_coordinates
@@ -94,14 +94,14 @@ class KeptCheckpoint(BatchAtomicity):
                 return
             write_and_advance(computed, tx, {tp: decision.remaining for tp, decision in locked.items()})
 
-        self._claim.store.run(self._claim, work)
+        self._claim.run(work)
 
     def _plan(self, batch: MicroBatch, query_id: UUID) -> _Planned:
         claim = self._claim
-        rows = patiently(claim, lambda: claim.store.offsets(claim.group))
+        rows = claim.offsets()
         if any(row.token != claim.token for row in rows.values()):
             return _Planned(rows, None)
-        mark = patiently(claim, lambda: claim.store.batch_mark(claim.group, query_id))
+        mark = claim.read(lambda session: session.batch_mark(claim.group, query_id))
         at = batch.query.positions()
         stored = {tp: row.next_offset for tp, row in rows.items()}
         if not at.begin.keys() <= stored.keys():

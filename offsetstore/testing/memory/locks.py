@@ -6,7 +6,7 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from offsetstore.postgres.errors import MemoryLockTimeout
+from offsetstore.errors import LockTimeout
 
 if TYPE_CHECKING:
     import threading
@@ -31,7 +31,7 @@ class Owner(Protocol):
     """From which `time.monotonic` on it ends what blocks it, and how the names of those begin."""
 
     def check_alive(self) -> None:
-        """Raise MemoryConnectionLost if it was ended by somebody."""
+        """Raise ConnectionLost if it was ended by somebody."""
         ...
 
     def die(self) -> None:
@@ -52,8 +52,8 @@ class RowLocks:
     def take(self, owner: Owner, key: Key, mode: Mode) -> None:
         """Wait for the lock and take it; kept until `release`.
 
-        :raises MemoryLockTimeout: it was not had within the owner's ``lock_timeout``.
-        :raises MemoryConnectionLost: the owner was ended while it waited.
+        :raises LockTimeout: it was not had within the owner's ``lock_timeout``.
+        :raises ConnectionLost: the owner was ended while it waited.
         """
         end = None if owner.lock_timeout is None else time.monotonic() + owner.lock_timeout
         while in_the_way := self._in_the_way(owner, key, mode):
@@ -65,7 +65,10 @@ class RowLocks:
                 if doomed:
                     continue
             if end is not None and now >= end:
-                raise MemoryLockTimeout(f"{key} is locked by {', '.join(other.name for other in in_the_way)}")
+                raise LockTimeout(
+                    "could not acquire a lock within lock_timeout",
+                    found=f"{key} is locked by {', '.join(other.name for other in in_the_way)}",
+                )
             self._wait(owner, now, end)
             owner.check_alive()
         modes = self._held.setdefault(key, {})

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from offsetstore.errors import ConnectionLost
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
-from offsetstore.postgres.errors import MemoryConnectionLost
 from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset
 from offsetstore.protocol.metadata import Keep
 from offsetstore.testing.memory.connection import MemoryConnection
@@ -128,7 +128,7 @@ class MemorySession:
 
     def check_alive(self) -> None:
         if self._over is not None:
-            raise MemoryConnectionLost(self._over)
+            raise ConnectionLost(self._over)
 
     def die(self) -> None:
         self._end("the connection was ended by another one")

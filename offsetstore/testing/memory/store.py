@@ -42,8 +42,11 @@ class MemoryDatabase:
         self._shared = Shared(clock)
         self._store_id = uuid4()
 
-    def begin(self, *, name: str, lock_timeout: float | None = None, aside: bool = False) -> MemorySession:  # noqa: ARG002 - nothing is used up in memory
+    def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> MemorySession:  # noqa: ARG002 - nothing is used up in memory
         return MemorySession(self._shared, name, lock_timeout)
+
+    def translate(self, error: BaseException) -> BaseException:
+        return error  # the session raises ours
 
     @contextmanager
     def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:

@@ -110,7 +110,7 @@ def test_an_owner_that_has_stopped_in_order_has_left(
 def test_a_heartbeat_of_before_the_clock_stepped_back_is_no_sign_of_life(
     run: Run, offsetstore_database: str, offsetstore_group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 3600)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)
     with OffsetStore.connect(offsetstore_database) as store, psycopg.connect(offsetstore_database) as connection:
         store.claim(offsetstore_group, topics=["payments"])
         connection.execute("UPDATE heartbeats SET beat_at = clock_timestamp() + interval '1 hour'")

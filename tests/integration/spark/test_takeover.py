@@ -134,7 +134,7 @@ def test_a_second_query_on_one_claim_is_refused_and_the_first_goes_on(
 def test_a_query_that_has_ended_does_not_keep_its_claim_alive_in_a_driver_that_goes_on(
     world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
     monkeypatch.setattr(database, "LIVE", timedelta(seconds=1))
     world.database.execute(EVENTS)
     topic = offsetstore_topic(1)

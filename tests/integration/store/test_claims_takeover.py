@@ -172,7 +172,7 @@ def test_a_group_that_nobody_owns_is_had_at_once(store: OffsetStore, takeover: c
 def test_an_owner_that_died_is_no_owner(
     store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch, takeover: claim.Takeover, *, since: str
 ) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 3600)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)
     store.claim("billing", broker())
     query(f"UPDATE heartbeats SET beat_at = clock_timestamp() + interval '{since} seconds'")
 
@@ -183,7 +183,7 @@ def test_an_owner_that_died_is_no_owner(
 def test_an_owner_that_runs_is_live_again_with_its_next_heartbeat_after_the_clock_has_stepped_back(
     store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
     store.claim("billing", broker())
     query("UPDATE heartbeats SET beat_at = clock_timestamp() + interval '1 hour'")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from offsetstore import Transaction
     from offsetstore.protocol.ports import Writer
-    from offsetstore.store.identity import Holder
+    from offsetstore.store.identity import ClaimInfo
     from tests.integration.store.conftest import Query
 
 RECORDS: Any = pa.RecordBatch.from_pydict({"record": [1]})
@@ -45,7 +45,7 @@ def fail_afterwards(connection: Connection, batches: Iterable[pa.RecordBatch]) -
     raise LookupError
 
 
-def write_with(store: OffsetStore, claim: Holder, writer: Writer, number: int) -> None:
+def write_with(store: OffsetStore, claim: ClaimInfo, writer: Writer, number: int) -> None:
     """One transaction of one record, as the sink and its tasks have it."""
     with store.transaction(claim) as tx:
         left = lock(tx, P0, range_=OffsetRange(number, number + 1))
@@ -53,7 +53,7 @@ def write_with(store: OffsetStore, claim: Holder, writer: Writer, number: int) -
         tx.advance(left)
 
 
-def ask(store: OffsetStore, claim: Holder, statement: str) -> object:
+def ask(store: OffsetStore, claim: ClaimInfo, statement: str) -> object:
     """In a transaction with the pool's only connection."""
 
     def work(tx: Transaction) -> object:

@@ -115,7 +115,7 @@ def deploy(
 
 @pytest.mark.behaviour("OPS-8")
 def test_the_whole_store_works_with_the_printed_grants(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.05)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
     results = f"{quoted(deploy.schema)}.results"
     deploy.run("migrator", f"CREATE TABLE {results} (record bigint); GRANT INSERT ON {results} TO PUBLIC")
     url = f"{deploy.url_of('job')}?options=-c%20search_path%3D{quoted(deploy.schema).replace(' ', '%5C%20')}"

@@ -29,7 +29,7 @@ BEAT = "SELECT beat_at FROM heartbeats"
 
 @pytest.fixture(autouse=True)
 def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_it_beats_until_the_claim_is_closed(store: OffsetStore, query: Query) ->
 def beats(query: Query) -> bool:
     """Whether a heartbeat comes within twenty intervals."""
     before = query(BEAT)
-    deadline = time.monotonic() + 20 * heartbeat.EVERY
+    deadline = time.monotonic() + 20 * heartbeat.INTERVAL
     while time.monotonic() < deadline:
         if query(BEAT) != before:
             return True

@@ -168,7 +168,7 @@ def test_a_lost_commit_is_looked_up(pooled: str, query: Query, results: str, los
 def test_heartbeats_keep_the_owner_alive_and_end_with_it(
     pooled_store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.05)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
     claim = pooled_store.claim(GROUP, broker())
     beats = "SELECT beat_at FROM heartbeats"
     first = query(beats)

@@ -54,7 +54,7 @@ def test_a_store_is_refused_after_a_fork(offsetstore_database: str) -> None:
 
 
 def test_a_busy_pool_does_not_silence_the_heartbeat(narrow: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
     with OffsetStore.connect(narrow) as store:
         claim = store.claim("billing", topics=["payments"])
         with store.transaction(claim) as tx:

@@ -1,0 +1,54 @@
+"""Work that is done now and then beside the job."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Background:
+    """Calls ``turn`` from a daemon thread, after each ``interval()`` seconds, until it returns ``False`` or `stop`.
+
+    :param name: the thread's.
+    :param turn: returns whether there is more to do. An exception ends the thread.
+    :param at_end: called last, by the same thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], bool],
+        interval: Callable[[], float],
+        *,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._turn = turn
+        self._interval = interval
+        self._at_end = at_end
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread has not ended yet."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout: float) -> bool:
+        """Make it end, and wait for that for ``timeout`` seconds at most; return whether it has ended."""
+        self._stopping.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval()) and self._turn():
+            pass
+        self._at_end()

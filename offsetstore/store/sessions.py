@@ -1,0 +1,72 @@
+"""The two ways to use a session of the database: one transaction, or one look."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from offsetstore.errors import ConnectionLost, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from offsetstore.offsets import StoredOffset, TopicPartition
+    from offsetstore.protocol.database import Database, Session
+    from offsetstore.protocol.retries import Retries, Timeouts
+
+_T = TypeVar("_T")
+
+
+class Connected(Protocol):
+    """What works with a database: an `OffsetStore`, or a `Claim` that was made with one."""
+
+    database: Database
+    timeouts: Timeouts
+    retries: Retries
+
+
+@contextmanager
+def transaction(
+    database: Database, *, name: str, lock_timeout: float | None = None, dedicated: bool = False
+) -> Generator[Session]:
+    """Commit at the end of the block; roll back if it raises, and raise our error for the database's.
+
+    The parameters are those of `Database.begin`.
+    """
+    session = database.begin(name=name, lock_timeout=lock_timeout, dedicated=dedicated)
+    try:
+        yield session
+        session.commit()
+    except BaseException as error:
+        session.rollback()
+        if (ours := database.translate(error)) is not error:
+            raise ours from ours.__cause__
+        raise
+
+
+def read(
+    database: Database, query: Callable[[Session], _T], *, name: str = "offsetstore:read", dedicated: bool = False
+) -> _T:
+    """Return what ``query`` reads, without a lock. The other parameters are those of `Database.begin`.
+
+    :raises StoreUnavailable: no connection, or it was lost.
+    """
+    session = database.begin(name=name, dedicated=dedicated)
+    try:
+        return query(session)
+    except BaseException as error:
+        ours = database.translate(error)
+        if isinstance(ours, ConnectionLost):
+            raise StoreUnavailable(
+                "the connection to the database was lost while reading", found=ours.found
+            ) from ours.__cause__
+        if ours is not error:
+            raise ours from ours.__cause__
+        raise
+    finally:
+        session.rollback()
+
+
+def read_offsets(database: Database, group: str) -> dict[TopicPartition, StoredOffset]:
+    """The group's rows, in order of (topic, partition)."""
+    return read(database, lambda session: session.read_partitions(group))
