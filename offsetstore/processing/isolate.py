@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, describe
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.cycle import lock_as_planned
+from offsetstore.processing.plan import PlanOutdated, Ranges
 from offsetstore.writers.append import Append
 from offsetstore.writers.errors import check_deferred
 from offsetstore.writers.staging import StagedRowsLost
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
 
-Ranges: TypeAlias = Mapping[TopicPartition, OffsetRange]
 Record: TypeAlias = tuple[TopicPartition, int]
 Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], object]
 """Writes the records of these ranges without some of them, leaves nothing behind, and raises as the batch did."""
@@ -177,8 +177,7 @@ def try_out(claim: Claim, plan: Plan, write: Callable[[Connection], object]) -> 
     """
 
     def work(tx: Transaction) -> None:
-        if tx.lock({tp: decision.range for tp, decision in plan.items()}) != plan:
-            raise PlanOutdated
+        lock_as_planned(tx, plan)
         write(tx.connection)
         check_deferred(tx.connection)
         raise _TakenBack

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
 
 Plan: TypeAlias = "dict[TopicPartition, Decision]"
+Ranges: TypeAlias = "Mapping[TopicPartition, OffsetRange]"
 
 
 class PlanOutdated(Exception):

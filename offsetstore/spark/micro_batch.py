@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,3 +20,14 @@ class MicroBatch:
     number: int
     query: RunningQuery
     ranges: dict[TopicPartition, OffsetRange]
+
+
+class Way(Protocol):
+    """A way to write micro-batches: in one transaction, in one for each partition, or with a kept checkpoint."""
+
+    def write(self, batch: MicroBatch) -> None:
+        """Plan and write one micro-batch, or nothing of it.
+
+        :raises PlanOutdated: it has to be planned again.
+        """
+        ...

@@ -53,6 +53,7 @@ class Outputs:
         }
         self._claim = claim
         self._transform = transform
+        self._checked: dict[str, tuple[pa.Schema, bool]] = {}
 
     def of(self, batch: DataFrame, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
         """Call the transform, and check what it returns.
@@ -75,12 +76,19 @@ class Outputs:
         return {name: frame if keep_kafka or needed[name] else frame.drop(KAFKA) for name, frame in frames.items()}
 
     def _check_tables(self, frames: Mapping[str, DataFrame]) -> dict[str, bool]:
-        """Hold each frame against its table; return for which of them the writer looks at ``_kafka``."""
-        return self._claim.read(
-            lambda session: {
-                name: self._check(name, arrow_schema(frame), session.connection) for name, frame in frames.items()
-            }
-        )
+        """Compare each frame with its table; return for which of them the writer looks at ``_kafka``.
+
+        Asked once for each schema: what has changed in a table since, the writer sees under the table's lock.
+        """
+        schemas = {name: arrow_schema(frame) for name, frame in frames.items()}
+        new = {name: schema for name, schema in schemas.items() if self._checked.get(name, (None,))[0] != schema}
+        if new:
+            self._checked |= self._claim.read(
+                lambda session: {
+                    name: (schema, self._check(name, schema, session.connection)) for name, schema in new.items()
+                }
+            )
+        return {name: self._checked[name][1] for name in frames}
 
     def _check(self, name: str, schema: pa.Schema, connection: Any) -> bool:
         writer = self.writers[name]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, get_args
 
 from pyspark.sql.utils import is_remote
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError, ProtocolMisuse, SinkError, UnsupportedQuery
+from offsetstore.errors import ConfigurationError, OffsetStoreError, ProtocolMisuse, UnsupportedQuery
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.cycle import replan
 from offsetstore.protocol import failpoints
 from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.large_batches import THRESHOLD, StagingMode, StagingPolicy
@@ -22,9 +22,9 @@ from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.plans.admission import admit
 from offsetstore.spark.plans.query import RunningQuery
-from offsetstore.spark.ways.batch import BatchAtomicity
-from offsetstore.spark.ways.partition import PartitionAtomicity
-from offsetstore.spark.ways.stateful import KeptCheckpoint
+from offsetstore.spark.ways.batch import BatchWay
+from offsetstore.spark.ways.partition import PartitionWay
+from offsetstore.spark.ways.stateful import StatefulWay
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.protocol.ports import Writer
+    from offsetstore.spark.micro_batch import Way
     from offsetstore.store.claim import Claim
 
 __all__ = ["TransactionalSink", "Transform"]
@@ -40,7 +41,6 @@ __all__ = ["TransactionalSink", "Transform"]
 Atomicity: TypeAlias = Literal["batch", "partition"]
 
 _log = logging.getLogger(__name__)
-_MAX_PLANS: Final = 5
 _KEPT_CHECKPOINTS: Final = 3
 
 
@@ -93,7 +93,7 @@ class TransactionalSink:
         self._atomicity = atomicity
         self._policy = StagingPolicy(staging, staging_threshold)
         self._way = self._way_of(atomicity, self._policy)
-        self._kept: KeptCheckpoint | None = None
+        self._kept: StatefulWay | None = None
         self._has_written = False
         self._admitted: str | None = None
 
@@ -134,7 +134,7 @@ class TransactionalSink:
             self._kept = None
             if self._claim.keeps_checkpoint:
                 self._refuse_kept_by_partition()
-                self._kept = KeptCheckpoint(self._claim, self._outputs, self._policy, query, batch.columns)
+                self._kept = StatefulWay(self._claim, self._outputs, self._policy, query, batch.columns)
             else:
                 admit(query.execution, batch.columns)
             self._admitted = query.run_id
@@ -153,21 +153,10 @@ class TransactionalSink:
             self._prune(batch)
 
     def _write(self, batch: MicroBatch) -> None:
-        why = ""
-        for _ in range(_MAX_PLANS):
-            try:
-                (self._kept or self._way).write(batch)
-            except PlanOutdated as outdated:
-                why = str(outdated)
-                continue
-            return
-        raise SinkError(
-            f"{_MAX_PLANS} plans of batch {batch.number} were outdated before they could be written",
-            found=why,
-            next_step="See who else writes for this group (the history tells).",
-        )
+        way: Way = self._kept or self._way
+        replan(lambda: way.write(batch), f"batch {batch.number}")
 
-    def _way_of(self, atomicity: Atomicity, staging: StagingPolicy) -> BatchAtomicity | PartitionAtomicity:
+    def _way_of(self, atomicity: Atomicity, staging: StagingPolicy) -> Way:
         if atomicity == "partition":
             if staging.mode == "always":
                 raise ConfigurationError(
@@ -175,14 +164,14 @@ class TransactionalSink:
                     found='atomicity="partition", staging="always"',
                     expected="one of them",
                 )
-            return PartitionAtomicity(self._claim, self._outputs)
+            return PartitionWay(self._claim, self._outputs)
         if atomicity != "batch":
             raise ConfigurationError(
                 "atomicity= is none of the words that it can be",
                 found=repr(atomicity),
                 expected=", ".join(get_args(Atomicity)),
             )
-        return BatchAtomicity(self._claim, self._outputs, staging)
+        return BatchWay(self._claim, self._outputs, staging)
 
     def _refuse_kept_by_partition(self) -> None:
         if self._atomicity == "partition":

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.mutant import Mutant, mutant
 
 _BATCH: Final = "offsetstore/spark/ways/batch.py"
+_CYCLE: Final = "offsetstore/processing/cycle.py"
 _TASK: Final = "offsetstore/spark/executors/task.py"
 _SCAN: Final = "offsetstore/spark/plans/scan.py"
 _OUTPUTS: Final = "offsetstore/spark/outputs.py"
@@ -22,8 +23,8 @@ _POISON: Final = "offsetstore/processing/isolate.py"
 _SEARCHES: Final = "tests/unit/spark/test_poison.py::"
 
 _RE_PLAN: Final = """\
-            if locked != planned.plan:
-                raise PlanOutdated
+    if locked != plan:
+        raise PlanOutdated
 """
 _SKIP_IN_A_TASK: Final = """\
             if locked.outcome is Outcome.SKIP:
@@ -107,9 +108,9 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     mutant(
         "re-plan",
         (
-            _BATCH,
-            _RE_PLAN + "            remaining = planned.remaining()\n",
-            "            remaining = {tp: one.remaining for tp, one in locked.items() if one.remaining}\n",
+            _CYCLE,
+            _RE_PLAN,
+            "",
         ),
         tests=(
             (
@@ -122,7 +123,7 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "topic-id-of-each-batch",
-        (_BATCH, "            check_topics(self._claim, planned.rows, planned.plan)\n", ""),
+        (_CYCLE, "        check_topics(claim, planned.rows, planned.plan)\n", ""),
         tests=(
             (
                 f"{_SPARK}test_recreated.py::"

@@ -7,46 +7,39 @@ the driver; that of a large batch in staging tables, which executors fill.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
 
 from offsetstore.errors import RowsRefused
+from offsetstore.processing.cycle import of_output, write_all, write_planned
 from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
-from offsetstore.processing.plan import Planned, PlanOutdated, check_topics, create_rows
+from offsetstore.processing.plan import Planned, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.large_batches import StagingArea, StagingPolicy
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
-from offsetstore.writers.errors import check_deferred
 from offsetstore.writers.staging import Staged, StagedRowsLost
 from offsetstore.writers.staging_area import can_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping
+    from collections.abc import Collection
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from sqlalchemy import Connection
 
-    from offsetstore.processing.isolate import Ranges, Record
+    from offsetstore.processing.cycle import Computed
+    from offsetstore.processing.isolate import Record
+    from offsetstore.processing.plan import Ranges
     from offsetstore.protocol.ports import Writer
     from offsetstore.spark.micro_batch import MicroBatch
     from offsetstore.spark.outputs import Outputs
     from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
     from offsetstore.writers.staging_area import StagingWriter
-
-
-class Computed(Protocol):
-    """One output's rows, which can be written again after a rollback."""
-
-    def write(self, connection: Connection) -> int:
-        """Write them; return how many."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +66,7 @@ class InStaging:
         return self.writer.move(connection, self.staged) if self.staged.rows else 0
 
 
-class BatchAtomicity:
+class BatchWay:
     """Computes the outputs, and writes them in one transaction."""
 
     def __init__(self, claim: Claim, outputs: Outputs, staging: StagingPolicy | None = None) -> None:
@@ -133,24 +126,8 @@ class BatchAtomicity:
 
     def _write_as(self, planned: Planned, frame: DataFrame) -> None:
         """Write and advance what remains by the plan; ``frame`` has just those records."""
-        computed: Mapping[str, Computed] | None = None
-        if planned.is_to_be_computed(self._claim):
-            computed = self._compute(with_coordinates(frame), _offsets(planned.remaining()))
-            check_topics(self._claim, planned.rows, planned.plan)
-        failpoints.reach("before_lock")
-
-        def work(tx: Transaction) -> None:
-            locked = tx.lock({tp: decision.range for tp, decision in planned.plan.items()})
-            if locked != planned.plan:
-                raise PlanOutdated
-            remaining = planned.remaining()
-            if not remaining:
-                return
-            if computed is None:  # what kept us from computing is gone
-                raise PlanOutdated
-            write_and_advance(computed, tx, remaining)
-
-        self._claim.run(work)
+        given = with_coordinates(frame)
+        write_planned(self._claim, planned, lambda remaining: self._compute(given, _offsets(remaining)))
 
     def _compute(self, batch: DataFrame, offsets: int) -> dict[str, Computed]:
         writers = self._outputs.writers
@@ -169,31 +146,8 @@ class BatchAtomicity:
         return {name: {**collected, **staged}[name] for name in writers}
 
     def _staged(self, name: str, writer: StagingWriter, frame: DataFrame) -> InStaging:
-        with _of_output(name):
+        with of_output(name):
             return InStaging(writer, self._area.stage(writer, frame))
-
-
-def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaining: Ranges) -> None:
-    """Write all outputs and advance; what a deferred constraint refuses, is refused here, and not by the COMMIT."""
-    write_all(computed, tx.connection)
-    tx.advance(remaining)
-    check_deferred(tx.connection)
-
-
-def write_all(computed: Mapping[str, Computed], connection: Connection) -> None:
-    """Write all outputs; a refusal tells which of them it is about."""
-    for name, output in computed.items():
-        with _of_output(name):
-            output.write(connection)
-
-
-@contextmanager
-def _of_output(name: str) -> Generator[None]:
-    try:
-        yield
-    except RowsRefused as refused:
-        refused.output = name
-        raise
 
 
 def _offsets(remaining: Ranges) -> int:

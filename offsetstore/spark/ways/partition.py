@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
+from offsetstore.processing.cycle import lock_as_planned, write_and_advance
 from offsetstore.processing.isolate import (
     SECONDS,
     Proof,
@@ -38,7 +39,7 @@ from offsetstore.spark.large_batches import THRESHOLD
 from offsetstore.spark.outputs import UNNAMED
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
-from offsetstore.spark.ways.batch import OnDriver, write_and_advance
+from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from offsetstore.offsets import TopicPartition
-    from offsetstore.processing.isolate import Ranges, Record
+    from offsetstore.processing.isolate import Record
+    from offsetstore.processing.plan import Ranges
     from offsetstore.spark.micro_batch import MicroBatch
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.plans.scan import Placed
@@ -59,7 +61,7 @@ _log = logging.getLogger(__name__)
 _pickler: Any = cloudpickle
 
 
-class PartitionAtomicity:
+class PartitionWay:
     """Lets Spark's tasks write, and advances what they had nothing for.
 
     :raises ConfigurationError: several outputs, a writer that can't be sent to executors, or a store to which they
@@ -121,11 +123,8 @@ class PartitionAtomicity:
         """
 
         def work(tx: Transaction) -> None:
-            locked = tx.lock({tp: plan[tp].range for tp in partitions})
-            remaining = {
-                tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP
-            }
-            if any(locked[tp] != plan[tp] for tp in partitions) or (remaining and not empty):
+            remaining = lock_as_planned(tx, {tp: plan[tp] for tp in partitions})
+            if remaining and not empty:
                 raise PlanOutdated
             tx.advance(remaining)
 
@@ -154,9 +153,7 @@ class PartitionAtomicity:
             check_topics(self._claim, planned.rows, plan)
 
             def work(tx: Transaction) -> None:
-                if tx.lock({tp: decision.range for tp, decision in plan.items()}) != plan:
-                    raise PlanOutdated
-                write_and_advance({UNNAMED: computed}, tx, part)
+                write_and_advance({UNNAMED: computed}, tx, lock_as_planned(tx, plan))
 
             self._claim.run(work)
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from offsetstore.errors import OffsetGap, UnsupportedQuery
+from offsetstore.processing.cycle import write_and_advance
 from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.plans.admission import admit_stateful
-from offsetstore.spark.ways.batch import BatchAtomicity, write_and_advance
+from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.continuity import judge
 from offsetstore.writers.append import Append
 
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from offsetstore.offsets import StoredOffset, TopicPartition
+    from offsetstore.processing.cycle import Computed
     from offsetstore.spark.large_batches import StagingPolicy
     from offsetstore.spark.micro_batch import MicroBatch
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.plans.query import RunningQuery
-    from offsetstore.spark.ways.batch import Computed
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
 
@@ -48,7 +49,7 @@ class _Planned:
     outcome: Outcome | None
 
 
-class KeptCheckpoint(BatchAtomicity):
+class StatefulWay(BatchWay):
     """Writes the batches of one run of a query with a kept checkpoint, each in one transaction.
 
     :param columns: the names in the batch's DataFrame.

@@ -66,6 +66,7 @@ def chaos(
             click.echo(f"{one.name:48} {','.join(one.ways):24} {one.seeds:3} seeds  {one.row}")
         return
     part, parts = _shard(shard)
+    output = output.absolute()  # executors work elsewhere
     output.mkdir(parents=True, exist_ok=True)
     commit = commit_of(_ROOT)
     lines = output / "runs.jsonl"

@@ -11,12 +11,13 @@ import pytest
 
 from offsetstore import Append, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
+from offsetstore.processing.cycle import write_and_advance
 from offsetstore.processing.isolate import isolate, try_out
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.protocol.replay import decide
 from offsetstore.spark.executors import task
 from offsetstore.spark.executors.task import Ending, Work
-from offsetstore.spark.ways.batch import OnDriver, write_and_advance
+from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.errors import refusals
 from tests.integration.store.transacting import process

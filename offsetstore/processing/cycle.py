@@ -1,0 +1,115 @@
+"""The cycle of a batch: plan, compute, lock, compare with the plan, write, advance, commit.
+
+What is computed, and how, is the job's business; the order is here. Nothing is locked while it computes, so the plan is
+compared under the lock: if a stored offset has changed, nothing is written and the batch is planned again.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
+
+from offsetstore.errors import RowsRefused, SinkError
+from offsetstore.processing.plan import PlanOutdated, check_topics
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.replay import Outcome
+from offsetstore.writers.errors import check_deferred
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from sqlalchemy import Connection
+
+    from offsetstore.processing.plan import Plan, Planned, Ranges
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.transaction import Transaction
+
+_MAX_PLANS: Final = 5
+
+
+class Computed(Protocol):
+    """One output's rows, which can be written again after a rollback."""
+
+    def write(self, connection: Connection) -> int:
+        """Write them; return how many."""
+        ...
+
+
+def replan(write: Callable[[], None], name: str) -> None:
+    """Plan and write a batch, again if its plan is outdated, a few times.
+
+    :param write: plans and writes; raises `PlanOutdated` if nothing was written and it has to be planned again.
+    :param name: the batch's, for the error.
+    :raises SinkError: each plan was outdated.
+    """
+    reason = ""
+    for _ in range(_MAX_PLANS):
+        try:
+            write()
+        except PlanOutdated as outdated:
+            reason = str(outdated)
+        else:
+            return
+    raise SinkError(
+        f"{_MAX_PLANS} plans of {name} were outdated before they could be written",
+        found=reason,
+        next_step="See who else writes for this group (the history tells).",
+    )
+
+
+def write_planned(claim: Claim, planned: Planned, compute: Callable[[Ranges], Mapping[str, Computed]]) -> None:
+    """Compute what remains by the plan, and write and advance it in one transaction.
+
+    :param compute: gets what remains of each partition; called with nothing locked, or not at all.
+    :raises PlanOutdated: the stored offsets have changed; nothing was written.
+    """
+    computed: Mapping[str, Computed] | None = None
+    if planned.is_to_be_computed(claim):
+        computed = compute(planned.remaining())
+        check_topics(claim, planned.rows, planned.plan)
+    failpoints.reach("before_lock")
+
+    def work(tx: Transaction) -> None:
+        remaining = lock_as_planned(tx, planned.plan)
+        if not remaining:
+            return
+        if computed is None:  # what kept us from computing is gone
+            raise PlanOutdated
+        write_and_advance(computed, tx, remaining)
+
+    claim.run(work)
+
+
+def lock_as_planned(tx: Transaction, plan: Plan) -> Ranges:
+    """Lock the plan's partitions, and return what remains of each; those of which nothing does are left out.
+
+    :raises PlanOutdated: a stored offset is not the one that was planned with.
+    """
+    locked = tx.lock({tp: decision.range for tp, decision in plan.items()})
+    if locked != plan:
+        raise PlanOutdated
+    return {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
+
+
+def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaining: Ranges) -> None:
+    """Write all outputs and advance. Deferred constraints are checked here, so that COMMIT need not refuse rows."""
+    write_all(computed, tx.connection)
+    tx.advance(remaining)
+    check_deferred(tx.connection)
+
+
+def write_all(computed: Mapping[str, Computed], connection: Connection) -> None:
+    """Write all outputs; a refusal tells which of them it is about."""
+    for name, output in computed.items():
+        with of_output(name):
+            output.write(connection)
+
+
+@contextmanager
+def of_output(name: str) -> Generator[None]:
+    """Note the output's name in a refusal of its rows."""
+    try:
+        yield
+    except RowsRefused as refused:
+        refused.output = name
+        raise
