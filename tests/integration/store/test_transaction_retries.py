@@ -10,7 +10,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
-from offsetstore.errors import StoreUnavailable, TransactionLost
+from offsetstore.errors import StoreUnavailable, TransactionConflict, TransactionLost
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
 from tests.integration.store.transacting import GROUP, P0, apply, driver, lock, write
@@ -184,7 +184,7 @@ def test_one_transaction_is_not_repeated_and_says_that_it_was_lost(
 
 
 @pytest.mark.behaviour("TX-12")
-def test_what_fails_in_every_attempt_is_raised_as_it_is(store: OffsetStore, claim: Claim, query: Query) -> None:
+def test_a_conflict_in_every_attempt_is_raised(store: OffsetStore, claim: Claim, query: Query) -> None:
     attempts: list[int] = []
 
     def work(tx: Transaction) -> None:
@@ -193,9 +193,10 @@ def test_what_fails_in_every_attempt_is_raised_as_it_is(store: OffsetStore, clai
         write(tx, [0])
         tx.connection.exec_driver_sql(SERIALIZATION_FAILURE)
 
-    with pytest.raises(DBAPIError, match="not now"):
+    with pytest.raises(TransactionConflict, match="SerializationFailure") as caught:
         store.run(claim, work)
 
+    assert isinstance(caught.value.__cause__, DBAPIError)
     assert len(attempts) == 3
     assert_nothing_written(store, query)
 
