@@ -6,7 +6,7 @@ A test reads as a story: ``world.produce``, ``world.claim``, ``world.run``, and 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -37,6 +37,9 @@ class Failure:
     error: BaseException | None
     text: str
 
+# An idempotent producer asks for an id first, which takes up to half a second; this broker gives no cause to retry.
+_QUICKLY: Final = {"enable.idempotence": False}
+
 
 @dataclass
 class World:
@@ -57,12 +60,12 @@ class World:
         records = [
             admin.Record(value.encode() if isinstance(value, str) else value, None, partition) for value in values
         ]
-        admin.produce(self.kafka.bootstrap_servers, topic, records)
+        admin.produce(self.kafka.bootstrap_servers, topic, records, settings=_QUICKLY)
 
     def produce_keyed(self, topic: str, records: Iterable[tuple[str, str]], *, partition: int = 0) -> None:
         """Append records with a key to one partition, in order."""
         made = [admin.Record(value.encode(), key.encode(), partition) for key, value in records]
-        admin.produce(self.kafka.bootstrap_servers, topic, made)
+        admin.produce(self.kafka.bootstrap_servers, topic, made, settings=_QUICKLY)
 
     def options(self, *topics: str, **more: str) -> dict[str, str]:
         """What Spark's reader is told; ``more`` with the names that Spark gives them."""
@@ -77,7 +80,8 @@ class World:
     # -- the store
 
     def claim(self, *topics: str, group: str | None = None, **arguments: Any) -> Claim:
-        """Claim the test's group as a job does that reads these topics."""
+        """Claim the test's group as a job does that reads these topics; by default without a mirror."""
+        arguments.setdefault("mirror_every", None)
         return self.store.claim(group or self.group, self.broker(*topics), **arguments)
 
     def stored(self, topic: str, *, group: str | None = None) -> dict[int, int]:
