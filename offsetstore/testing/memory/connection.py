@@ -1,4 +1,4 @@
-"""What ``tx.connection`` is in memory: tables are lists, rows are whatever a test likes to compare."""
+"""``tx.connection`` in memory: tables are lists, and rows are any objects that a test can compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MemoryConnection:
-    """Stands where a SQLAlchemy ``Connection`` stands on PostgreSQL. Its rows are committed with the offsets."""
+    """Takes the place of SQLAlchemy's ``Connection`` on PostgreSQL. Its rows are committed with the offsets."""
 
     def __init__(self, session: MemorySession) -> None:
         self._session = session
@@ -30,7 +30,7 @@ class MemoryConnection:
         )
 
     def append(self, table: str, row: object) -> None:
-        """Add one row. Tables need no making."""
+        """Add one row. Tables need not be created."""
         self.extend(table, [row])
 
     def extend(self, table: str, rows: Iterable[object]) -> None:
