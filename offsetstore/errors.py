@@ -44,7 +44,7 @@
      |    +-- CommitUnknown          COMMIT was sent, and it can't be found out whether it happened
      |    +-- ProtocolMisuse         the transaction was used in an order that would break the guarantee
      |         +-- NestedTransaction, LockFirst, LockedTwice, LockInSavepoint,
-     |             Unadvanced, AdvanceMismatch, CommittedBehindOurBack
+     |             Unadvanced, AdvanceMismatch, UnexpectedCommit
      +-- MetadataError               metadata can't be serialized or read back, or is too large
      +-- SinkError
           +-- ColumnMismatch         the DataFrame does not fit the table; nothing was written
@@ -426,7 +426,7 @@ class AdvanceMismatch(ProtocolMisuse):
     default_next_step = "Pass plan[topic_partition].remaining."
 
 
-class CommittedBehindOurBack(ProtocolMisuse):
+class UnexpectedCommit(ProtocolMisuse):
     """The transaction was not ended by its block: there may be results without their offset."""
 
     default_next_step = (

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from offsetstore.errors import (
     AdvanceMismatch,
-    CommittedBehindOurBack,
     ConfigurationError,
     LockedTwice,
     LockFirst,
@@ -25,6 +24,7 @@ from offsetstore.errors import (
     StaleClaim,
     TransactionLost,
     Unadvanced,
+    UnexpectedCommit,
 )
 from offsetstore.postgres import errors
 from offsetstore.protocol import failpoints
@@ -300,7 +300,7 @@ class Transaction:
         if self._refused is not None:
             raise self._refused
         if self._plan is not None and not session.is_whole():
-            raise CommittedBehindOurBack(
+            raise UnexpectedCommit(
                 "the transaction, or its advance, was ended behind our back by a COMMIT or ROLLBACK inside it"
             )
         for tp, decision in (self._plan or {}).items():

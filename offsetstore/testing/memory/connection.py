@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from offsetstore.errors import CommittedBehindOurBack
+from offsetstore.errors import UnexpectedCommit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,19 +48,19 @@ class MemoryConnection:
     def commit(self) -> NoReturn:
         """Refuse, as on PostgreSQL.
 
-        :raises CommittedBehindOurBack: always: the transaction's block commits.
+        :raises UnexpectedCommit: always: the transaction's block commits.
         """
         self._refuse()
 
     def rollback(self) -> NoReturn:
         """Refuse, as on PostgreSQL.
 
-        :raises CommittedBehindOurBack: always: an exception rolls back.
+        :raises UnexpectedCommit: always: an exception rolls back.
         """
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise CommittedBehindOurBack("COMMIT or ROLLBACK was called on tx.connection")
+        raise UnexpectedCommit("COMMIT or ROLLBACK was called on tx.connection")
 
 
 class MemorySavepoint:
