@@ -3,26 +3,26 @@
 ::
 
     OffsetStoreError
-     +-- ConfigurationError          an argument, option or URL that can't be right
+     +-- ConfigurationError          an argument, option or URL is invalid
      |    +-- UnknownGroup           the store has no offsets of the group
-     |    +-- OffsetMoved            another offset is stored than the one that a reset is for
+     |    +-- OffsetMoved            the stored offset is not the one that the reset is for
      |    +-- UnsupportedQuery       Spark Connect, real-time mode, failOnDataLoss=false, ...
-     |    +-- MissingDependency      an optional extra that is not installed, or a Java that is missing
+     |    +-- MissingDependency      an optional extra is not installed, or Java is missing
      +-- StoreUnavailable            the database can't be reached, or refuses us
      +-- SchemaError
      |    +-- SchemaMissing          our tables are not there
-     |    +-- SchemaNotAtHead        they are there, at another revision
+     |    +-- SchemaNotAtHead        they are there, but at another revision
      +-- BrokerError
      |    +-- BrokerUnavailable      no answer from Kafka within the time allowed
-     |    +-- BrokerRefused          Kafka answers, and says no: credentials, permissions
-     |    |    +-- GroupHasMembers   Kafka lets us set no offsets of a group that has members
-     |    |    +-- MetadataRefused   not the text that is to be committed with an offset
+     |    +-- BrokerRefused          Kafka refused the request: credentials, permissions
+     |    |    +-- GroupHasMembers   Kafka sets no offsets of a group that has members
+     |    |    +-- MetadataRefused   Kafka can't take the text to be committed with an offset
      |    +-- TopicMissing           Kafka has no such topic
      +-- StartError                  where to start can't be decided safely
      |    +-- OffsetsDisagree        prefer="agree", and they don't
      |    +-- NoStartingOffset       auto_offset_reset="none", and neither has an offset
      |    +-- OffsetOutOfRange       the records to read next are not in the log
-     |    +-- TopicRecreated         the log is another one than the stored offset belongs to
+     |    +-- TopicRecreated         the log is not the one that the stored offset belongs to
      |    +-- WrongCluster           the broker belongs to another cluster
      |    +-- StoreRewound           Kafka has what we mirrored, and the database no longer has it
      |    +-- ForeignStore           Kafka has what another offsetstore mirrored
@@ -31,32 +31,32 @@
      |    +-- KafkaGroupInUse        on_members="refuse", and the group in Kafka has members
      |    +-- CheckpointAhead        a kept checkpoint is beyond the stored offset
      |    +-- CheckpointBehind       a kept checkpoint is below it, and the batch can't be cropped
-     |    +-- UncertainBatch         the checkpoint to adopt has a batch that may or may not have been written
+     |    +-- UncertainBatch         the last batch of the checkpoint to adopt may or may not have been written
      +-- ClaimError
      |    +-- StaleClaim             another claim took the group over; nothing was written
-     |    +-- GroupBusy              the group has a live owner, and takeover= does not allow to fence it
+     |    +-- GroupBusy              the group has a live owner, and takeover= does not allow fencing it
      |    +-- ClaimInUse             a second query on one claim
      |    +-- GroupRenamed           the group has another name now
      +-- TransactionError
      |    +-- OffsetGap              the range begins above the stored offset; nothing was written
-     |    +-- LockTimeout            a partition's row is locked by somebody else
+     |    +-- LockTimeout            a partition's row is locked by another transaction
      |    +-- TransactionLost        the transaction did not happen
      |    |    +-- ConnectionLost    the connection to the database broke
      |    |    +-- TransactionConflict  a deadlock, or a serialization failure
-     |    +-- CommitUnknown          COMMIT was sent, and whether it happened can't be found out
+     |    +-- CommitUnknown          COMMIT was sent, and it can't be found out whether it happened
      |    +-- ProtocolMisuse         the transaction was used in an order that would break the guarantee
      |         +-- NestedTransaction, LockFirst, LockedTwice, LockInSavepoint,
-     |             Unadvanced, AdvanceMismatch, CommittedBehindOurBack
-     +-- MetadataError               metadata that can't be serialized, read back, or is too large
+     |             Unadvanced, AdvanceMismatch, UnexpectedCommit
+     +-- MetadataError               metadata can't be serialized or read back, or is too large
      +-- SinkError
-          +-- ColumnMismatch         the DataFrame does not fit the table; no byte was written
-          +-- UnsafeTarget           a target that a crash empties, or that commits apart; no byte was written
+          +-- ColumnMismatch         the DataFrame does not fit the table; nothing was written
+          +-- UnsafeTarget           a target that a crash empties, or that commits separately; nothing was written
           +-- RowsRefused            a value or a row that the table can't hold
           +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
           +-- ExecutorEnvironment    Spark's executors lack the packages that write, or have other versions
 
 Each carries what was found, what was expected and the next step, as attributes and in its text, and the
-partition that it is about where there is one. Each pickles, so that it can cross a process boundary.
+partition if it is about one. Each can be pickled, to cross a process boundary.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class OffsetStoreError(Exception):
     """The root of the tree above.
 
     ``what`` says what happened, ``found`` and ``expected`` are values a program can look at, ``next_step`` tells a
-    person what to do. ``topic_partition`` is ``None`` where the error is not about one partition; ``doing`` then says
-    in which batch, of which ranges, or in whose claim it happened.
+    person what to do. ``topic_partition`` is ``None`` if the error is not about one partition; ``doing`` then says
+    in which batch, with which ranges or in which claim it happened.
     """
 
     next_step: str = ""
@@ -110,13 +110,13 @@ class OffsetStoreError(Exception):
         return f"{text}. {self.next_step}" if self.next_step else f"{text}."
 
     def while_(self, doing: str) -> None:
-        """Say what was being done, unless the error names a partition, or was told before."""
+        """Say what was being done, unless the error names a partition, or says it already."""
         if self.topic_partition is None and self.doing is None:
             self.doing = f"while {doing}"
             self.args = (self._text(),)
 
     def locate(self, topic_partition: TopicPartition) -> None:
-        """Say which partition it is about, unless the error does."""
+        """Say which partition the error is about, unless it says so already."""
         if self.topic_partition is None:
             self.topic_partition = topic_partition
             self.args = (self._text(),)
@@ -132,23 +132,23 @@ def _rebuild(cls: type[OffsetStoreError], what: str, fields: dict[str, Any]) -> 
 
 
 class ConfigurationError(OffsetStoreError):
-    """An argument, option or URL can't be right; nothing was contacted."""
+    """An argument, option or URL is invalid."""
 
 
 class UnknownGroup(ConfigurationError):
     """The store has no offsets of the group."""
 
-    default_next_step = "Correct the name; a group gets its rows from the first claim."
+    default_next_step = "Correct the name; a group's rows are made by its first claim."
 
 
 class OffsetMoved(ConfigurationError):
-    """Another offset is stored than the one that the reset is for; nothing was written."""
+    """The stored offset is not the one that the reset is for; nothing was written."""
 
-    default_next_step = "See what has moved it (the group's history, a job that ran since), and whether a reset is due."
+    default_next_step = "Find out what moved it (the group's history, a job that ran since), and whether to reset."
 
 
 class UnsupportedQuery(ConfigurationError):
-    """The streaming query is of a kind for which exactly-once can't be had; nothing was written."""
+    """Exactly-once is not possible with this kind of streaming query; nothing was written."""
 
 
 class MissingDependency(ConfigurationError):
@@ -162,7 +162,7 @@ class StoreUnavailable(OffsetStoreError):
 
 
 class SchemaError(OffsetStoreError):
-    """The database has not the tables this version works with."""
+    """The schema does not match this version of offsetstore."""
 
     default_next_step = "Run `offsetstore migrate`, with the same schema if one was given."
 
@@ -172,7 +172,7 @@ class SchemaMissing(SchemaError):
 
 
 class SchemaNotAtHead(SchemaError):
-    """The tables are there, at another revision than this version's."""
+    """The tables are there, but their revision is not this version's."""
 
 
 class BrokerError(OffsetStoreError):
@@ -186,13 +186,13 @@ class BrokerUnavailable(BrokerError):
 
 
 class BrokerRefused(BrokerError):
-    """Kafka answers, and says no: wrong credentials or missing permissions."""
+    """Kafka refused the request: wrong credentials or missing permissions."""
 
     default_next_step = "Check security.protocol, sasl.* and the ACLs of this principal; no job was fenced."
 
 
 class GroupHasMembers(BrokerRefused):
-    """The group in Kafka has members: another application or tool has subscribed with it. Its offsets are its own."""
+    """The group in Kafka has members: another application or tool has subscribed with it and owns its offsets."""
 
     default_next_step = (
         "Give this job a group of its own in Kafka (kafka_group=), or stop the other application; "
@@ -241,7 +241,7 @@ class OffsetOutOfRange(StartError):
 
 
 class TopicRecreated(StartError):
-    """The log is another one than the stored offset belongs to, or ends below it and may be another one."""
+    """The log is not the one that the stored offset belongs to, or ends below the offset and might be another one."""
 
     default_next_step = (
         "If the topic was recreated on purpose, start once with "
@@ -262,8 +262,8 @@ class StoreRewound(StartError):
     """
 
     default_next_step = (
-        'Restore the newer database; or read again what was lost: StartPolicy(on_rewound="stored"); or, if the results '
-        'are there, go on where Kafka says: on_rewound="kafka". A group that was renamed is claimed by its new name.'
+        'Restore the newer database; or read the lost records again: StartPolicy(on_rewound="stored"); or, if their '
+        'results are there, go on from Kafka\'s offset: on_rewound="kafka". Claim a renamed group by its new name.'
     )
 
 
@@ -271,28 +271,28 @@ class ForeignStore(StartError):
     """Kafka holds a copy of an offset that another offsetstore made for this group."""
 
     default_next_step = (
-        "Connect to the other database, or give this job a kafka_group of its own: two must not mirror to one group. "
+        "Connect to the other database, or give this job a kafka_group of its own: two can't mirror to one group. "
         "If the other database is gone, delete the group's offsets in Kafka."
     )
 
 
 class KafkaGroupShared(StartError):
-    """Kafka holds a copy of an offset that another group of this store made: two share one ``kafka_group``."""
+    """Kafka holds a copy of an offset that another group of this store made: both use one ``kafka_group``."""
 
     default_next_step = (
-        "Give each group a kafka_group of its own; left out, it is the group's own name. A group that was renamed is "
-        "claimed by its new name. If the other group is gone, delete the offsets in Kafka, or reset this group: "
+        "Give each group a kafka_group of its own (the default is the group's name). Claim a renamed group by its new "
+        "name. If the other group is gone, delete the offsets in Kafka, or reset this group: "
         "`offsetstore reset` makes the stored offsets count."
     )
 
 
 class KafkaGroupContested(StartError):
-    """Another application used the group in Kafka while the job ran; what it has committed is not adopted."""
+    """Another application used the group in Kafka while the job ran; its offsets are not adopted."""
 
     default_next_step = (
         "If the other application is still needed, give this job a group of its own in Kafka (kafka_group=). If not, "
-        'stop it, and start once with StartPolicy(prefer="stored"), which overwrites its offset. To go on at its '
-        "offset instead: offsetstore reset. The history says when it was seen."
+        'stop it, and start once with StartPolicy(prefer="stored"), which overwrites its offset. To go on from its '
+        "offset instead, use `offsetstore reset`. The history says when it was seen."
     )
 
 
@@ -308,20 +308,20 @@ class KafkaGroupInUse(StartError):
 class CheckpointAhead(StartError):
     """The kept checkpoint has committed batches beyond the stored offset; nothing was written."""
 
-    default_next_step = "Restore the newer database, or move the checkpoint away: the query then has an empty state."
+    default_next_step = "Restore the newer database, or move the checkpoint away to start with an empty state."
 
 
 class CheckpointBehind(StartError):
     """The kept checkpoint replays records that are in the results, and its batches can't be cropped."""
 
-    default_next_step = "Restore the newer checkpoint, or move it away: the query then starts with an empty state."
+    default_next_step = "Restore the newer checkpoint, or move it away to start with an empty state."
 
 
 class UncertainBatch(StartError):
-    """The last batch of the checkpoint to adopt began and has no commit: its results may be there or not."""
+    """The last batch of the checkpoint to adopt has no commit: its results may or may not have been written."""
 
     default_next_step = (
-        "Look into the results for records of that range. If they are there, claim with "
+        "Look in the results for records of that range. If they are there, claim with "
         'StartPolicy(on_uncertain="skip"), otherwise with on_uncertain="replay". The history records it.'
     )
 
@@ -333,11 +333,11 @@ class ClaimError(OffsetStoreError):
 class StaleClaim(ClaimError):
     """Another claim has taken over the group, or it was reset or renamed. Nothing of this transaction was written."""
 
-    default_next_step = "Stop this job: the group is no longer its own. To take it back, start the job anew."
+    default_next_step = "Stop this job: the group no longer belongs to it. To take it back, start the job again."
 
 
 class GroupBusy(ClaimError):
-    """The group has a live owner, and ``takeover`` does not allow to fence it."""
+    """The group has a live owner, and ``takeover`` does not allow fencing it."""
 
     default_next_step = 'Stop the other job, wait longer (takeover_timeout=), or take over with takeover="fence".'
 
@@ -349,34 +349,34 @@ class ClaimInUse(ClaimError):
 
 
 class GroupRenamed(ClaimError):
-    """The group has another name now, under which its offsets are."""
+    """The group has another name now, and its offsets are stored under it."""
 
-    default_next_step = "Give the job the new name; a job that is to begin anew takes a name that no group had."
+    default_next_step = "Claim it by the new name; to start afresh, use a name that no group has had."
 
 
 class TransactionError(OffsetStoreError):
-    """The transaction did not happen, but for `CommitUnknown`, where that is the question."""
+    """The transaction did not happen; with `CommitUnknown`, it is not known whether it did."""
 
 
 class OffsetGap(TransactionError):
     """The range begins above the stored offset: records in between would be lost. Nothing was written."""
 
     default_next_step = (
-        "Start the job from the stored offset: a new claim's starting_offsets gives it to Spark, in a new checkpoint: "
-        "claim.checkpoint(base). Another query's checkpoint would override it; adopt_checkpoint= takes it over."
+        "Start the job from the stored offset: give Spark a new claim's starting_offsets and a new checkpoint, "
+        "claim.checkpoint(base). Another query's checkpoint would override it; adopt_checkpoint= takes one over."
     )
 
 
 class LockTimeout(TransactionError):
     """A partition's row is locked by another transaction. Nothing was written."""
 
-    default_next_step = "See what the holder does (pg_stat_activity), or raise lock_timeout."
+    default_next_step = "See what the holder is doing (pg_stat_activity), or raise lock_timeout."
 
 
 class TransactionLost(TransactionError):
     """The transaction did not happen: the connection broke, or the database gave it up."""
 
-    default_next_step = "Repeat it, or use store.run, which does."
+    default_next_step = "Run it again, or use store.run, which does so by itself."
 
 
 class ConnectionLost(TransactionLost):
@@ -388,13 +388,16 @@ class TransactionConflict(TransactionLost):
 
 
 class CommitUnknown(TransactionError):
-    """COMMIT was sent, its answer was lost, and the rows no longer tell whether it happened."""
+    """COMMIT was sent, the answer was lost, and the rows no longer show whether it happened."""
 
-    default_next_step = "Start the job anew: it begins at what the database really holds."
+    default_next_step = "Start the job again: it begins at the offsets that the database holds."
 
 
 class ProtocolMisuse(TransactionError):
-    """The transaction was used in an order that would break the guarantee. Rolled back, unless its text says else."""
+    """The transaction was used in an order that would break the guarantee.
+
+    It was rolled back, unless the message says otherwise.
+    """
 
 
 class NestedTransaction(ProtocolMisuse):
@@ -404,13 +407,13 @@ class NestedTransaction(ProtocolMisuse):
 
 
 class LockFirst(ProtocolMisuse):
-    """Something was asked of the transaction that only holds under the partitions' locks."""
+    """``lock`` has to be called first: this is only safe under the partitions' locks."""
 
-    default_next_step = "Call tx.lock(ranges) first; tx.lock({}) where there is no range."
+    default_next_step = "Call tx.lock(ranges) first; tx.lock({}) if there are no ranges."
 
 
 class LockedTwice(ProtocolMisuse):
-    """``lock`` is called once in a transaction: two calls could take locks out of order."""
+    """``lock`` can be called only once in a transaction: two calls could take locks out of order."""
 
     default_next_step = "Lock all partitions of the transaction in one call."
 
@@ -422,7 +425,7 @@ class LockInSavepoint(ProtocolMisuse):
 
 
 class Unadvanced(ProtocolMisuse):
-    """A locked partition was left where it was: its results would be written again."""
+    """A locked partition was not advanced: its results would be written again."""
 
     default_next_step = "Call tx.advance for every partition that is not SKIP, or raise to roll back."
 
@@ -433,11 +436,11 @@ class AdvanceMismatch(ProtocolMisuse):
     default_next_step = "Pass plan[topic_partition].remaining."
 
 
-class CommittedBehindOurBack(ProtocolMisuse):
-    """The transaction was ended by something else than its block: results without their offset."""
+class UnexpectedCommit(ProtocolMisuse):
+    """The transaction was not ended by its block: there may be results without their offset."""
 
     default_next_step = (
-        "Remove the COMMIT or ROLLBACK from the code (or the procedure) that runs inside. What was written "
+        "Remove the COMMIT or ROLLBACK from the code (or procedure) that runs inside the block. What was written "
         "before a COMMIT may be there without its offset: remove it before the job runs again."
     )
 
@@ -447,28 +450,28 @@ class MetadataError(OffsetStoreError):
 
 
 class SinkError(OffsetStoreError):
-    """The micro-batch can't be written; nothing of it was."""
+    """The micro-batch can't be written, and nothing of it was."""
 
 
 class ColumnMismatch(SinkError):
-    """The DataFrame's columns don't fit the table's. No byte was written."""
+    """The DataFrame's columns don't fit the table's. Nothing was written."""
 
 
 class UnsafeTarget(SinkError):
-    """The target, or a partition of it, can't hold results as long as the stored offsets say so. No byte was written.
+    """The target, or a partition of it, could lose results that the stored offsets count. Nothing was written.
 
     It is UNLOGGED (a crash of the database empties it), temporary (it ends with its connection), or a foreign table
-    (its server commits apart).
+    (its server commits separately).
     """
 
 
 class RowsRefused(SinkError):
-    """The table can't hold a value or a row. Nothing of the batch was written but the records in ``stored``.
+    """The table can't hold a value or a row. Of the batch, only the records in ``stored`` were written.
 
-    ``table``, ``column``, ``constraint`` and ``sqlstate`` say which, as far as it is known; ``output`` is the name of
-    the sink's output. Values are never named. ``offsets`` is the range of ``topic_partition`` that the row was made of:
-    one offset, where that record is shown to be the cause. ``stored`` are the records before it, which were written,
-    with their offsets, in a transaction of their own: a reset to the offset behind the record skips that one alone.
+    ``table``, ``column``, ``constraint`` and ``sqlstate`` say which, as far as is known; ``output`` is the name of
+    the sink's output. Values are never shown. ``offsets`` is the range of ``topic_partition`` that the row was made of:
+    a single offset if that record is shown to be the cause. ``stored`` are the records before it, which were written,
+    with their offsets, in a transaction of their own: a reset to the next offset skips only the refused record.
     """
 
     default_next_step = "Correct or filter such rows in the transform."
@@ -503,10 +506,10 @@ class RowsRefused(SinkError):
         stored: Mapping[TopicPartition, OffsetRange],
         next_step: str,
     ) -> RowsRefused:
-        """Return the same error, of these records, which are all that the refused row can be made of.
+        """Return the same error for these records; the refused row was made of no others.
 
-        :param place: a sentence that tells them.
-        :param stored: the records that were written all the same.
+        :param place: a sentence that names them.
+        :param stored: the records that were written nevertheless.
         """
         rebuilt = copy(self)
         rebuilt.topic_partition, rebuilt.offsets = next(iter(ranges.items())) if len(ranges) == 1 else (None, None)

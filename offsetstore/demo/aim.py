@@ -1,4 +1,4 @@
-"""How far one run of a job is, by what it tells, and whether it is time to kill it."""
+"""How far one run of a job has come, by the events it reports, and whether it is time to kill it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Progress:
-    """Of one run. ``batch`` is the one that has begun and is not done, ``last`` the one that began last."""
+    """Progress of one run. ``batch`` is the one that has begun and is not done, ``last`` the one that began last."""
 
     begun: int = 0
     done: int = 0
     batch: Event | None = None
     last: Event | None = None
     seconds: float = 0.0
-    """How long the batch before took."""
+    """How long the previous batch took."""
     reached: str = ""
 
     def take(self, event: Event) -> None:
-        """Note what the job has told."""
+        """Note an event of the job."""
         match event.kind:
             case "begun":
                 self.begun += 1
@@ -42,13 +42,13 @@ class Progress:
                 pass
 
     def is_near(self, kill: Kill) -> bool:
-        """Whether the job runs in the batch in which it is to be killed, so that the moment has to be watched for."""
+        """Whether the job has reached the batch in which it is to be killed, and has to be watched closely."""
         return kill.meets_it_running and self.begun >= kill.nth and self.batch is not None
 
     def is_time(self, kill: Kill, jdbc_writes: Callable[[], bool]) -> bool:
         """Whether to send the signal now.
 
-        A random time is measured by the batch before. Where this batch is quicker than that, the next one is tried.
+        A random time is a share of the previous batch's. If this batch is quicker than that, the next one is tried.
         """
         if not kill.meets_it_running:
             return self.reached == kill.point

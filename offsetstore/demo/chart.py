@@ -22,7 +22,7 @@ _STEPS: Final = (1, 2, 2.5, 5, 10)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Seconds and flights to the picture's points; both jobs share it, or they could not be compared."""
+    """Converts seconds and flights to the picture's points; both jobs share it, to be compared."""
 
     seconds: float
     flights: int
@@ -103,7 +103,7 @@ def _kill(kill: Killed, scale: Scale) -> str:
 
 
 def _labels(last: Look, produced: int, scale: Scale) -> str:
-    """Name the end of the line, and the dashed one."""
+    """Label the end of the line, and the dashed line."""
     surplus = last.landed - produced
     words = f"{abs(surplus):,} too {'many' if surplus > 0 else 'few'}" if surplus else "as produced"
     x, y = scale.x(last.at) + 12, scale.y(last.landed) + 4

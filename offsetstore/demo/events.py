@@ -1,4 +1,4 @@
-"""What a job tells whoever watches it: one JSON object a line, on standard output."""
+"""The events that a job reports: one JSON object per line, on standard output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ranges: TypeAlias = "dict[str, tuple[int, int]]"
 class Event:
     """``started``: Spark runs, ``jvm`` is its process. ``begun`` and ``done``: a micro-batch. ``reached``: a point.
 
-    ``at`` is in seconds, of the system-wide monotonic clock.
+    ``at`` is in seconds of the system-wide monotonic clock.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ def parse_event(line: str) -> Event | None:
 
 
 def told(write: Write) -> Write:
-    """Wrap a function for ``foreachBatch`` so that it tells of each batch: its id, its ranges, and when it is done."""
+    """Wrap a function for ``foreachBatch`` so that it reports each batch: its id, its ranges, and when it is done."""
 
     def tell_and_write(batch: DataFrame, batch_id: int) -> None:
         ranges = RunningQuery.of(batch).ranges()
@@ -73,7 +73,7 @@ class Pauses:
         self._left = int(nth or 0)
 
     def reach(self, point: str) -> None:
-        """Stop here for ever, if this is the place and the time."""
+        """Stop here forever, if this is the point and the pass to stop at."""
         if point != self._wanted:
             return
         self._left -= 1

@@ -6,4 +6,4 @@ from offsetstore.errors import OffsetStoreError
 
 
 class DemoFailed(OffsetStoreError):
-    """The demo itself did not work; nothing is said about the jobs."""
+    """The demo itself failed; this says nothing about the jobs."""

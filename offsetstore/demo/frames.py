@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.demo.tables import COLUMNS, KEY
 
@@ -16,12 +16,12 @@ _SCHEMA = ", ".join(f"{name} {_TYPES[type_]}" for name, type_ in COLUMNS.items()
 
 
 def parse(batch: DataFrame) -> DataFrame:
-    """Make flights of Kafka's records."""
+    """Turn Kafka's records into flights."""
     return batch.select(F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight")).select("flight.*")
 
 
 def parse_with_coordinates(batch: DataFrame) -> DataFrame:
-    """Make flights, and keep where in Kafka each comes from."""
+    """Turn Kafka's records into flights, and keep their coordinates."""
     flight = F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight")
     return batch.select(flight, "_kafka").select("flight.*", "_kafka")
 

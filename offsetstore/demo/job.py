@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def transform(batch: DataFrame) -> dict[str, DataFrame]:
-    """Make what goes into each table."""
+    """Compute the rows for each table."""
     flights = parse(batch)
     return {"flights": flights, "carrier_delays": carrier_delays(flights)}
 

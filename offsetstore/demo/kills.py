@@ -36,7 +36,7 @@ _TARGETS: Final[tuple[Target, ...]] = ("process group", "Python alone")
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One SIGKILL to come: in which batch of its run (from 1), and for a random time how far into it (0 to 1)."""
+    """A planned SIGKILL: in which batch of its run (from 1), and for a random time how far into it (0 to 1)."""
 
     job: JobName
     point: str
@@ -45,7 +45,7 @@ class Kill:
     fraction: float
 
     def environment(self) -> dict[str, str]:
-        """Return what makes the job stop at the point; nothing where the signal meets it running."""
+        """Return the variables that make the job stop at the point; none if it is to be killed while it runs."""
         if self.point in failpoints.POINTS:
             # Both outputs are copied in; the flights come first.
             reached = 2 * self.nth - 1 if self.point == "in_copy" else self.nth
@@ -54,7 +54,7 @@ class Kill:
 
     @property
     def meets_it_running(self) -> bool:
-        """Whether the job does not stop by itself to be killed."""
+        """Whether the job is killed while it runs, rather than at a stop."""
         return self.point in {RANDOM, JDBC_WRITE}
 
 
@@ -62,9 +62,9 @@ class Kill:
 class Killed:
     """The evidence of one SIGKILL.
 
-    ``at`` counts seconds from the job's first start. ``exit_status`` is -9 where the process died by the signal.
+    ``at`` counts seconds from the job's first start. ``exit_status`` is -9 if the process died of the signal.
     ``in_batch`` is whether the batch had begun and was not done. ``jvm_lingered``: seconds that Spark's Java process
-    outlived Python; ``jvm_ended_by_demo``: it had to be ended.
+    outlived Python; ``jvm_ended_by_demo``: the demo had to end it.
     """
 
     number: int
@@ -88,8 +88,8 @@ class Killed:
 
 
 def plan(job: JobName, seed: int) -> list[Kill]:
-    """Put the job's four points into an order, and spread the targets over them: two of each."""
-    dice = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    """Put the job's four points in random order, and assign the targets to them: two of each."""
+    dice = random.Random(seed)  # noqa: S311 - repeatable, not secret
     order = dice.sample(range(4), 4)
     targets = dice.sample(_TARGETS * 2, 4)
     return [

@@ -1,7 +1,7 @@
-"""Both tables from one task: what the demo gives to `Execute` where each Kafka partition has its own transaction.
+"""Both tables from one task: the demo's function for `Execute` if each Kafka partition has its own transaction.
 
-The flights go in by COPY as they come. What they add up to is kept on the way, and added at the end in the order of
-its key, in which all tasks lock the rows that they share.
+The flights are copied in as they come. Their sums are collected on the way, and added at the end in the order of their
+key, so that all tasks lock shared rows in one order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def land(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def _counted(batches: Iterable[pa.RecordBatch], delays: list[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Pass the batches on, and put what each adds up to into ``delays``."""
+    """Pass the batches on, and put the sums of each into ``delays``."""
     for batch in batches:
         flights: Any = batch
         columns = {

@@ -1,4 +1,4 @@
-"""The report's page: one file, nothing loaded, legible by day and by night."""
+"""The report's page: one file that loads no others, in light and dark colours."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ small { color: var(--ink-3); }
 <h1>$title</h1>
 <p>$paragraph</p>
 $charts
-<section><div class="head"><h2>Counted against the CSV</h2></div><div class="scroll">$findings</div></section>
+<section><div class="head"><h2>Compared with the CSV</h2></div><div class="scroll">$findings</div></section>
 <section><div class="head"><h2>The kills</h2></div><div class="scroll">$kills</div></section>
 <small>$footer</small>
 </main></body>

@@ -35,11 +35,11 @@ _LISTEN_SECONDS = 2.0
 class JobProcess:
     """One run of a job.
 
-    A context manager that leaves nothing behind, however it is left: Python and Spark's Java process are killed if
-    they are still there.
+    A context manager that leaves nothing behind, however the block ends: Python and Spark's Java process are killed if
+    they still run.
 
     :param module: what ``python -m`` runs.
-    :param log: what the job prints goes there.
+    :param log: the file for what the job prints.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str], log: Path) -> None:
@@ -69,11 +69,11 @@ class JobProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """As `subprocess` has it: minus the signal; ``None`` while it runs."""
+        """As in `subprocess`: minus the signal; ``None`` while it runs."""
         return self._process.poll()
 
     def next_event(self, seconds: float) -> Event | None:
-        """Wait for what the job tells next."""
+        """Wait for the job's next event."""
         try:
             event = self._events.get(timeout=max(seconds, 0))
         except queue.Empty:
@@ -83,7 +83,7 @@ class JobProcess:
         return event
 
     def remaining_events(self) -> list[Event]:
-        """What it has told and nobody has taken, once all its processes have ended."""
+        """The events that are not yet taken, once all its processes have ended."""
         for listener in self._listeners:
             listener.join(_LISTEN_SECONDS)
         events: list[Event] = []
@@ -128,7 +128,7 @@ class JobProcess:
             end_process(self.jvm, seconds=_END_SECONDS)
 
     def _jvm_runs(self) -> bool:
-        # Its command line names our jars; a process id alone may be anybody's by now.
+        # Its command line names our jars; a process id alone may be another process's by now.
         return bool(self.jvm) and is_process_of(self.jvm, cache_directory())
 
     def _listen(self, stream: IO[str]) -> None:

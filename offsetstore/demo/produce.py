@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def produce_flights(bootstrap_servers: str, flights: Iterable[Flight]) -> None:
     """Create the topic, and produce each flight under its flight number.
 
-    :raises BrokerRefused: there is such a topic already.
+    :raises BrokerRefused: the topic exists already.
     :raises BrokerUnavailable: no answer.
     """
     create_topic(bootstrap_servers, TOPIC, partitions=PARTITIONS)
@@ -29,7 +29,7 @@ def produce_flights(bootstrap_servers: str, flights: Iterable[Flight]) -> None:
 def count_produced(bootstrap_servers: str) -> int:
     """Ask Kafka how many records there are: ends minus beginnings.
 
-    :raises TopicMissing: nobody has produced any.
+    :raises TopicMissing: there is no such topic.
     """
     view = Broker({"bootstrap.servers": bootstrap_servers}).view(GROUP, [TOPIC])
     return sum(log.end - log.beginning for log in view.topics[TOPIC].partitions.values())
@@ -43,7 +43,7 @@ def _records(flights: Iterable[Flight]) -> Iterator[Record]:
 def main() -> None:
     """Produce all flights, unless the topic has them.
 
-    :raises DemoFailed: it has some of them, from a run that was broken off.
+    :raises DemoFailed: it has only some of them, from an interrupted run.
     """
     servers = os.environ.get(BOOTSTRAP)
     if not servers:
@@ -55,7 +55,7 @@ def main() -> None:
         there = count_produced(servers)
     if there != ALL:
         raise DemoFailed(
-            f"the topic {TOPIC} has not the flights, each once",
+            f"the topic {TOPIC} does not have each flight once",
             found=f"{there:,} records",
             expected=f"{ALL:,}",
             next_step="Delete the topic.",

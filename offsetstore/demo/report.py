@@ -34,7 +34,7 @@ _HEADROOM: Final = 1.04
 
 
 def summary(produced: int, results: Results) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table at the end: what it counts, and a column for each job."""
+    """Header and rows of the table at the end: what it counts, and a column for each job."""
     figures = [_figures(produced, result) for result in results.values()]
     rows = [[name, *(f"{column[name]:,}" for column in figures)] for name in figures[0]]
     return ["", *(NAMES[job] for job in results)], rows

@@ -1,4 +1,4 @@
-"""What a job's runs came to, and whether that is the proof that the demo is for."""
+"""The result of a job's runs, and whether it is the proof that the demo is for."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 NAMES: Final[dict[JobName, str]] = {"offsetstore": "offsetstore", "at_least_once": "at-least-once"}
 KILLS: Final = 4
-"""At least so many, in mid-batch."""
+"""The least number of kills in mid-batch."""
 BATCHES: Final = 20
-"""At least so many, those not counted that were killed."""
+"""The least number of batches, not counting those that were killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Result:
 
     @property
     def looks_apart(self) -> int:
-        """How many looks saw another number of rows than the stored offsets say: none, where both change at once."""
+        """How many looks saw a number of rows that the stored offsets don't match: none, if both change at once."""
         return sum(look.landed != look.offsets for look in self.run.looks)
 
     @property
     def kills_in_batch(self) -> int:
-        """How many kills met a batch that had begun and was not done, and did end the process."""
+        """How many kills hit a batch that had begun and was not done, and ended the process."""
         return sum(kill.in_batch and kill.exit_status == -signal.SIGKILL for kill in self.run.kills)
 
     def as_json(self) -> dict[str, Any]:
@@ -62,9 +62,9 @@ Results: TypeAlias = Mapping["JobName", Result]
 
 
 def is_proven(produced: int, flights: int, results: Results) -> bool:
-    """Whether Kafka has all flights, the job was killed as often as it had to be, and nothing of it shows.
+    """Whether Kafka has all flights, the job was killed as often as required, and its results are exact.
 
-    The at-least-once job's figures are what they are; only its kills are asked for.
+    The at-least-once job's figures are not checked, only its kills.
     """
     killed = all(result.kills_in_batch >= KILLS for result in results.values())
     ours = results.get("offsetstore")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from offsetstore.demo.screen import Bar, Screen
     from offsetstore.demo.settings import Atomicity, Staging
 
-_EVERY: Final = 1000
+_INTERVAL: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Plan:
 
 
 def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName, Result]]:
-    """Run it. All that is started is stopped, whatever happens.
+    """Run it. All that is started is stopped, even after an error.
 
     :return: how many records Kafka has, and each job's result.
     :raises MissingDependency: no Java, no flights, or something can't be downloaded.
@@ -56,7 +56,7 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
     def notice(text: str) -> None:
         bar.show(0, text)
 
-    quick_conf(spark_conf(notice=notice), notice=notice)  # what the jobs need is fetched here, where it can be seen
+    quick_conf(spark_conf(notice=notice), notice=notice)  # fetch what the jobs need here, where it is shown
     with (
         tempfile.TemporaryDirectory(prefix="offsetstore-demo-") as checkpoints,
         PostgresServer() as postgres,
@@ -101,6 +101,6 @@ def _migrate(url: str) -> None:
 
 def _shown(flights: Iterable[Flight], bar: Bar) -> Iterator[Flight]:
     for number, flight in enumerate(flights):
-        if number % _EVERY == 0:
+        if number % _INTERVAL == 0:
             bar.show(number)
         yield flight

@@ -1,4 +1,4 @@
-"""What a person sees while it runs: bars that move at a terminal, a line now and then elsewhere."""
+"""What the demo shows while it runs: moving bars at a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LINE_SECONDS = 5.0
 
 
 class Bar(Protocol):
-    """How far something is."""
+    """The progress of one step."""
 
     def show(self, done: int, note: str = "") -> None:
-        """Move it; any thread may."""
+        """Move it; any thread may do so."""
         ...
 
     def end(self, note: str) -> None:
@@ -31,14 +31,14 @@ class Bar(Protocol):
 
 
 class Screen(Protocol):
-    """Where the demo speaks."""
+    """Where the demo prints."""
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
         ...
 
     def bar(self, name: str, total: int | None) -> Bar:
-        """Begin something; without a total, nobody knows how long it takes."""
+        """Begin a step; without a total, its length is not known."""
         ...
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def start_session(name: str) -> SparkSession:
-    """Start Spark, and tell in which process it runs, so that nobody need guess which one to end."""
+    """Start Spark, and report its process id, so that it is clear which process to end."""
     os.environ["SPARK_LAUNCHER_OPTS"] = QUICK
     session = local_session(name, extra_conf={**quick_conf(spark_conf()), "spark.sql.adaptive.enabled": "false"})
     context: Any = SparkContext

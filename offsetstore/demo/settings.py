@@ -1,4 +1,4 @@
-"""What the demo's parts agree on, and the settings that its jobs read from their environment."""
+"""What the demo's parts share, and the settings that its jobs read from their environment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TOPIC: Final = "flights"
 PARTITIONS: Final = 4
 GROUP: Final = "carrier-delays"
 BATCHES: Final = 24
-"""Into how many micro-batches the input is cut, about."""
+"""The number of micro-batches that the input is cut into, about."""
 JDBC_NAME: Final = "demo at-least-once"
-"""The ``application_name`` of Spark's JDBC writer, by which others see that it runs."""
+"""The ``application_name`` of Spark's JDBC writer, which shows others that it runs."""
 
 URL: Final = "OFFSETSTORE_URL"
 BOOTSTRAP: Final = "OFFSETSTORE_DEMO_BOOTSTRAP"
@@ -48,7 +48,7 @@ class JobSettings:
     def from_environment(cls) -> Self:
         """Read them.
 
-        :raises ConfigurationError: one of `REQUIRED` is not set, or the size of a batch is no number.
+        :raises ConfigurationError: one of `REQUIRED` is not set, or the size of a batch is not a number.
         """
         missing = sorted(name for name in REQUIRED if not os.environ.get(name))
         batch = os.environ.get(BATCH, _DEFAULT_BATCH)
@@ -66,7 +66,7 @@ class JobSettings:
         staging = os.environ.get(STAGING, "auto")
         if atomicity not in get_args(Atomicity) or staging not in get_args(Staging):
             raise ConfigurationError(
-                f"{ATOMICITY} or {STAGING} is no way of the sink",
+                f"{ATOMICITY} or {STAGING} has an unknown value",
                 found=f"{atomicity}, {staging}",
                 expected=f"{' or '.join(get_args(Atomicity))}, and {' or '.join(get_args(Staging))}",
             )

@@ -44,9 +44,9 @@ JOBS: Final = (
 
 @dataclass(slots=True)
 class Supervisor:
-    """Of one job.
+    """Runs and kills one job.
 
-    :param logs: a directory for what its runs print.
+    :param logs: a directory for the output of its runs.
     :param show: gets the number of flights that have landed, and a few words on how it goes.
     :param say: gets a sentence about each kill.
     """

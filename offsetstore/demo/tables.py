@@ -1,4 +1,4 @@
-"""The two jobs' tables, alike. Nothing in them is unique but the key of the sums: none hides a duplicate."""
+"""The two jobs' tables, which are alike. Only the key of the sums is unique, so that no duplicate is hidden."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS: Final = {
     "minute": "integer",
     "time_hour": "timestamptz",
 }
-"""Of a flight, with PostgreSQL's types."""
+"""The columns of a flight, with PostgreSQL's types."""
 
 KEY: Final = ("carrier", "year", "month")
 ADDED: Final = ("flights", "cancelled", "departure_delay", "arrival_delay")

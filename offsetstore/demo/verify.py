@@ -1,4 +1,4 @@
-"""Hold a job's tables against the ledger: what is missing, what is there twice, which sums are wrong."""
+"""Compare a job's tables with the ledger: what is missing, what is there twice, which sums are wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from offsetstore.demo.flights import CarrierMonth, Ledger
     from offsetstore.demo.tables import Tables
 
-# Whatever is not a flight of the ledger is surplus, too.
+# Rows that are not flights of the ledger are surplus, too.
 _COUNT = """
 SELECT count(*), count(DISTINCT flight_id) FILTER (WHERE flight_id BETWEEN 1 AND %s) FROM {flights}
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from offsetstore.demo.tables import Tables
 
 _SECONDS: Final = 0.5
-# One statement sees one snapshot. The topic begins at 0 in each partition, so that the sum of offsets counts records.
+# One statement sees one snapshot. The topic begins at 0 in each partition, so the sum of offsets counts records.
 _LOOK: Final = """
 SELECT (SELECT count(*) FROM {flights}),
        (SELECT coalesce(sum(next_offset), 0)::bigint FROM kafka_partitions WHERE consumer_group = %s AND topic = %s)

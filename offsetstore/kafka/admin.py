@@ -1,4 +1,4 @@
-"""Make topics and put records into them: for the demo, and for tests."""
+"""Create topics and produce records: for the demo, and for tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOW = 0
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record to be produced. Without a partition the key decides, without a timestamp (milliseconds) it is now."""
+    """One record to produce. Without a partition, the key decides; without a timestamp (milliseconds), it is now."""
 
     value: bytes | None
     key: bytes | None = None
@@ -40,8 +40,8 @@ def create_topic(
 ) -> None:
     """Create a topic, and wait until each of its partitions has a leader.
 
-    :param config: the topic's own settings, as ``{"cleanup.policy": "compact"}``.
-    :raises BrokerRefused: it exists, or the name or a setting can't be.
+    :param config: the topic's own settings, such as ``{"cleanup.policy": "compact"}``.
+    :raises BrokerRefused: it exists, or the name or a setting is invalid.
     :raises BrokerUnavailable: no answer.
     """
     admin = _admin(bootstrap_servers)
@@ -53,7 +53,7 @@ def create_topic(
 def delete_topic(bootstrap_servers: str, topic: str) -> None:
     """Delete a topic, and wait until it is gone, so that one of the same name can be created.
 
-    :raises BrokerRefused: there is none.
+    :raises BrokerRefused: there is no such topic.
     :raises BrokerUnavailable: no answer.
     """
     admin = _admin(bootstrap_servers)
@@ -66,7 +66,7 @@ def delete_topic(bootstrap_servers: str, topic: str) -> None:
 def create_partitions(bootstrap_servers: str, topic: str, *, total: int) -> None:
     """Give a topic more partitions, up to ``total``, and wait until each has a leader.
 
-    :raises BrokerRefused: there is no such topic, or it has as many already.
+    :raises BrokerRefused: there is no such topic, or it already has that many.
     :raises BrokerUnavailable: no answer.
     """
     admin = _admin(bootstrap_servers)
@@ -75,7 +75,7 @@ def create_partitions(bootstrap_servers: str, topic: str, *, total: int) -> None
 
 
 def delete_records(bootstrap_servers: str, topic: str, before: Mapping[int, int]) -> None:
-    """Let partitions' logs begin at an offset, as retention would.
+    """Remove the records below an offset from each partition, as retention would.
 
     :param before: partition to the first offset that stays.
     :raises BrokerRefused: there is no such partition or offset.
@@ -90,11 +90,11 @@ def delete_records(bootstrap_servers: str, topic: str, before: Mapping[int, int]
 def produce(
     bootstrap_servers: str, topic: str, records: Iterable[Record], *, settings: Mapping[str, Any] | None = None
 ) -> int:
-    """Produce the records in their order, wait until Kafka has them all, and return how many.
+    """Produce the records in order, wait until Kafka has them all, and return how many.
 
     :param settings: of librdkafka's producer, on top of ours.
-    :raises BrokerRefused: Kafka doesn't take one of them.
-    :raises BrokerUnavailable: no answer; some may be there.
+    :raises BrokerRefused: Kafka refuses one of them.
+    :raises BrokerUnavailable: no answer; some may have been written.
     """
     failed: list[KafkaError] = []
 
@@ -141,7 +141,7 @@ def produce(
 
 
 def _admin(bootstrap_servers: str) -> Any:
-    """Return an `AdminClient`, whose futures have no types. It must live until they are done."""
+    """Return an `AdminClient`, whose futures are untyped. It must live until they are done."""
     return AdminClient({"bootstrap.servers": bootstrap_servers, **_QUIET})
 
 
@@ -151,7 +151,7 @@ def _wait(future: Future[Any], doing: str) -> None:
     except KafkaException as error:
         raise broker_error(error.args[0], doing) from error
     except TimeoutError as error:
-        raise BrokerUnavailable(f"no answer from Kafka while {doing}", found=f"{_SECONDS:.0f} s of silence") from error
+        raise BrokerUnavailable(f"no answer from Kafka within {_SECONDS:.0f} s while {doing}") from error
 
 
 def _wait_for_leaders(admin: Any, topic: str, partitions: int) -> None:
@@ -165,5 +165,5 @@ def _wait_for_leaders(admin: Any, topic: str, partitions: int) -> None:
 
 def _look_again(deadline: float, what: str) -> None:
     if time.monotonic() > deadline:
-        raise BrokerUnavailable(what, found=f"{_SECONDS:.0f} s of waiting")
+        raise BrokerUnavailable(f"{what} after {_SECONDS:.0f} s")
     time.sleep(_LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""Kafka, as a job asks it: ids, log ends and a group's offsets, in a constant number of requests; and the mirror."""
+"""A job's view of Kafka: ids, log ends and a group's offsets, in a constant number of requests; and the mirror."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Of the time that is left of a call: for the client that is there, and for each new one but the last.
+# Shares of the time that a call has left: for the existing client, and for each new one but the last.
 _KEPT_SHARE: Final = 1 / 3
 _SHARES: Final = (1 / 2,)
 _LOOK_SECONDS: Final = 3.0
@@ -34,39 +34,39 @@ _MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in second
 
 
 class Broker:
-    """A cluster, reached through librdkafka with settings of one's own, or with those of Spark's reader (`from_spark`).
+    """A cluster, reached through librdkafka with your own settings, or with those of Spark's reader (`from_spark`).
 
-    The client is made at the first question, for this process: librdkafka's threads don't survive a fork, and a Broker
-    that was used before one refuses to be used after it. It may be shared between threads, which then wait for each
-    other. It does not pickle, since its settings can hold a password.
+    The client is made by the first request, for this process: librdkafka's threads don't survive a fork, and a Broker
+    that was used before a fork can't be used after it. Threads can share a Broker; they then wait for each other. It
+    can't be pickled, since its settings can hold a password.
     """
 
     def __init__(
         self, librdkafka_config: Mapping[str, Any], *, topics: Sequence[str] | None = None, timeout: float = 15.0
     ) -> None:
-        """Check what can be checked without a broker; librdkafka judges the settings at the first question.
+        """Check what can be checked without a broker; librdkafka checks the settings at the first request.
 
         :param librdkafka_config: librdkafka's names and values. ``isolation.level`` decides what counts as the end of a
-            log, and must be what the job reads with. Callbacks of the client (``oauth_cb``) are served while it asks.
-        :param topics: what `topics` answers.
-        :param timeout: seconds that one call may take, whatever happens.
-        :raises ConfigurationError: no address, a setting of Java's or Spark's, no possible timeout, no list of names.
+            log, and must be the one that the job reads with. The client's callbacks (``oauth_cb``) run during requests.
+        :param topics: the value of the property `topics`.
+        :param timeout: seconds that one call may take at most.
+        :raises ConfigurationError: no address, a setting of Java's or Spark's, an invalid timeout, no list of names.
         """
         self._settings = ClientSettings(librdkafka_config)
         self._topics = None if topics is None else topic_names(topics)
         self._assigned: Mapping[str, frozenset[int]] = {}
         if not 0 < timeout <= _MAX_TIMEOUT:
-            raise ConfigurationError("not a timeout", found=timeout, expected="seconds, above 0 and at most 3600")
+            raise ConfigurationError("timeout is out of range", found=timeout, expected="above 0 and at most 3600 s")
         self._timeout = timeout
         self._lock = Lock()
         self._client: Client | None = None
-        # Of their own, so that a mirror that waits for the group's coordinator does not delay a batch's question.
+        # Separate, so that a mirror that waits for the group's coordinator does not delay a batch's requests.
         self._committing = Lock()
         self._group_offsets: GroupOffsets | None = None
 
     @classmethod
     def from_spark(cls, options: Mapping[str, object], *, timeout: float = 15.0) -> Broker:
-        """Take the very mapping that goes to ``spark.readStream.format("kafka").options(**options)``.
+        """Take the same mapping that goes to ``spark.readStream.format("kafka").options(**options)``.
 
         :raises ConfigurationError: a setting that librdkafka has no counterpart for, or ``subscribePattern``.
         :raises UnsupportedQuery: ``failOnDataLoss=false``.
@@ -82,7 +82,7 @@ class Broker:
     def __reduce__(self) -> NoReturn:
         raise ConfigurationError(
             "a Broker can't be pickled: its settings can hold a password, and its client belongs to this process",
-            next_step="Make the Broker where it is used.",
+            next_step="Create the Broker where it is used.",
         )
 
     @property
@@ -94,21 +94,21 @@ class Broker:
         """Ask for ids, log ends and committed offsets; see `BrokerOffsets`.
 
         The end is the high watermark, because that is how far Spark reads; with ``isolation.level=read_committed`` it
-        is the last stable offset, because Spark then stops there. Where ``assign`` names partitions, the view holds
-        those alone.
+        is the last stable offset, because Spark then stops there. If ``assign`` names partitions, the view holds
+        only those.
 
         :raises ConfigurationError: no group, no topic, a negative timestamp, settings that librdkafka refuses, a fork.
         """
         names = topic_names(topics)
         if not group or not names:
             raise ConfigurationError(
-                "a view is of a group and of topics",
+                "a view needs a group and topics",
                 found=(group, names),
                 expected="a group's name and at least one topic",
             )
         if timestamp_ms is not None and timestamp_ms < 0:
             raise ConfigurationError(
-                "not a timestamp", found=timestamp_ms, expected="milliseconds since 1970, from 0 upwards"
+                "a timestamp can't be negative", found=timestamp_ms, expected="milliseconds since 1970"
             )
 
         def ask(client: Client, deadline: Deadline) -> BrokerView:
@@ -125,12 +125,12 @@ class Broker:
                 deadline,
             )
             beginnings, ends, *at = [{tp: info.offset for tp, info in answer.items()} for answer in found]
-            if at:  # asked side by side, so that a record may have come in between
+            if at:  # asked at the same time, so a record may have come in between
                 ends = {tp: max(end, at[0][tp]) for tp, end in ends.items()}
             logs = {topic: TopicLog(topic_id, {}, len(numbers[topic])) for topic, topic_id in ids.items()}
             for tp in partitions:
                 logs[tp.topic].partitions[tp.partition] = Watermarks(beginnings[tp], ends[tp])
-            # Kafka answers -1 where no record is that young.
+            # Kafka answers -1 if no record is that recent.
             timestamps = {tp: ends[tp] if at[0][tp] < 0 else at[0][tp] for tp in partitions} if at else None
             return BrokerView(
                 cluster_id=requests.cluster_id(cluster),
@@ -156,13 +156,13 @@ class Broker:
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Copy offsets to Kafka's group; see `BrokerOffsets`.
 
-        The connection is kept for the next call. It is not the one of `view` and `topic_ids`: neither waits for the
-        other.
+        The connection is kept for the next call. It is not the one of `view` and `topic_ids`, so that neither waits for
+        the other.
 
         :raises ConfigurationError: no group, settings that librdkafka refuses, a fork.
         """
         if not group:
-            raise ConfigurationError("offsets are committed for a group", found=repr(group), expected="a group's name")
+            raise ConfigurationError("no consumer group is given", found=repr(group), expected="a group's name")
         if not offsets:
             return
         self._with_group_offsets(group, lambda kept, deadline: kept.commit(offsets, deadline))
@@ -175,7 +175,7 @@ class Broker:
         :raises ConfigurationError: no group, settings that librdkafka refuses, a fork.
         """
         if not group:
-            raise ConfigurationError("offsets are committed for a group", found=repr(group), expected="a group's name")
+            raise ConfigurationError("no consumer group is given", found=repr(group), expected="a group's name")
         if not partitions:
             return {}
         return self._with_group_offsets(group, lambda kept, deadline: kept.committed(partitions, deadline))
@@ -183,7 +183,7 @@ class Broker:
     def has_members(self, group: str) -> bool:
         """Ask whether a consumer has joined the group; see `BrokerOffsets`.
 
-        Every broker is asked, since each knows the groups that it coordinates; one that is down costs three seconds.
+        Every broker is asked, since each knows only the groups it coordinates; one that is down costs three seconds.
         """
 
         def ask(client: Client, deadline: Deadline) -> bool:
@@ -209,14 +209,14 @@ class Broker:
                 self._group_offsets = GroupOffsets(self._settings, group)
             return use(self._group_offsets, deadline)
         except BaseException:
-            # An answer that comes later must not be taken for the next commit's, and wrong passwords lock accounts.
+            # A late answer must not be taken for the next commit's, and wrong passwords lock accounts.
             self._drop_group_offsets()
             raise
         finally:
             self._committing.release()
 
     def close(self) -> None:
-        """Drop the connections. The next question makes new ones."""
+        """Close the connections. The next request opens new ones."""
         self._refuse_after_fork()
         with self._lock:
             self._drop()
@@ -224,11 +224,11 @@ class Broker:
             self._drop_group_offsets()
 
     def _partitions(self, found: dict[str, list[int]]) -> list[TopicPartition]:
-        """Put the partitions in order, those alone that ``assign`` names if it does."""
+        """Sort the partitions; if ``assign`` names some, keep only those."""
         for topic, assigned in self._assigned.items():
             if gone := sorted(assigned - set(found.get(topic, assigned))):
                 raise TopicMissing(
-                    f"Kafka has no such partitions of {topic}: {', '.join(map(str, gone))}",
+                    f"Kafka does not have these partitions of {topic}: {', '.join(map(str, gone))}",
                     next_step="Correct `assign`; no job was fenced.",
                 )
         return sorted(
@@ -238,16 +238,16 @@ class Broker:
         )
 
     def _ask(self, asking: Callable[[Client, Deadline], _T], *, seconds: float | None = None) -> _T:
-        """Ask with the client that is there, and where it gets no answer in a third of the time, with a new one, twice.
+        """Ask with the existing client; if it gets no answer in a third of the time, try a new one, twice.
 
-        librdkafka asks the broker that it has once learnt to be the controller, and for minutes nobody else, also when
-        that one has died and the others of the cluster would answer. A new one can learn the same from a broker that
-        does not know it yet, for some seconds.
+        For minutes, librdkafka asks only the broker that it knows as the controller, even after that one has died and
+        the others of the cluster would answer. For some seconds, a new client can learn of the dead controller too,
+        from a broker that has not noticed yet.
         """
         deadline = Deadline.after(self._timeout if seconds is None else seconds)
         self._refuse_after_fork()
         if not self._lock.acquire(timeout=deadline.rest):
-            raise BrokerUnavailable(f"another thread's question to Kafka took more than {deadline.seconds:g} s")
+            raise BrokerUnavailable(f"another thread's request to Kafka took more than {deadline.seconds:g} s")
         try:
             for share in _SHARES if self._client is None else (_KEPT_SHARE, *_SHARES):
                 with suppress(BrokerUnavailable):
@@ -264,7 +264,7 @@ class Broker:
         except Missing as missing:
             raise _missing(missing, client.all_topics(deadline)) from None
         except BrokerError:
-            # It would go on trying in the background, and wrong passwords lock accounts; a new one starts afresh.
+            # It would go on trying in the background, and wrong passwords lock accounts; a new client starts afresh.
             self._drop()
             raise
 
@@ -285,7 +285,7 @@ class Broker:
                     "this Broker was used before a fork, and its client's threads live in the other process",
                     found=f"process {os.getpid()}",
                     expected=client.pid,
-                    next_step="Make a Broker in this process, or start processes with the spawn method.",
+                    next_step="Create a Broker in this process, or start processes with the spawn method.",
                 )
 
 

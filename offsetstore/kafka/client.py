@@ -1,4 +1,4 @@
-"""One librdkafka admin client: its life, its questions under a deadline, and the errors it reports beside them."""
+"""One librdkafka admin client: its lifetime, its requests under a deadline, and the errors it reports meanwhile."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ K = TypeVar("K", bound="Hashable")
 LOG: Final = logging.getLogger("offsetstore.kafka")
 LOG.addHandler(logging.NullHandler())
 
-_GLANCE: Final = 0.02  # seconds between two looks at the errors that librdkafka reports beside the answers
-BACKOFF: Final = 0.1  # seconds before the same question is asked again
-MISSING_GRACE: Final = 1.0  # seconds in which a topic that was created a moment ago becomes known to every broker
+_GLANCE: Final = 0.02  # seconds between two looks at the errors that librdkafka reports meanwhile
+BACKOFF: Final = 0.1  # seconds before the same request is sent again
+MISSING_GRACE: Final = 1.0  # seconds that a new topic may take to become known to every broker
 _SHOWN: Final = frozenset({"security.protocol", "sasl.mechanism", "sasl.mechanisms"})
 _NUMBERS: Final = (".ms", ".bytes")
 _PROPERTY: Final = re.compile(r'property:? "([^"]+)"|^(?:Failed to create \w+(?: client)?: )?([a-z.]+) failed')
@@ -38,7 +38,7 @@ _PROPERTY: Final = re.compile(r'property:? "([^"]+)"|^(?:Failed to create \w+(?:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """One moment that all the requests of one call share, on the monotonic clock."""
+    """A point on the monotonic clock, shared by all requests of one call."""
 
     seconds: float
     at: float
@@ -54,15 +54,15 @@ class Deadline:
         return max(0.0, self.at - time.monotonic())
 
     def part(self, share: float) -> Deadline:
-        """An earlier one, after that share of what is left; messages tell the seconds of the whole."""
+        """Return an earlier one, after this share of the time left; messages still give the whole call's seconds."""
         return Deadline(self.seconds, time.monotonic() + self.rest * share)
 
 
 @dataclass(frozen=True)
-class Question(Generic[K]):
-    """One call to the admin client that answers with futures.
+class Request(Generic[K]):
+    """One call to the admin client that returns futures.
 
-    ``ask`` gets the client and the seconds left. ``doing`` says in an error what was asked.
+    ``ask`` takes the client and the seconds left. ``doing`` says in an error what was requested.
     """
 
     doing: str
@@ -70,7 +70,7 @@ class Question(Generic[K]):
 
 
 class Missing(Exception):
-    """Kafka does not know these of the things it was asked about. `Broker` makes a `TopicMissing` of it."""
+    """Kafka does not know these topics or partitions. `Broker` turns it into `TopicMissing`."""
 
     def __init__(self, keys: list[Hashable]) -> None:
         super().__init__(keys)
@@ -93,53 +93,53 @@ class Client:
             refused = refused_setting(error, settings)
         else:
             return
-        raise refused  # outside of the handler: the cause's text can hold the setting's value
+        raise refused  # outside the handler: the cause's text can hold the setting's value
 
     def close(self) -> None:
-        """End the connections and librdkafka's threads, also while a traceback still holds this object."""
+        """End the connections and librdkafka's threads, even while a traceback still holds this object."""
         del self._admin
 
     def forget(self) -> None:
-        """Drop what was reported since the last question: it says nothing about the next one."""
+        """Drop what was reported since the last request: it says nothing about the next one."""
         self._admin.poll(0)
         self._reported.clear()
 
-    def answers(self, questions: list[Question[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
-        """Ask all of them at once, ask again what passes, and return the answers in the same order.
+    def answers(self, requests: list[Request[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
+        """Send all requests at once, repeat those with a passing error, and return the answers in the same order.
 
         :raises BrokerUnavailable: no answer by the deadline.
         :raises BrokerRefused: wrong credentials, as soon as librdkafka reports them, or no permission.
-        :raises Missing: a topic that is not there.
+        :raises Missing: a topic does not exist.
         """
         answers: dict[int, dict[Any, Any]] = {}
         started = time.monotonic()
-        while len(answers) < len(questions):
-            open_ = [number for number in range(len(questions)) if number not in answers]
-            asked = {number: questions[number].ask(self._admin, max(deadline.rest, 0.001)) for number in open_}
+        while len(answers) < len(requests):
+            open_ = [number for number in range(len(requests)) if number not in answers]
+            asked = {number: requests[number].ask(self._admin, max(deadline.rest, 0.001)) for number in open_}
             for number, futures in asked.items():
-                answer = self._gather(questions[number], futures, deadline, started)
+                answer = self._gather(requests[number], futures, deadline, started)
                 if answer is not None:
                     answers[number] = answer
-            if len(answers) < len(questions):
+            if len(answers) < len(requests):
                 self._pause(deadline)
-        return [answers[number] for number in range(len(questions))]
+        return [answers[number] for number in range(len(requests))]
 
     def all_topics(self, deadline: Deadline) -> list[str]:
-        """Every topic that this principal may see, for a hint; empty where Kafka does not say."""
+        """Every topic that this principal may see, for a hint; empty if Kafka does not say."""
         try:
             return list(self._admin.list_topics(timeout=deadline.rest).topics)
         except KafkaException:
             return []
 
     def _gather(
-        self, question: Question[K], futures: Mapping[K, Future[Any]], deadline: Deadline, started: float
+        self, request: Request[K], futures: Mapping[K, Future[Any]], deadline: Deadline, started: float
     ) -> dict[K, Any] | None:
-        """Collect the answers of one question; ``None`` if it has to be asked again."""
+        """Collect the answers of one request; ``None`` if it has to be sent again."""
         answer: dict[K, Any] = {}
         missing: list[Hashable] = []
         again = False
         for key, future in futures.items():
-            self._wait(future, question.doing, deadline)
+            self._wait(future, request.doing, deadline)
             failure = future.exception()
             if failure is None:
                 answer[key] = future.result()
@@ -152,7 +152,7 @@ class Client:
             elif in_time and (code in PASSING or code in MISSING):
                 again = True
             else:
-                raise no_answer(error, self._reported, question.doing, deadline.seconds)
+                raise no_answer(error, self._reported, request.doing, deadline.seconds)
         if missing:
             raise Missing(missing)
         return None if again else answer
@@ -171,7 +171,7 @@ class Client:
             self._serve("connecting")
 
     def _serve(self, doing: str) -> None:
-        """Run librdkafka's callbacks, in this thread: nothing else does, and wrong credentials come only this way."""
+        """Run librdkafka's callbacks in this thread: nothing else does, and only they report wrong credentials."""
         self._admin.poll(0)
         for error in self._reported:
             if error.code() in WRONG_CREDENTIALS:
@@ -179,11 +179,11 @@ class Client:
 
 
 def let_go(holder: list[Any]) -> None:
-    """End a consumer without waiting for it: librdkafka does not end one before its last request has been answered.
+    """End a consumer without waiting for it: librdkafka does not end one before its last request is answered.
 
-    That takes up to ``socket.timeout.ms``, a minute, where a broker is silent.
+    If a broker is silent, that takes up to ``socket.timeout.ms``, a minute.
 
-    :param holder: has the only reference to the consumer, and is emptied.
+    :param holder: holds the only reference to the consumer, and is emptied.
     """
     Thread(target=holder.clear, name="offsetstore-kafka-end", daemon=True).start()
 
@@ -195,7 +195,7 @@ def _kafka_error(error: BaseException) -> KafkaError:
 
 
 def refused_setting(error: Exception, settings: Mapping[str, Any]) -> ConfigurationError:
-    """Say which setting librdkafka refuses, without a value. Not to be raised from ``error``: its text can hold one."""
+    """Say which setting librdkafka refuses, not its value. Don't raise it from ``error``: that text can hold it."""
     cause = cast("object", error.args[0]) if error.args else None
     text = cause.str().strip() if isinstance(cause, KafkaError) else str(error)
     match = _PROPERTY.search(text)
@@ -203,7 +203,7 @@ def refused_setting(error: Exception, settings: Mapping[str, Any]) -> Configurat
     # librdkafka repeats values in its texts, and a value can be a password.
     hidden = (str(value) for name, value in settings.items() if name not in _SHOWN and not name.endswith(_NUMBERS))
     if any(value and value in text for value in hidden):
-        text = "a value that it can't take"
+        text = "a value that it does not accept"
     return ConfigurationError(
         f"librdkafka refuses the setting {key}" if key else "librdkafka refuses the settings",
         found=text,

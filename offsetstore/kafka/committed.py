@@ -1,6 +1,6 @@
-"""What a group has committed, read as a consumer that never joins.
+"""What a group has committed, read by a consumer that never joins it.
 
-The admin client could be asked too, but not while the group's coordinator is starting or moves, which is just after a
+The admin client can read it too, but not while the group's coordinator is starting or moving, as it does just after a
 broker's restart, when jobs start as well: librdkafka then ends the whole process
 (https://github.com/confluentinc/librdkafka/issues/5040), or does not look for the coordinator again. A consumer does.
 """
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from offsetstore.kafka.client import Deadline
     from offsetstore.kafka.settings.librdkafka import ClientSettings
 
-# Seconds for the first try, doubled with each: between two of them we see what was refused.
+# Seconds for the first attempt, doubled for each further one: only between two of them do we see what was refused.
 _FIRST_PATIENCE: Final = 0.5
 FINAL: Final = WRONG_CREDENTIALS | {ck.KafkaError.GROUP_AUTHORIZATION_FAILED}
-"""Codes that are reported beside the answer, which then never comes."""
+"""Codes that are reported separately; the answer then never comes."""
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
 
 
 def consumer_config(settings: ClientSettings, group: str, reported: deque[ck.KafkaError]) -> dict[str, Any]:
     """The settings of a consumer that never joins the group: it only reads and writes the group's offsets.
 
-    :param reported: gets what librdkafka reports beside its answers.
+    :param reported: collects the errors that librdkafka reports apart from its answers.
     """
     return {
         "logger": LOG,
@@ -51,16 +51,16 @@ def committed_offsets(
 ) -> dict[TopicPartition, CommittedOffset]:
     """Read the group's offsets of these partitions in one request; a partition without one is left out.
 
-    With ``read_committed``, offsets that an open transaction is about to commit are waited for, as a consumer does.
+    With ``read_committed``, it waits for offsets that an open transaction is about to commit, as a consumer does.
 
     :raises BrokerUnavailable: no answer by the deadline.
-    :raises BrokerRefused: Kafka says no.
+    :raises BrokerRefused: Kafka refuses the request.
     """
     reported: deque[ck.KafkaError] = deque(maxlen=100)
     consumer = ck.Consumer(consumer_config(settings, group, reported))
     try:
         return read_with(consumer, partitions, Doing(f"reading the offsets of group {group}"), reported, deadline)
-    finally:  # it is let go, not closed: there is no group to leave
+    finally:  # let go, not closed: there is no group to leave
         holder = [consumer]
         del consumer
         let_go(holder)
@@ -73,11 +73,11 @@ def read_with(
     reported: deque[ck.KafkaError],
     deadline: Deadline,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """As `committed_offsets`, with a consumer of `consumer_config` that is there already."""
+    """Like `committed_offsets`, with an existing consumer that has `consumer_config`."""
     asked = [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]
     patience = _FIRST_PATIENCE
     while True:
-        # What the consumer has to say beside the answer comes only this way, and so do callbacks such as oauth_cb.
+        # Only poll() delivers the errors that the consumer reports separately, and runs callbacks such as oauth_cb.
         if (message := consumer.poll(0)) is not None and (said := message.error()) is not None:
             reported.append(said)
         if refused := next((each for each in reported if each.code() in FINAL), None):
@@ -108,11 +108,11 @@ def _ask(
 
 
 def _text(committed: ck.TopicPartition) -> str | None:
-    """What was committed beside the offset; Kafka does not tell no text from an empty one.
+    """The text that was committed with the offset; Kafka does not distinguish no text from an empty one.
 
-    confluent-kafka reads until a zero byte, which ends the texts that it has written itself, and those alone: of a text
-    of Java's it can show more than there is, or nothing that can be decoded
-    (https://github.com/confluentinc/librdkafka/issues/4649). So a text that counts must say where it ends.
+    confluent-kafka reads up to a zero byte, but only the texts that it wrote itself end with one: of a text that Java
+    wrote, it can return more than there is, or bytes that can't be decoded
+    (https://github.com/confluentinc/librdkafka/issues/4649). So a text that matters must say where it ends.
     """
     try:
         return committed.metadata or None

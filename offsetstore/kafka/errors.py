@@ -1,4 +1,4 @@
-"""From librdkafka's error codes to our errors: what is worth another try, who must act, and on what."""
+"""librdkafka's error codes as our errors: which are worth another try, and what to do about the others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 MISSING: Final = frozenset({
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.TOPIC_EXCEPTION,  # a name that no topic can have
-    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- librdkafka's own codes are public, their names begin so
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- librdkafka's own codes are public in spite of the underscore
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
 })  # fmt: skip
-"""Codes that say: no such topic. Right after its creation a topic is not known to every broker, so they can pass."""
+"""Codes for a missing topic. They can pass: right after its creation, not every broker knows the topic."""
 
 PASSING: Final = frozenset({
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -39,7 +39,7 @@ PASSING: Final = frozenset({
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._WAIT_COORD,  # noqa: SLF001
 })  # fmt: skip
-"""Codes of a cluster that is starting, moving a leader or a coordinator: the same question is asked again."""
+"""Codes of a cluster that is starting, moving a leader or a coordinator: the same request is sent again."""
 
 WRONG_CREDENTIALS: Final = frozenset({
     KafkaError._AUTHENTICATION,  # noqa: SLF001
@@ -47,7 +47,7 @@ WRONG_CREDENTIALS: Final = frozenset({
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
     KafkaError.ILLEGAL_SASL_STATE,
 })  # fmt: skip
-"""Codes that another try does not change; librdkafka itself would try for ever."""
+"""Codes that another try does not change; librdkafka itself would try forever."""
 
 _SILENCE: Final = frozenset({
     KafkaError._TIMED_OUT,  # noqa: SLF001
@@ -66,10 +66,10 @@ _NO_ACL: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What was asked of Kafka, for the errors that say no to it.
+    """What was requested of Kafka, for error messages.
 
-    ``what`` says it as a person would: "reading the offsets of group billing". ``permission`` is the operation that
-    Kafka's ACLs must allow, and ``harmless`` says what has not happened to the user's job.
+    ``what`` says it in plain words: "reading the offsets of group billing". ``permission`` is the operation that
+    Kafka's ACLs must allow, and ``harmless`` says what did not happen to the user's job.
     """
 
     what: str
@@ -81,7 +81,7 @@ class Doing:
 
 
 def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
-    """Translate an answer that no further try will change."""
+    """Translate an error that another try will not change."""
     doing = _doing(doing)
     code = error.code()
     if code in WRONG_CREDENTIALS:
@@ -92,7 +92,7 @@ def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
         )
     if code in _NO_ACL:
         return BrokerRefused(
-            f"Kafka refused {doing}",
+            f"Kafka refused a request while {doing}",
             found=describe(error),
             next_step=f"Allow this principal to {doing.permission} the {_NO_ACL[code]}; {doing.harmless}.",
         )
@@ -101,9 +101,9 @@ def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
     # Kafka's own codes are positive, librdkafka's are negative.
     if code > 0 and code not in PASSING:
         return BrokerRefused(
-            f"Kafka refused {doing}",
+            f"Kafka refused a request while {doing}",
             found=describe(error),
-            next_step=f"Look the code up in Kafka's protocol guide, and at the broker's log; {doing.harmless}.",
+            next_step=f"Look up the code in Kafka's protocol guide, and see the broker's log; {doing.harmless}.",
         )
     return BrokerUnavailable(
         f"no answer from Kafka while {doing}",
@@ -116,9 +116,8 @@ def _no_tls(error: KafkaError, doing: Doing) -> BrokerRefused:
     return BrokerRefused(
         "no TLS connection to Kafka",
         found=describe(error),
-        next_step="Check security.protocol, the certificate authorities, the host's name, and whether the "
-        "broker asks for a "
-        f"client's certificate; {doing.harmless}.",
+        next_step="Check security.protocol, the certificate authorities, the host name, and whether the broker "
+        f"requires a client certificate; {doing.harmless}.",
     )
 
 
@@ -127,14 +126,14 @@ def _doing(given: Doing | str) -> Doing:
 
 
 def describe(error: KafkaError) -> str:
-    """Name and text: librdkafka's texts hold addresses and reasons, no settings."""
+    """Return name and text; librdkafka's texts hold addresses and reasons, no settings."""
     return f"{error.name()}: {error.str().strip()}"
 
 
 def no_answer(
     error: KafkaError | None, reported: Iterable[KafkaError], doing: Doing | str, seconds: float
 ) -> BrokerError:
-    """Translate a failed answer, or none: what librdkafka reported beside it tells more than "timed out" does.
+    """Translate an error, or a missing answer: what librdkafka reported meanwhile says more than "timed out".
 
     :param seconds: how long the whole call was allowed to take.
     """

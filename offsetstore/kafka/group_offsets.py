@@ -1,8 +1,8 @@
-"""Stored offsets copied to Kafka's group, and what is there before, by a consumer that never joins it.
+"""Read a group's offsets in Kafka, and copy stored ones there, with a consumer that never joins the group.
 
-To commit without a member's id is what Kafka allows while a group has no members, and how its own tools set offsets.
-librdkafka's synchronous commit waits for as long as it takes when the coordinator does not answer; the asynchronous one
-and its callback leave the waiting, and its end, to us.
+Kafka allows commits without a member id while a group has no members; its own tools set offsets this way. If the
+coordinator does not answer, librdkafka's synchronous commit waits without a limit; with the asynchronous one and its
+callback, we can stop waiting.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from offsetstore.kafka.settings.librdkafka import ClientSettings
     from offsetstore.offsets import CommittedOffset
 
-_GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports beside the answer
+_GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports meanwhile
 _KEPT_MS: Final = 100
 _HAS_MEMBERS: Final = frozenset({
     ck.KafkaError.UNKNOWN_MEMBER_ID,
@@ -45,7 +45,7 @@ _HAS_MEMBERS: Final = frozenset({
     ck.KafkaError.NON_EMPTY_GROUP,
 })  # fmt: skip
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
-_HARMLESS: Final = "the stored offsets are as they were"
+_HARMLESS: Final = "the stored offsets are unchanged"
 
 
 class GroupOffsets:
@@ -62,7 +62,7 @@ class GroupOffsets:
         config = {
             **consumer_config(settings, group, self._reported),
             "on_commit": self._on_commit,
-            # How long librdkafka keeps a commit, and can't be ended, while it looks for the group's coordinator.
+            # How long librdkafka holds a commit, and can't be ended, while it looks for the group's coordinator.
             "group.protocol": "classic",
             "session.timeout.ms": _KEPT_MS,
         }
@@ -72,10 +72,10 @@ class GroupOffsets:
             refused = refused_setting(error, settings.config)
         else:
             return
-        raise refused  # outside of the handler: the cause's text can hold the setting's value
+        raise refused  # outside the handler: the cause's text can hold the setting's value
 
     def close(self) -> None:
-        """End the connections, also while a traceback still holds this object. There is no group to leave."""
+        """End the connections, even while a traceback still holds this object. There is no group to leave."""
         holder = [self._consumer]
         del self._consumer
         let_go(holder)
@@ -83,7 +83,7 @@ class GroupOffsets:
     def committed(
         self, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Read what Kafka has, in one request. After an error this object has to be closed.
+        """Read what Kafka has, in one request. After an error, close this object.
 
         :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.committed_offsets` says.
         """
@@ -92,9 +92,9 @@ class GroupOffsets:
         return read_with(self._consumer, partitions, doing, self._reported, deadline)
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
-        """Commit all of them in one request, again if what stands in the way passes.
+        """Commit all of them in one request, and repeat it after a passing error.
 
-        After an error this object has to be closed: an answer may be under way.
+        After any other error, close this object: an answer may still be under way.
 
         :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.commit` says.
         """
@@ -121,7 +121,7 @@ class GroupOffsets:
         except ck.KafkaException as error:
             return error.args[0], []
         while not self._answers:
-            # The answer and what is reported beside it come only this way, and so do callbacks such as oauth_cb.
+            # Only poll() delivers the answer and separately reported errors, and runs callbacks such as oauth_cb.
             message = self._consumer.poll(min(_GLANCE, deadline.rest))
             if message is not None and (said := message.error()) is not None:
                 self._reported.append(said)
@@ -147,7 +147,7 @@ class GroupOffsets:
             longest = max(offsets, key=lambda tp: len(offsets[tp].metadata or ""))
             size = len(offsets[longest].metadata or "")
             return MetadataRefused(
-                "Kafka does not take a text as long as that with an offset",
+                "the text is too long for Kafka to store with an offset",
                 topic_partition=longest,
                 found=f"{size} characters",
             )
@@ -155,14 +155,14 @@ class GroupOffsets:
             return GroupHasMembers(
                 f"Kafka does not let us set the offsets of group {self.group}, because the group has members",
                 found=found,
-                next_step="Some consumer has subscribed with this group.id: another application, or a tool such as "
+                next_step="A consumer has subscribed with this group.id: another application, or a tool such as "
                 f"kafka-console-consumer. `kafka-consumer-groups --describe --members --group {self.group}` shows it, "
                 f"with its address. Stop it, or give this job a group of its own in Kafka; {_HARMLESS}.",
             )
         if code in MISSING:
             named = [TopicPartition(tp.topic, tp.partition) for tp in partitions if tp.error is not None]
             return TopicMissing(
-                "Kafka does not have one of the partitions whose offsets are to be committed",
+                "Kafka does not have all the partitions whose offsets are to be committed",
                 found=", ".join(map(str, named)),
                 next_step=f"Create the topic; {_HARMLESS}.",
             )
@@ -174,10 +174,10 @@ def _partition(tp: TopicPartition, offset: CommittedOffset) -> ck.TopicPartition
         return ck.TopicPartition(tp.topic, tp.partition, offset.next_offset)
     try:
         return ck.TopicPartition(tp.topic, tp.partition, offset.next_offset, metadata=offset.metadata)
-    except ValueError as error:  # Unicode's errors are among them
+    except ValueError as error:  # UnicodeError is one
         raise MetadataRefused(
-            "a text can't be sent to Kafka with an offset",
+            "the text can't be sent to Kafka with an offset",
             topic_partition=tp,
             found=str(error),
-            next_step="Leave out NUL characters and halves of surrogate pairs.",
+            next_step="Remove NUL characters and unpaired surrogates.",
         ) from None

@@ -1,4 +1,4 @@
-"""What is asked, and the answers in our own nouns: the one place where librdkafka's untyped results come in."""
+"""Requests to Kafka, and the answers in our own types: only this module handles librdkafka's untyped results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
 
-from offsetstore.kafka.client import Question
+from offsetstore.kafka.client import Request
 from offsetstore.offsets import TopicPartition
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _OffsetSpec: Final[Any] = cast("Any", ck_admin).OffsetSpec  # public, but not marked as exported
-_ZERO_ID: Final = str(ck.Uuid(0, 0))  # what a broker answers that is older than topic ids
+_ZERO_ID: Final = str(ck.Uuid(0, 0))  # the answer of a broker that is older than topic ids
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 
 EARLIEST: Final[Any] = _OffsetSpec.earliest()
@@ -27,13 +27,13 @@ def at(timestamp_ms: int) -> Any:
     return _OffsetSpec.for_timestamp(timestamp_ms)
 
 
-def cluster() -> Question[str]:
+def cluster() -> Request[str]:
     """Which cluster this is; one answer, under the key ``cluster``."""
 
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
         return {"cluster": admin.describe_cluster(request_timeout=seconds)}
 
-    return Question("asking for the cluster's id", ask)
+    return Request("asking for the cluster's id", ask)
 
 
 def cluster_id(answer: Mapping[str, Any]) -> str | None:
@@ -41,45 +41,45 @@ def cluster_id(answer: Mapping[str, Any]) -> str | None:
     return answer["cluster"].cluster_id
 
 
-def topics(names: Sequence[str]) -> Question[str]:
+def topics(names: Sequence[str]) -> Request[str]:
     """Ids and partitions, by topic."""
 
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
         return admin.describe_topics(ck.TopicCollection(list(names)), request_timeout=seconds)
 
-    return Question(f"describing {', '.join(names)}", ask)
+    return Request(f"describing {', '.join(names)}", ask)
 
 
 def topic_id(description: Any) -> str | None:
-    """The id in Kafka's own spelling: 22 characters of the base64 that suits URLs, where librdkafka uses the other."""
+    """The id as Kafka writes it: 22 characters of URL-safe base64; librdkafka uses the standard alphabet."""
     text = str(description.topic_id).translate(_URL_SAFE)
     return None if text == _ZERO_ID else text
 
 
 def partition_numbers(description: Any) -> list[int]:
-    """Every partition's number, with a leader or without."""
+    """Every partition's number, whether or not it has a leader."""
     return [info.id for info in description.partitions]
 
 
-def groups() -> Question[str]:
+def groups() -> Request[str]:
     """The state of every group that this principal may see; one answer, under the key ``groups``.
 
-    Each broker tells of the groups that it coordinates. To describe one group, or to read its offsets, the admin client
-    looks for the coordinator, and ends the whole process where that is starting or moves: docs/decisions/0010.
+    Each broker reports the groups that it coordinates. To describe one group, or to read its offsets, the admin client
+    looks for the coordinator, and ends the whole process if that is starting or moving: docs/decisions/0010.
     """
 
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
         return {"groups": admin.list_consumer_groups(request_timeout=seconds)}
 
-    return Question("looking for members of the group", ask)
+    return Request("looking for members of the group", ask)
 
 
 def has_members(answer: Mapping[str, Any], group: str) -> bool | ck.KafkaError:
-    """What `groups` says of one; an error where a broker did not answer and none of the others knows the group."""
+    """Whether `groups` shows members of the group; an error if a broker did not answer and no other knows the group."""
     for each in answer["groups"].valid:
         if each.group_id == group:
-            # A group that only has offsets, like our copies, has no members; brokers before 2.6 tell no state of it.
-            # A state that librdkafka has no name for is one of the newer protocols', of a group that is not empty.
+            # A group that only has offsets, like our copies, has no members; brokers before 2.6 report no state for it.
+            # A state that librdkafka has no name for belongs to a newer protocol, and to a group that is not empty.
             return not each.is_simple_consumer_group and each.state not in {
                 ck.ConsumerGroupState.EMPTY,
                 ck.ConsumerGroupState.DEAD,
@@ -87,7 +87,7 @@ def has_members(answer: Mapping[str, Any], group: str) -> bool | ck.KafkaError:
     return next(iter(answer["groups"].errors), False)
 
 
-def offsets(partitions: Sequence[TopicPartition], spec: Any, *, read_committed: bool) -> Question[TopicPartition]:
+def offsets(partitions: Sequence[TopicPartition], spec: Any, *, read_committed: bool) -> Request[TopicPartition]:
     """One offset of each partition; librdkafka sends one request to each leader, however many partitions it leads."""
 
     def ask(admin: Any, seconds: float) -> Mapping[TopicPartition, Future[Any]]:
@@ -96,4 +96,4 @@ def offsets(partitions: Sequence[TopicPartition], spec: Any, *, read_committed: 
         asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
         return {TopicPartition(tp.topic, tp.partition): future for tp, future in asked.items()}
 
-    return Question(f"reading the log ends of {', '.join(sorted({tp.topic for tp in partitions}))}", ask)
+    return Request(f"reading the log ends of {', '.join(sorted({tp.topic for tp in partitions}))}", ask)

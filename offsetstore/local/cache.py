@@ -1,4 +1,4 @@
-"""Where the local stack keeps what it has downloaded, and what it remembers."""
+"""Where the local stack keeps its downloads and its state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Generator[None]:
-    """Hold a file's lock: one process at a time, given back by the system whatever happens to us."""
+    """Hold a file's lock: one process at a time; the system releases it even if the process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -9,18 +9,18 @@ from offsetstore.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 
-# Below the ephemeral range of Linux (32768) and macOS (49152). A port out of that range can be taken by any outgoing
-# connection while our server restarts, even by a client of ours that retries and then is connected to itself.
+# Below the ephemeral range of Linux (32768) and macOS (49152). An ephemeral port can be taken by any outgoing
+# connection while our server restarts, even by our own client, which retries and is then connected to itself.
 _FIRST, _LAST = 20_000, 32_000
 _ATTEMPTS = 100
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on now.
+    """Find a port that is free now.
 
-    Nobody reserves it: whoever starts a server on it must be ready to be told that it is taken.
+    It is not reserved: the server that is started on it may still find it taken.
 
-    :raises ConfigurationError: where the loopback gives us none.
+    :raises ConfigurationError: the loopback has none.
     """
     for _ in range(_ATTEMPTS):
         port = _FIRST + secrets.randbelow(_LAST - _FIRST)
@@ -30,12 +30,12 @@ def free_port() -> int:
         "no free TCP port on the loopback",
         found=f"{_ATTEMPTS} ports in use",
         expected=f"one between {_FIRST} and {_LAST}",
-        next_step="See what listens there (`ss -ltn`), and that this process may open sockets.",
+        next_step="Check what listens there (`ss -ltn`), and that this process may open sockets.",
     )
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could bind the port. A connection of an earlier server that still closes does not count."""
+    """Whether a server could bind the port. An earlier server's connections that are still closing do not count."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def tail(path: Path, *, lines: int = 20) -> str:
-    """Return the last lines; nothing where there is no file."""
+    """Return the last lines; an empty text if there is no file."""
     try:
         text = path.read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes that outlive the one that started them: is it still that one, and end it."""
+"""Processes that outlive the one that started them: recognize them, and end them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LOOK_SECONDS = 0.05
 def is_process_of(pid: int, directory: Path) -> bool:
     """Whether the process runs and is the server that keeps its files there.
 
-    A process id alone says little: after a reboot it may be anybody's.
+    A process id alone says little: after a reboot it may be another process's.
     """
     _reap(pid)
     return str(directory) in _command_line(pid)
 
 
 def end_process(pid: int, *, seconds: float) -> None:
-    """Ask a process to stop and wait for it; kill it when the time is over."""
+    """Ask a process to stop and wait for it; kill it after that time."""
     deadline = time.monotonic() + seconds
     how = signal.SIGTERM
     while True:
@@ -49,8 +49,8 @@ def _runs(pid: int) -> bool:
 
 
 def _reap(pid: int) -> None:
-    """Take leave of a child of ours that has ended; else it would seem to run."""
-    with suppress(ChildProcessError):  # it is none
+    """Reap a child of ours that has ended; otherwise it would seem to run."""
+    with suppress(ChildProcessError):  # not a child of ours
         os.waitpid(pid, os.WNOHANG)
 
 
@@ -60,7 +60,7 @@ def _command_line(pid: int) -> str:
             return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             return ""
-    done = subprocess.run(  # noqa: S603 - a number is all that varies
+    done = subprocess.run(  # noqa: S603 - only a number varies
         ["/bin/ps", "-p", str(pid), "-o", "command="], capture_output=True, text=True, check=False
     )
     return done.stdout

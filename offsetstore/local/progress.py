@@ -19,7 +19,7 @@ def print_notice(text: str) -> None:
 
 @contextmanager
 def notices() -> Generator[Notice]:
-    """Yield what takes the news. At a terminal with rich installed they replace each other."""
+    """Yield a function that shows notices. At a terminal with rich installed, each replaces the last."""
     if not sys.stderr.isatty():
         yield print_notice
         return

@@ -1,6 +1,6 @@
-"""A PostgreSQL and a Kafka that stay when the command that started them has ended: ``offsetstore local``.
+"""A PostgreSQL and a Kafka that keep running when the command that started them has ended: ``offsetstore local``.
 
-What runs where is remembered in a file in the cache directory. Data stay over ``down`` and ``up``.
+A file in the cache directory records what runs where. Data are kept across ``down`` and ``up``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PostgresState:
     port: int | None = None
 
     def server(self) -> PostgresServer:
-        """Return the server, which may run or not."""
+        """Return the server, which may or may not run."""
         directory = Path(self.directory)
         return PostgresServer(directory=directory, port=self.port, user=_USER, password=self.password)
 
@@ -57,7 +57,7 @@ class KafkaState:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The listener that asks nobody for a name."""
+        """The listener without authentication."""
         return f"{LOOPBACK}:{self.ports[0]}" if self.ports else ""
 
 
@@ -81,7 +81,7 @@ class ServiceStatus:
 
 
 def up() -> list[ServiceStatus]:
-    """Start what does not run yet, and wait until it answers. On the ports of last time, if there was one.
+    """Start what does not run yet, on the ports of last time if there was one, and wait until it answers.
 
     :raises MissingDependency: no Java, or something can't be downloaded.
     :raises StoreUnavailable: PostgreSQL does not start.
@@ -100,7 +100,7 @@ def up() -> list[ServiceStatus]:
 
 
 def status() -> list[ServiceStatus]:
-    """Look at the servers themselves: is it that process, and does it answer. Empty if there never was a stack."""
+    """Check the servers themselves: is it that process, and does it answer? Empty if there never was a stack."""
     state = _read()
     return [] if state is None else [_postgres(state.postgres), _kafka(state.kafka)]
 
@@ -162,7 +162,7 @@ def _file() -> Path:
 
 
 def _new() -> StackState:
-    """Choose where the data will be: in the cache, or where PostgreSQL's account can't go there, beside it in /tmp."""
+    """Choose where the data will be: in the cache, or if PostgreSQL's account can't enter it, below /tmp."""
     account = unprivileged_account()
     home = _home()
     home.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""End a server when the process that started it is killed: nothing of ours runs then, but a shell that waits can."""
+"""End a server when the process that started it is killed: none of our own code runs then, but a waiting shell can."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Ends when its input does: with a word, because the server was stopped or shall stay; without, because the other end
-# of the pipe is gone, and with it the process that held it.
+# Ends when its input does: after a word, the server was stopped or is to stay; without one, the other end of the pipe
+# is gone, and with it the process that held it.
 _SCRIPT = """\
 read -r word
 [ "$word" = leave ] && exit
@@ -37,5 +37,5 @@ class Watchdog:
         )
 
     def leave(self) -> None:
-        """Call it off: the server has been stopped, or shall outlive us."""
+        """Call it off: the server has been stopped, or is to outlive us."""
         self._shell.communicate(b"leave\n")

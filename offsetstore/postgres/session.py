@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import Connection, event, text
 
-from offsetstore.errors import CommittedBehindOurBack, SchemaError
+from offsetstore.errors import SchemaError, UnexpectedCommit
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import translated
@@ -108,7 +108,7 @@ class PostgresSession:
 
     def _refuse(self, _: Connection) -> None:
         if not self._ending:
-            raise CommittedBehindOurBack("COMMIT or ROLLBACK was called on tx.connection")
+            raise UnexpectedCommit("COMMIT or ROLLBACK was called on tx.connection")
 
     def lock_group(self, group: str) -> Token:
         self._run(sql.CREATE_GROUP, group=group, nobody=_NOBODY)

@@ -101,7 +101,7 @@ class TransactionalSink:
         """Write one micro-batch; Spark calls it.
 
         :raises OffsetStoreError: nothing of the batch was written; but for `RowsRefused`, which says what was stored
-            before the refused record, `CommitUnknown`, where that is the question, and `CommittedBehindOurBack`, where
+            before the refused record, `CommitUnknown`, where that is the question, and `UnexpectedCommit`, where
             an `Execute` did it.
         """
         self.error = None

@@ -133,7 +133,7 @@ class OffsetStore:
         :raises TransactionLost: the connection broke; nothing was written.
         :raises CommitUnknown: it broke at COMMIT, and the rows can't tell.
         :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written (but for
-            `CommittedBehindOurBack`: what came before that COMMIT stays).
+            `UnexpectedCommit`: what came before that COMMIT stays).
         """
         return begin(self, claim, lock_timeout=lock_timeout)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from offsetstore.errors import (
     AdvanceMismatch,
-    CommittedBehindOurBack,
     ConfigurationError,
     ConnectionLost,
     LockedTwice,
@@ -27,6 +26,7 @@ from offsetstore.errors import (
     StaleClaim,
     TransactionLost,
     Unadvanced,
+    UnexpectedCommit,
 )
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import HistoryEvent
@@ -309,7 +309,7 @@ class Transaction:
         if self._refused is not None:
             raise self._refused
         if self._plan is not None and not session.is_whole():
-            raise CommittedBehindOurBack(
+            raise UnexpectedCommit(
                 "the transaction, or its advance, was ended behind our back by a COMMIT or ROLLBACK inside it"
             )
         for tp, decision in (self._plan or {}).items():

@@ -1,4 +1,4 @@
-"""For users' tests: a store in memory, a broker that says what it is told, fixtures with real parts, the contract.
+"""For users' tests: a store in memory, a broker with given answers, fixtures with real servers, the contract.
 
 The contract suite needs pytest and is loaded at first use; `offsetstore.testing.fixtures` is a pytest plugin.
 """
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest  # noqa: PLC0415
 
-    # Its asserts shall explain themselves like those of the tests.
+    # pytest is to explain its failed asserts like those of tests.
     parts = ("parts", "together", "misuse", "replays", "locks", "fence", "metadata", "marks", "admin")
     pytest.register_assert_rewrite(*(f"{__name__}.contract.{part}" for part in parts))
     from offsetstore.testing.contract.suite import OffsetStoreContract  # noqa: PLC0415

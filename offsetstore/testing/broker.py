@@ -1,6 +1,6 @@
-"""Kafka as a test wants it, without Kafka."""
+"""A broker with given answers, for tests without Kafka."""
 
-# ruff: noqa: D102 - what the methods do is said by the Protocol that they implement
+# ruff: noqa: D102 - the Protocol that they implement says what the methods do
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _MAX_TEXT: Final = 4095  # characters of Java's: Kafka's default, less the zero 
 
 
 class StaticBroker:
-    """Answers as it was told to: set ``current`` to what it shall say next.
+    """Gives the answers that it is given: set ``current`` to the next one.
 
     ::
 
         broker = StaticBroker.with_topics({"payments": 3}, end=100)
         claim = store.claim("billing", broker)
 
-    :param current: what it says, to every group.
+    :param current: the answer, for every group.
     """
 
     def __init__(self, current: BrokerView) -> None:
         self.current = current
         self.error: OffsetStoreError | None = None
-        """Raised by every question and every commit while it is set: a broker that is down."""
+        """Raised by every request and every commit while it is set: a broker that is down."""
         self.commit_error: OffsetStoreError | None = None
-        """Raised by every commit while it is set: a broker that lets us look, and no more."""
+        """Raised by every commit while it is set: a broker that only lets us read."""
         self.commits: list[tuple[str, dict[TopicPartition, CommittedOffset]]] = []
         """Every commit that was made, in order: the group, and its offsets. `current` holds the latest."""
         self.members: set[str] = set()
         """Groups that have members: they can't be committed to."""
         self.asked_offsets: list[str] = []
-        """The group of every `committed_offsets` that was asked for."""
+        """The group of each call of `committed_offsets`."""
         self.asked: list[str] = []
-        """The group of every `view` that was asked for."""
+        """The group of each call of `view`."""
 
     @classmethod
     def with_topics(cls, partitions: dict[str, int], *, end: int = 0, cluster_id: str = "cluster") -> Self:
-        """Logs that begin at 0 and end at ``end``, nothing committed; a topic's id is its name and ``-id``.
+        """Make logs from 0 to ``end``, with nothing committed; a topic's id is its name and ``-id``.
 
-        :param partitions: how many, for each topic.
+        :param partitions: the number of partitions of each topic.
         """
         topics = {
             topic: TopicLog(f"{topic}-id", {number: Watermarks(0, end) for number in range(count)})

@@ -1,4 +1,4 @@
-"""Pytest fixtures with real parts: ``pytest_plugins = ["offsetstore.testing.fixtures"]`` in the top conftest.py.
+"""Pytest fixtures with real servers: ``pytest_plugins = ["offsetstore.testing.fixtures"]`` in the top conftest.py.
 
 ============================ ========= ==================================================================
 ``offsetstore_postgres``     session   a `PostgresServer`
@@ -7,12 +7,12 @@
 ``offsetstore_empty_database`` function  as ``offsetstore_database``, without our tables
 ``offsetstore_kafka``        session   a `KafkaBroker`
 ``offsetstore_topic``        function  ``make(partitions=3) -> name``: topics of its own, deleted afterwards
-``offsetstore_group``        function  the name of a consumer group that nobody else has
+``offsetstore_group``        function  the name of a consumer group that no other test has
 ``offsetstore_spark``        session   a SparkSession on ``local[2]``, with the Kafka connector
 ============================ ========= ==================================================================
 
-Needs the extra ``local``. ``--offsetstore-postgres`` says on which PostgreSQL. All that was started is stopped, also
-after a failure. What is heavy is imported by the fixture that needs it.
+Needs the extra ``local``. ``--offsetstore-postgres`` chooses the PostgreSQL. All that was started is stopped, even
+after a failure. Heavy packages are imported by the fixtures that need them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def offsetstore_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    """A PostgreSQL for the whole run; its data don't outlive it."""
+    """A PostgreSQL for the whole run; its data are removed at the end."""
     from offsetstore.local.postgres.binaries import find_binaries  # noqa: PLC0415
     from offsetstore.local.postgres.server import PostgresServer  # noqa: PLC0415
 
@@ -73,7 +73,7 @@ def offsetstore_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresSer
 
 @pytest.fixture(scope="session")
 def offsetstore_template(offsetstore_postgres: PostgresServer) -> str:
-    """The name of a migrated database to which nobody connects, so that it can be copied."""
+    """The name of a migrated database to which no test connects, so that it can be copied."""
     from offsetstore.postgres.migrate import upgrade  # noqa: PLC0415
     from offsetstore.postgres.url import make_engine  # noqa: PLC0415
 
@@ -103,13 +103,13 @@ def offsetstore_new_database(offsetstore_postgres: PostgresServer, offsetstore_t
 
 @pytest.fixture
 def offsetstore_database(offsetstore_new_database: NewDatabase) -> str:
-    """The URL of a database with our tables, that only this test has."""
+    """The URL of a database with our tables, for this test only."""
     return offsetstore_new_database()
 
 
 @pytest.fixture
 def offsetstore_empty_database(offsetstore_postgres: PostgresServer) -> Iterator[str]:
-    """The URL of a database without any table, that only this test has."""
+    """The URL of a database without any table, for this test only."""
     name = f"test_{uuid4().hex[:12]}"
     yield offsetstore_postgres.create_database(name)
     _drop(offsetstore_postgres, [name])
@@ -124,7 +124,7 @@ def _drop(server: PostgresServer, names: list[str]) -> None:
 
 @pytest.fixture(scope="session")
 def offsetstore_kafka() -> Iterator[KafkaBroker]:
-    """A Kafka broker for the whole run; its data don't outlive it."""
+    """A Kafka broker for the whole run; its data are removed at the end."""
     from offsetstore.local.kafka.server import KafkaBroker  # noqa: PLC0415
 
     with KafkaBroker() as broker:
@@ -133,7 +133,7 @@ def offsetstore_kafka() -> Iterator[KafkaBroker]:
 
 @pytest.fixture
 def offsetstore_topic(offsetstore_kafka: KafkaBroker) -> Iterator[NewTopic]:
-    """Make topics whose names nobody else has."""
+    """Make topics with names that no other test has."""
     from offsetstore.errors import BrokerRefused  # noqa: PLC0415
     from offsetstore.kafka import admin  # noqa: PLC0415
 
@@ -146,7 +146,7 @@ def offsetstore_topic(offsetstore_kafka: KafkaBroker) -> Iterator[NewTopic]:
         return name
 
     yield make
-    offsetstore_kafka.start()  # where a test has stopped it
+    offsetstore_kafka.start()  # a test may have stopped it
     for name in made:
         try:
             admin.delete_topic(offsetstore_kafka.bootstrap_servers, name)
@@ -156,7 +156,7 @@ def offsetstore_topic(offsetstore_kafka: KafkaBroker) -> Iterator[NewTopic]:
 
 @pytest.fixture
 def offsetstore_group() -> str:
-    """The name of a consumer group that nobody else has."""
+    """The name of a consumer group that no other test has."""
     return f"group-{uuid4().hex[:12]}"
 
 

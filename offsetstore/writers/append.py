@@ -1,4 +1,4 @@
-"""Append: every row is a new one."""
+"""Append: every row is inserted as a new one."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging}
 class Append:
     """Adds each row of the DataFrame to a table, by COPY.
 
-    :param table: ``"payments"``, ``"schema.payments"`` or a SQLAlchemy ``Table``. Columns go by name, exactly; those
-        that the DataFrame does not have get their default. Without a schema, a sink looks it up once, by the search
-        path of the driver's connection, and keeps to it, on executors too. The table and its partitions must survive a
-        crash and be of this database; what its triggers write to is up to you.
-    :raises ConfigurationError: that can't be a table's name.
+    :param table: ``"payments"``, ``"schema.payments"`` or a SQLAlchemy ``Table``. Columns are matched by their exact
+        names; those that the DataFrame does not have get their default. If no schema is named, a sink looks it up once,
+        in the search path of the driver's connection, and keeps to it, on executors too. The table and its partitions
+        must survive a crash and be in this database; what its triggers write to is up to you.
+    :raises ConfigurationError: not a valid table name.
     """
 
     def __init__(self, table: str | Table) -> None:
@@ -62,7 +62,7 @@ class Append:
         return False
 
     def resolve_table(self, connection: Connection) -> None:
-        """Look up the table's schema by the connection's search path, if none was named, and keep to it."""
+        """If no schema was named, look it up in the connection's search path, and keep to it."""
         with refusals(self.table):
             self.table = locate(driver_connection(connection), self.table)
 
@@ -91,7 +91,7 @@ class Append:
         return rows.rows
 
     def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
-        """Make the table for rows of this schema; see `StagingWriter`, as for what follows."""
+        """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""
         driver = driver_connection(connection)
         with refusals(self.table):
             matches = self._match(read_target(driver, self.table).columns, schema)

@@ -1,7 +1,7 @@
-"""The database's errors, made ours: typed, and without a row's values.
+"""Turn the database's errors into ours: typed, and without a row's values.
 
-What the database says about its own state stays its own, since `store.run` repeats on it, and loses what may quote a
-row. Nothing that leaves `refusals` has a cause: py4j and `logging` print them.
+Errors about the database's own state keep their type, since `store.run` retries them, but lose what may quote a row.
+Nothing that leaves `refusals` has a cause: py4j and `logging` print causes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 # Connections, transactions, resources, locks, operators, the disk, the server: never a row's fault.
 _NOT_THE_ROWS = ("08", "25", "28", "40", "53", "55", "57", "58", "XX")
 
-# Features, prepared statements, cursors, databases, schemas, and what is not there or may not be used: the SQL's fault,
-# where it is the user's own.
+# Features, prepared statements, cursors, databases, schemas, and what is missing or not allowed: the SQL's fault, if it
+# is the user's own.
 _OF_THE_SQL = ("0A", "26", "34", "3D", "3F", "42")
 
-# "syntax error at or near" quotes the statement, which may have been put together of values.
+# "syntax error at or near" quotes the statement, which may contain values.
 _SYNTAX_ERROR = "42601"
 
 # What SQLAlchemy's types and psycopg's adapters raise on a value that they can't send.
@@ -48,13 +48,13 @@ _NEXT_STEPS = {
 def refusals(table: TableName | None, columns: Collection[str] = (), *, sql_of: str | None = None) -> Generator[None]:
     """Turn what the database refuses into `RowsRefused`.
 
-    :param table: ``None`` where the database alone can tell which one it is.
-    :param columns: names that may be looked for in the error's context, where the error itself names no column.
-    :param sql_of: whose SQL it is, where it is the user's own: its errors are not the rows' fault then.
-    :raises RowsRefused: data or statement refused, or a value that the driver can't send. PostgreSQL quotes values in
-        messages, DETAIL and CONTEXT, so that nothing of the original stays.
-    :raises SinkError: the user's own SQL refused.
-    :raises psycopg.Error: stripped, where the reason is not in the rows; SQLAlchemy's in its stead, if that was raised.
+    :param table: ``None`` if only the database can tell which one it is.
+    :param columns: names to look for in the error's context, if the error itself names no column.
+    :param sql_of: whose SQL it is, if it is the user's own: its errors are then not the rows' fault.
+    :raises RowsRefused: the database refuses the data or the statement, or the driver can't send a value. PostgreSQL
+        quotes values in messages, DETAIL and CONTEXT, so nothing of the original is kept.
+    :raises SinkError: the database refuses the user's own SQL.
+    :raises psycopg.Error: stripped, if the rows are not the reason; SQLAlchemy's instead, if that was raised.
     """
     try:
         yield
@@ -67,10 +67,10 @@ def refusals(table: TableName | None, columns: Collection[str] = (), *, sql_of: 
 
 
 def check_deferred(connection: object) -> None:
-    """Have the constraints checked that wait for COMMIT, where what they refuse could not be told from a lost answer.
+    """Check deferred constraints before COMMIT, at which their refusal could not be told from a lost answer.
 
-    To be called when all rows are written and the offsets advanced: a trigger may compare them. Where the transaction
-    is no database's, nothing waits.
+    Call it when all rows are written and the offsets advanced: a trigger may compare them. If there is no database
+    behind the transaction, nothing is deferred.
 
     :raises RowsRefused: as `refusals` does.
     """
@@ -114,8 +114,7 @@ def _refused(error: psycopg.Error, sqlstate: str, table: TableName | None, colum
     named = f"{diagnostic.schema_name}.{diagnostic.table_name}" if diagnostic.table_name else None
     where = named or (str(table) if table else None)
     what = (
-        f"the database refused what was to be written to {table or where or 'its tables'}: "
-        f"{type(error).__name__} (SQLSTATE {sqlstate})"
+        f"the database refused rows for {table or where or 'its tables'}: {type(error).__name__} (SQLSTATE {sqlstate})"
     )
     if diagnostic.constraint_name:
         what += f", constraint {diagnostic.constraint_name} of {where}"
@@ -132,7 +131,7 @@ def _refused(error: psycopg.Error, sqlstate: str, table: TableName | None, colum
 
 
 def _column_in_context(context: str | None, columns: Collection[str]) -> str | None:
-    """Find the column in ``COPY payments, line 3, column amount: "12x"``, and nothing that stands after it."""
+    """Find the column in ``COPY payments, line 3, column amount: "12x"``, and nothing after it."""
     copies = [line for line in (context or "").splitlines() if line.startswith("COPY ")]
     _, _, place = (copies or [""])[-1].partition(", line ")
     _, _, named = place.partition(", column ")

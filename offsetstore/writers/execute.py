@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 class Execute:
     """Calls a function with the transaction's connection and the rows.
 
-    :param function: called once a transaction: a micro-batch's, or with ``atomicity="partition"`` a Kafka partition's,
-        on an executor; and not at all without rows. The iterable of record batches can be gone through once. The
-        function must neither commit nor roll back, and its SQL has no effect without the offsets'. It may be run again
-        on the same rows, after a rollback. Errors of the database that leave it become ours, or lose what may quote a
-        row; its own exceptions are passed on as they are. The search for a record that was refused runs it on the
-        driver, on parts of a batch; what was accepted before that record is stored. Which tables it writes to, whether
-        they survive a crash, and where a name without a schema leads it (executors do not run the listeners of the
-        driver's engine), is up to you. The connection is closed at the transaction's end, so that nothing of its
-        session (``SET``, temporary tables, advisory locks) comes to the next one; behind PgBouncer use ``SET LOCAL``,
-        since its connections to the server stay open.
+    :param function: called once per transaction: for each micro-batch, or with ``atomicity="partition"`` for each Kafka
+        partition, on an executor; it is not called without rows. It can iterate over the record batches once. It must
+        neither commit nor roll back; what its SQL writes is committed together with the offsets. After a rollback, it
+        may be run again on the same rows. Database errors that it raises become ours, or lose what may quote a row; its
+        own exceptions are passed on unchanged. The search for a refused record runs it on the driver, on parts of a
+        batch; what was accepted before that record is stored. Which tables it writes to, whether they survive a crash,
+        and which schema it finds for an unqualified name (executors do not run the listeners of the driver's engine) is
+        up to you. The connection is closed when the transaction ends, so that no session state (``SET``, temporary
+        tables, advisory locks) is left for the next one; behind PgBouncer use ``SET LOCAL``, since its connections to
+        the server stay open.
     """
 
     def __init__(self, function: Callable[[Connection, Iterable[pa.RecordBatch]], object]) -> None:
@@ -38,7 +38,7 @@ class Execute:
         return f"Execute({getattr(self.function, '__qualname__', self.function)})"
 
     def needs_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
-        """Never: what the function needs of Kafka's coordinates, the transform gives it as columns of its own."""
+        """Never: if the function needs Kafka's coordinates, the transform gives them as ordinary columns."""
         return False
 
     def uses_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
@@ -46,13 +46,13 @@ class Execute:
         return False
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
-        """Nothing can be known beforehand."""
+        """Do nothing: what the function needs is not known."""
 
     def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
-        """Call the function; return how many rows there were, also where it did not go through them all.
+        """Call the function; return how many rows there were, even if it did not read all of them.
 
         :raises RowsRefused: the database, or its driver, refuses a row or a value.
-        :raises SinkError: it refuses the SQL.
+        :raises SinkError: the database refuses the SQL.
         """
         rows = Stream.of(batches)
         if rows is None:

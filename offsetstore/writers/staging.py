@@ -1,8 +1,8 @@
-"""Tables into which rows are copied first, to be moved to their target by SQL.
+"""Tables into which rows are copied first, and from which SQL moves them to their target.
 
-An Upsert's own is temporary. Those of large batches are in `STAGING_SCHEMA`, of one batch and one output each, and are
-filled in parallel, in transactions of their own: each row has the id of the attempt that copied it, and only rows of
-attempts that reported themselves are moved. They are UNLOGGED, so that a crash of the server empties them.
+An Upsert's own is temporary. Those of large batches are in `STAGING_SCHEMA`, one for each batch and output, and are
+filled in parallel, in separate transactions: each row has the id of the attempt that copied it, and only rows of
+attempts that reported back are moved. They are UNLOGGED: a crash of the server empties them.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ _COUNT = sql.SQL("SELECT count(*) FROM {staging} {reported}")
 
 
 class StagedRowsLost(Exception):
-    """The table does not hold what was reported of it; the rows have to be computed and staged again."""
+    """The table does not hold the rows that were reported; they have to be computed and staged again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """One such table; it pickles."""
+    """One staging table; it can be pickled."""
 
     name: str
     schema: str = STAGING_SCHEMA
 
     @classmethod
     def temporary(cls) -> Self:
-        """Name a table of this connection's alone, which goes with its transaction."""
+        """Name a temporary table of this connection, dropped when its transaction ends."""
         return cls(f"offsetstore_{uuid4().hex}", _TEMPORARY)
 
     @property
     def table(self) -> TableName:
-        """The same as a target's name."""
+        """Its name, as for a target."""
         return TableName(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What was reported of a table: ``rows`` in all, of these ``attempts``."""
+    """What was reported for a table: ``rows`` in all, from these ``attempts``."""
 
     staging: Staging
     attempts: tuple[UUID, ...]
@@ -84,9 +84,9 @@ def create(
     names: Iterable[str],
     further: Iterable[sql.Composable] = (),
 ) -> None:
-    """Make a table for the target's columns of these names.
+    """Create a table with those of the target's columns that are named.
 
-    :param further: columns of the staging table alone, as SELECT makes them.
+    :param further: columns that only the staging table has, as SELECT expressions.
     """
     temporary = staging.schema == _TEMPORARY
     columns = [*map(sql.Identifier, names), *further, *([] if temporary else [_ATTEMPT_COLUMN])]
@@ -101,7 +101,7 @@ def create(
 
 
 def staged_columns(driver: psycopg.Connection, staging: Staging) -> dict[str, Column]:
-    """Read the columns that go to the target or into it; the table stays until the transaction's end.
+    """Read the staging table's columns; the table can't be dropped until the transaction ends.
 
     :raises StagedRowsLost: it is gone.
     """
@@ -115,7 +115,7 @@ def staged_columns(driver: psycopg.Connection, staging: Staging) -> dict[str, Co
 
 
 def attempt_match() -> Match:
-    """Give the way of the attempt's id into the table."""
+    """Return the match for the column of the attempt's id."""
     return Match(Column(name=ATTEMPT, type_name="uuid", kind="uuid"), Cast(UUID_TYPE))
 
 
@@ -130,7 +130,7 @@ def with_attempt(batches: Iterable[pa.RecordBatch], attempt: UUID) -> Iterator[p
 def check_staged(
     driver: psycopg.Connection, staged: Staged, staged_as: Mapping[str, Column], target: Mapping[str, Column]
 ) -> None:
-    """Compare the table with what was reported of it, and its columns with those of the target.
+    """Compare the table's rows with what was reported, and its columns with the target's.
 
     :raises StagedRowsLost: they differ.
     """
@@ -140,10 +140,10 @@ def check_staged(
     count = _COUNT.format(staging=staged.staging.table.identifier, reported=reported(staged))
     [(found,)] = driver.execute(count).fetchall()
     if found != staged.rows:
-        raise StagedRowsLost(f"{staged.rows} rows were staged, and {found} are there")
+        raise StagedRowsLost(f"{staged.rows} rows were staged, but the table holds {found}")
 
 
 def reported(staged: Staged) -> sql.Composed:
-    """Write the condition that holds for the rows of attempts which reported themselves."""
+    """Write the condition for the rows of the attempts that reported back."""
     attempts = sql.Literal(list(staged.attempts))
     return _REPORTED.format(attempt=sql.Identifier(ATTEMPT), attempts=attempts)

@@ -1,4 +1,4 @@
-"""The schema of the staging tables: what is in it, whose it is, and what may put rows there."""
+"""The schema of the staging tables: which tables it has, whose they are, and which writers can use it."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _DROP = sql.SQL("DROP TABLE IF EXISTS {staging}")
 
 @runtime_checkable
 class StagingWriter(Writer, Protocol):
-    """A writer whose rows may be put into a staging table by others, and then be moved."""
+    """A writer whose rows others can copy into a staging table, to be moved later."""
 
     def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
-        """Make the table for rows of this schema.
+        """Create the staging table for rows of this schema.
 
         :raises ColumnMismatch: as ``check`` does.
         :raises RowsRefused: the database refuses.
@@ -56,7 +56,7 @@ class StagingWriter(Writer, Protocol):
         ...
 
     def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
-        """Copy the rows, as ``write`` takes them, into the table; return how many. The target is not looked at.
+        """Copy the rows, as ``write`` takes them, into the table; return how many. The target is not read.
 
         :raises RowsRefused: a value that the target can't hold.
         :raises StagedRowsLost: the table is gone.
@@ -67,7 +67,7 @@ class StagingWriter(Writer, Protocol):
         """Write the staged rows; return how many. Neither commits nor rolls back; the rows stay in the table too.
 
         :raises RowsRefused: a row that the target can't hold.
-        :raises StagedRowsLost: other rows than reported, or columns of other types than the target has now.
+        :raises StagedRowsLost: the rows are not those that were reported, or the target's column types changed.
         """
         ...
 
@@ -75,7 +75,7 @@ class StagingWriter(Writer, Protocol):
 def can_stage(writer: Writer) -> TypeGuard[StagingWriter]:
     """Tell whether moving staged rows does all that the writer's ``write`` does.
 
-    An `Execute` has no SQL of ours to move with, and a subclass that has a ``write`` of its own may do more in it.
+    An `Execute` has no SQL of ours to move with, and a subclass that overrides ``write`` may do more in it.
     """
     if not isinstance(writer, StagingWriter):
         return False
@@ -86,9 +86,9 @@ def can_stage(writer: Writer) -> TypeGuard[StagingWriter]:
 
 @dataclass(frozen=True, slots=True)
 class StagingOwner:
-    """Whose tables are which, by their names: marks of the store and the claim, and something fresh.
+    """Names tables so that their owner can be told: a mark of the store, one of the claim, and a unique part.
 
-    :param former: how the names began that earlier versions gave to the group's tables; its epoch came next.
+    :param former: what the names that earlier versions gave to the group's tables began with; its epoch came next.
     """
 
     store: str
@@ -98,19 +98,19 @@ class StagingOwner:
 
     @classmethod
     def of(cls, store_id: UUID, group: str, token: Token) -> Self:
-        """Two stores of one database share the schema, and may have groups of one name."""
+        """Take the store's id too: two stores of one database share the schema, and may have groups of one name."""
         former = "b" + hashlib.sha256(f"{store_id}:{group}".encode()).hexdigest()[:15]
         return cls(f"c{hashlib.sha256(store_id.bytes).hexdigest()[:16]}", _mark(token.claim_id), former, token.epoch)
 
     def fresh(self) -> Staging:
-        """Name a table as no other was or will be named, in less than PostgreSQL's 63 bytes."""
+        """Make a name that no other table had or will have, shorter than PostgreSQL's 63 bytes."""
         return Staging(f"{self.store}_{self.claim}_{uuid4().hex[:24]}")
 
     def abandoned(self, connection: Connection, current_claims: Callable[[], Collection[UUID]]) -> list[Staging]:
-        """Find the store's tables that no claim can move any more, whatever the name of their group is now.
+        """Find the store's tables that no claim can move any more, even if their group was renamed.
 
         :param current_claims: reads the claims that own a group. It is called after the tables were looked up: a claim
-            makes tables when it owns its group, so that a table that was seen is of one that is read, or of none.
+            creates tables only while it owns its group, so a table's claim is either among those read, or stale.
         """
         driver = driver_connection(connection)
         names = [name for (name,) in driver.execute(_TABLES, (STAGING_SCHEMA,))]
@@ -130,14 +130,14 @@ def _mark(claim_id: UUID) -> str:
 
 
 def check_schema(connection: Connection) -> None:
-    """Check that tables can be made in the schema.
+    """Check that tables can be created in the schema.
 
-    :raises SchemaMissing: it is not there.
-    :raises SchemaError: the role may not.
+    :raises SchemaMissing: there is no such schema.
+    :raises SchemaError: the role may not create tables in it.
     """
     row = driver_connection(connection).execute(_SCHEMA_STATE, (STAGING_SCHEMA,)).fetchone()
     there, writable, role = cast("tuple[bool, bool | None, str]", row)
-    otherwise = 'or write from the driver alone: staging="never"'
+    otherwise = 'or let only the driver write: staging="never"'
     if not there:
         raise SchemaMissing(
             f"the database has no schema {STAGING_SCHEMA}, in which executors stage large batches",
@@ -145,9 +145,10 @@ def check_schema(connection: Connection) -> None:
         )
     if not writable:
         raise SchemaError(
-            f"the role {role} may not make tables in the schema {STAGING_SCHEMA}, for executors to stage large batches",
-            next_step=f"GRANT USAGE, CREATE ON SCHEMA {STAGING_SCHEMA} TO {quoted(role)} (`offsetstore "
-            f"grants`); {otherwise}",
+            f"the role {role} may not create tables in the schema {STAGING_SCHEMA}, in which executors stage "
+            "large batches",
+            next_step=f"GRANT USAGE, CREATE ON SCHEMA {STAGING_SCHEMA} TO {quoted(role)} (`offsetstore grants`); "
+            f"{otherwise}",
         )
 
 

@@ -1,4 +1,4 @@
-"""Upsert: one row a key, merged with what is stored."""
+"""Upsert: one row per key, merged with what is stored."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ if TYPE_CHECKING:
 
 
 class Upsert:
-    """Keeps one row a key in a table, and merges the DataFrame's rows into it.
+    """Keeps one row per key in a table, and merges the DataFrame's rows into it.
 
-    A key that is there several times in a micro-batch is combined first, so that its order there does not matter. All
-    columns that no argument names are replaced together, by those of the latest row.
+    Rows of one key in a micro-batch are combined first, so their order does not matter. All columns that no argument
+    names are replaced together, by those of the latest row.
 
     :param table: as `Append` takes it.
-    :param key: the columns that say which row it is; the table has them unique. They may not be NULL.
-    :param add: columns that are summed up with what is stored; NULL counts as nothing.
-    :param greatest: columns that keep the greatest value; NULL counts as nothing. NaN is greater than any number.
+    :param key: the columns that identify a row; the table must have them unique. They may not be NULL.
+    :param add: columns that are added to the stored value; NULLs are ignored.
+    :param greatest: columns that keep the greatest value; NULLs are ignored. NaN is greater than any number.
     :param least: the same with the least.
-    :param version: the column that tells which row is the latest: the highest, stored rows included. Of equal ones the
-        incoming row wins; NULL is the lowest. Without it, the latest is the one with the highest offset, and later than
-        what is stored, which holds while a key stays in one Kafka partition; for that the transform keeps ``_kafka``.
-        Rows of one batch with equal versions are told apart by ``_kafka`` if it is kept, else the last of them wins.
+    :param version: the column whose highest value marks the latest row, stored rows included. If two are equal, the
+        incoming row wins; NULL is the lowest. Without a version, the latest row is the one with the highest offset, and
+        it is later than the stored one, which is true while a key stays in one Kafka partition; for this, the transform
+        must keep ``_kafka``. Rows of one batch with equal versions are ordered by ``_kafka`` if it is kept, else the
+        last of them wins.
     :raises ConfigurationError: no key, or a column with two roles.
     """
 
@@ -72,7 +73,7 @@ class Upsert:
         return f"Upsert({str(self.table)!r}, key={list(self.roles.key)})"
 
     def needs_offset(self, schema: pa.Schema) -> bool:
-        """Whether columns are replaced, and no version says by which row."""
+        """Whether columns are replaced, and no version tells which row is the latest."""
         return self.roles.version is None and self.uses_offset(schema)
 
     def uses_offset(self, schema: pa.Schema) -> bool:
@@ -80,7 +81,7 @@ class Upsert:
         return bool(self.roles.replaced(without_kafka(schema).names))
 
     def resolve_table(self, connection: Connection) -> None:
-        """Look up the table's schema by the connection's search path, if none was named, and keep to it."""
+        """If no schema was named, look it up in the connection's search path, and keep to it."""
         with refusals(self.table):
             self.table = locate(driver_connection(connection), self.table)
 
@@ -89,7 +90,7 @@ class Upsert:
 
         :raises ColumnMismatch: they don't fit, the key is not unique there, or there is no such table.
         :raises UnsafeTarget: as `Append.check`.
-        :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is not there.
+        :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is missing.
         """
         self._check_order(schema)
         driver = driver_connection(connection)
@@ -119,7 +120,7 @@ class Upsert:
         return rows.rows
 
     def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
-        """Make the table for rows of this schema; see `StagingWriter`, as for what follows."""
+        """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""
         driver = driver_connection(connection)
         with refusals(self.table):
             matches = self._match(schema, read_target(driver, self.table).columns)
@@ -173,7 +174,7 @@ class Upsert:
         if self.needs_offset(schema) and KAFKA not in schema.names:
             replaced = ", ".join(self.roles.replaced(schema.names))
             raise KafkaColumnsMissing(
-                f"the Upsert into {self.table} replaces {replaced} by the latest row, and nothing says which that is",
+                f"the Upsert into {self.table} replaces {replaced} by the latest row, but has nothing to order rows by",
                 found=", ".join(schema.names),
                 expected=KAFKA,
                 next_step=f'Give version="...", or keep the column {KAFKA} in what transform returns.',

@@ -37,6 +37,7 @@ class Failure:
     error: BaseException | None
     text: str
 
+
 # An idempotent producer asks for an id first, which takes up to half a second; this broker gives no cause to retry.
 _QUICKLY: Final = {"enable.idempotence": False}
 

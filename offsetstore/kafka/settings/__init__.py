@@ -1,1 +1,1 @@
-"""The settings that users have at hand, Spark's and Java's, as librdkafka's."""
+"""Spark's and Java's settings, translated for librdkafka."""

@@ -1,4 +1,4 @@
-"""The one line of JAAS that Kafka's Java client takes its user name and password from."""
+"""The line of JAAS from which Kafka's Java client takes its user name and password."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def parse_jaas(line: str) -> Login:
     The class's package does not matter: some platforms ship Kafka's classes under another one.
 
     :raises ConfigurationError: another login module, several of them, no user name or no password, a delegation token
-        (librdkafka has none). The message never holds a value.
+        (librdkafka supports none). The message never holds a value.
     """
     tokens = _tokens(line)
     if not _is_one_module(tokens):
-        _refuse("not one login module")
+        _refuse("it must name exactly one login module")
     module = tokens[0].rpartition(".")[2]
     if module not in _PASSWORD_MODULES:
-        _refuse(f"the login module {module} is not known here")
+        _refuse(f"unknown login module {module}")
     options = _options(tokens[2:-1])
     if options.get("tokenauth", "").lower() == "true":
-        _refuse("a delegation token (tokenauth) can't be used by librdkafka")
+        _refuse("librdkafka does not support delegation tokens (tokenauth)")
     if not options.get("username") or not options.get("password"):
-        _refuse(f"{module} without username or password")
+        _refuse(f"{module} needs a username and a password")
     return Login(options["username"], options["password"], _PASSWORD_MODULES[module])
 
 
@@ -64,7 +64,7 @@ def _tokens(line: str) -> list[str]:
     while position < len(line):
         match = _TOKEN.match(line, position)
         if match is None:
-            _refuse("an unclosed quote")
+            _refuse("a quote is not closed")
         quoted = match["double"] if match["double"] is not None else match["single"]
         tokens.append(match["word"] or match["mark"] if quoted is None else _ESCAPE.sub(r"\1", quoted))
         position = match.end()
@@ -73,7 +73,7 @@ def _tokens(line: str) -> list[str]:
 
 def _options(tokens: list[str]) -> dict[str, str]:
     if len(tokens) % 3 or any(mark != "=" for mark in tokens[1::3]):
-        _refuse("options that are not name=value")
+        _refuse("options must be name=value")
     return dict(zip(tokens[0::3], tokens[2::3], strict=True))
 
 

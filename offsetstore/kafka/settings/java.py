@@ -1,7 +1,7 @@
-"""From the settings of Kafka's Java client to librdkafka's: connection and security, and nothing else.
+"""Translate the settings of Kafka's Java client to librdkafka's: connection and security only.
 
-Sources: the Java client's consumer configuration, and librdkafka's CONFIGURATION.md. A refusal names the key and never
-the value.
+Sources: the Java client's consumer configuration, and librdkafka's CONFIGURATION.md. Errors name the key, never the
+value.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _RENAMED: Final = {
     "send.buffer.bytes": "socket.send.buffer.bytes",
     "receive.buffer.bytes": "socket.receive.buffer.bytes",
 }
-# What says who we are to whom, or how to get there: to drop one of these unseen could connect to the wrong place, or
-# less safely than the job does. Every other setting (fetch sizes, polling, groups, serializers, metrics, a producer's)
-# has no effect on the few questions that we ask, and is dropped.
+# Where to connect, how, and as whom: dropping one of these silently could connect to the wrong place, or less safely
+# than the job does. Every other setting (fetch sizes, polling, groups, serializers, metrics, a producer's)
+# has no effect on our few requests, and is dropped.
 _CONNECTION: Final = ("bootstrap.", "client.", "config.", "connections.", "reconnect.", "retry.", "request.", "sasl.",
                       "security.", "socket.", "ssl.")  # fmt: skip
-# Of those, the ones that may be dropped: Java's own machinery, without a counterpart or a need for one.
+# Those of them that can be dropped: Java's own machinery, which has no counterpart and needs none.
 _JAVA_ONLY: Final = frozenset({
     "socket.connection.setup.timeout.max.ms", "ssl.protocol", "ssl.enabled.protocols", "ssl.keymanager.algorithm",
     "ssl.trustmanager.algorithm", "ssl.secure.random.implementation",
@@ -54,20 +54,20 @@ _MAX_SOCKET_TIMEOUT_MS: Final = 300_000  # librdkafka's upper limit; Java has no
 
 
 def librdkafka_settings(java: Mapping[str, str]) -> dict[str, str]:
-    """Translate, keys without the prefix ``kafka.``; as in Java, SASL and TLS settings count only if the protocol asks.
+    """Translate settings, named without ``kafka.``; those of SASL and TLS count only if the protocol uses them.
 
-    :raises ConfigurationError: what has no counterpart, or is not known and could change the connection.
+    :raises ConfigurationError: a setting has no counterpart, or is unknown and could change the connection.
     """
     if not java.get("bootstrap.servers", "").strip():
         near = get_close_matches("bootstrap.servers", java, n=1)
         raise ConfigurationError(
             f"{PREFIX}bootstrap.servers is missing",
             found=f"{PREFIX}{near[0]}" if near else None,
-            next_step=f'Give the options that the reader gets: "{PREFIX}bootstrap.servers": "host:9092".',
+            next_step=f'Pass the options of the reader: "{PREFIX}bootstrap.servers": "host:9092".',
         )
     protocol = java.get("security.protocol", "PLAINTEXT").strip().upper()
     if protocol not in _PROTOCOLS:
-        _refuse("security.protocol", "not a protocol of Kafka's", expected=" | ".join(_PROTOCOLS))
+        _refuse("security.protocol", "not one of Kafka's protocols", expected=" | ".join(_PROTOCOLS))
     sasl, ssl = protocol.startswith("SASL_"), protocol.endswith("SSL")
     settings: dict[str, str] = {}
     for key, value in java.items():
@@ -103,10 +103,10 @@ def _may_be_dropped(key: str, *, sasl: bool, ssl: bool) -> bool:
 def _login(java: Mapping[str, str]) -> dict[str, str]:
     mechanism = java.get("sasl.mechanism", "GSSAPI").strip().upper()  # Java's default
     if mechanism not in _PASSWORD_MECHANISMS:
-        what = f"{mechanism} logs in with what only the JVM has"
+        what = f"{mechanism} needs credentials that only the JVM has"
         _refuse("sasl.mechanism", what, expected=" | ".join(_PASSWORD_MECHANISMS))
     if "sasl.jaas.config" not in java:
-        _refuse("sasl.jaas.config", "missing; a JAAS file of the JVM can't be read from here")
+        _refuse("sasl.jaas.config", "missing; the JVM's JAAS file can't be read from here")
     login = parse_jaas(java["sasl.jaas.config"])
     if mechanism not in login.mechanisms:
         _refuse("sasl.jaas.config", f"its login module is not for {mechanism}", expected=login.mechanisms[0])
@@ -123,7 +123,7 @@ def _authorities(java: Mapping[str, str]) -> dict[str, str]:
     if kind in _JAVA_STORES:
         return {"ssl.ca.pem": authorities(location, java.get("ssl.truststore.password"))}
     if kind != "PEM":
-        _refuse("ssl.truststore.type", "not known to librdkafka, nor here", expected="PEM, PKCS12 or JKS")
+        _refuse("ssl.truststore.type", "unknown type of truststore", expected="PEM, PKCS12 or JKS")
     return {"ssl.ca.location": location}
 
 
@@ -131,7 +131,7 @@ def _certificate(java: Mapping[str, str]) -> dict[str, str]:
     key_password = {"ssl.key.password": java["ssl.key.password"]} if "ssl.key.password" in java else {}
     if "ssl.keystore.certificate.chain" in java or "ssl.keystore.key" in java:
         if not {"ssl.keystore.certificate.chain", "ssl.keystore.key"} <= java.keys():
-            _refuse("ssl.keystore.key", "a certificate and its key go together")
+            _refuse("ssl.keystore.key", "a certificate and its key must be given together")
         chain, key = java["ssl.keystore.certificate.chain"], java["ssl.keystore.key"]
         return {"ssl.certificate.pem": chain, "ssl.key.pem": key, **key_password}
     location = java.get("ssl.keystore.location")
@@ -148,12 +148,12 @@ def _certificate(java: Mapping[str, str]) -> dict[str, str]:
             return {"ssl.keystore.location": location} | ({"ssl.keystore.password": password} if password else {})
         case _:
             raise ConfigurationError(
-                f"{PREFIX}ssl.keystore.location: librdkafka reads no keystore of this format, and keytool gives no "
-                "key away but to another keystore",
+                f"{PREFIX}ssl.keystore.location: librdkafka can't read a keystore of this format, and "
+                "keytool exports keys only to another keystore",
                 expected="PEM or PKCS12",
                 next_step="Convert it with `keytool -importkeystore -srckeystore … -destkeystore client.p12 "
-                "-deststoretype "
-                f"PKCS12`, and give Spark and the Broker that file and {PREFIX}ssl.keystore.type=PKCS12.",
+                "-deststoretype PKCS12`, and give Spark and the Broker that file and "
+                f"{PREFIX}ssl.keystore.type=PKCS12.",
             )
 
 
@@ -165,5 +165,5 @@ def _store_type(java: Mapping[str, str], key: str, location: str) -> str:
 def _hostname_check(java: Mapping[str, str]) -> dict[str, str]:
     algorithm = java.get("ssl.endpoint.identification.algorithm", "https").strip().lower()
     if algorithm not in {"", "https"}:
-        _refuse("ssl.endpoint.identification.algorithm", "not known", expected="https, or nothing to switch it off")
+        _refuse("ssl.endpoint.identification.algorithm", "unknown algorithm", expected="https, or empty: no check")
     return {"ssl.endpoint.identification.algorithm": algorithm or "none"}

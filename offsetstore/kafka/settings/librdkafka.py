@@ -1,4 +1,4 @@
-"""librdkafka's settings as a user gives them: checked as far as a look can, and never shown."""
+"""librdkafka's settings as the user gives them: checked without a connection, and never shown."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LEVELS: Final = ("read_uncommitted", "read_committed")  # the first is Kafka's 
 
 
 class ClientSettings:
-    """Settings for an admin client, shown only by their address: any of the others could be a secret.
+    """Settings for an admin client, of which only the address is shown: any other could be a secret.
 
     ``config`` goes to librdkafka. ``read_committed`` is ``isolation.level``, which an admin client takes with each
-    question instead.
+    request instead.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        """Copy them.
+        """Copy and check them.
 
-        :raises ConfigurationError: no address, a setting of Spark's or Java's, ``error_cb``, no isolation level.
+        :raises ConfigurationError: no address, a setting of Spark's or Java's, ``error_cb``, a wrong isolation level.
         """
         for key in given:
             if key.startswith("kafka.") or key in _OTHER_CLIENTS:
@@ -34,7 +34,7 @@ class ClientSettings:
                 )
         if "error_cb" in given:
             raise ConfigurationError(
-                "error_cb is how a Broker learns of wrong credentials",
+                "error_cb is reserved: a Broker learns of wrong credentials by it",
                 next_step="Leave it out, and catch BrokerError instead.",
             )
         self.address: Final = str(given.get("bootstrap.servers") or given.get("metadata.broker.list") or "").strip()
@@ -47,12 +47,12 @@ class ClientSettings:
             raise ConfigurationError(
                 "isolation.level is not one of Kafka's",
                 expected=" | ".join(_LEVELS),
-                next_step="Give it as the job has it.",
+                next_step="Give the same as the job.",
             )
         self.read_committed: Final = level == "read_committed"
         self.config: Final[Mapping[str, Any]] = {
             **{key: value for key, value in given.items() if key != "isolation.level"},
-            # An admin client counts as a producer, for which this is true: asking for a misspelt topic could create it.
+            # An admin client counts as a producer, whose default is True: asking for a misspelt topic could create it.
             "allow.auto.create.topics": False,
         }
 
@@ -63,8 +63,8 @@ class ClientSettings:
 def topic_names(topics: Collection[str]) -> tuple[str, ...]:
     """Put names into a tuple, each once.
 
-    :raises ConfigurationError: a text, whose letters would be the names, or an empty name.
+    :raises ConfigurationError: a string instead of a list, or an empty name.
     """
     if isinstance(topics, str) or not all(topics):
-        raise ConfigurationError("topics are named in a list", found=repr(topics), expected='["payments"]')
+        raise ConfigurationError("topics must be a list of names", found=repr(topics), expected='["payments"]')
     return tuple(dict.fromkeys(topics))

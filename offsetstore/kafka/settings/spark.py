@@ -1,4 +1,4 @@
-"""From the options of Spark's Kafka reader to librdkafka's settings and the topics to read."""
+"""Translate the options of Spark's Kafka reader into librdkafka's settings and the topics to read."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SOURCES: Final = ("subscribe", "assign", "subscribepattern")
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """What Spark's reader was told, as far as it concerns a broker client.
+    """The options of Spark's reader that concern a broker client.
 
-    ``topics`` is ``None`` where the options name none. ``partitions`` holds the partitions that ``assign`` names: Spark
-    reads those alone and refuses starting offsets of any other. ``settings`` may hold passwords and is never shown.
+    ``topics`` is ``None`` if the options name none. ``partitions`` holds the partitions that ``assign`` names: Spark
+    reads only those, and refuses starting offsets of any other. ``settings`` may hold passwords and is never shown.
     """
 
     settings: Mapping[str, str] = field(repr=False)
@@ -33,9 +33,9 @@ class ReaderOptions:
 def read_options(options: Mapping[str, object]) -> ReaderOptions:
     """Take from the reader's options what a broker client needs; Spark's own tuning is left to Spark.
 
-    Keys are read as Spark reads them, without regard to case, and values become text as PySpark makes them.
+    As in Spark, the case of keys does not matter, and values become text as in PySpark.
 
-    :raises ConfigurationError: a setting that can't be translated, or no or several ways to name the topics.
+    :raises ConfigurationError: a setting can't be translated, or topics are given twice, by a pattern, or by no name.
     :raises UnsupportedQuery: ``failOnDataLoss=false``, or Spark Connect.
     """
     _refuse_connect()
@@ -53,10 +53,10 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
 
 
 def _refuse_connect() -> None:
-    """Seen here already, because here nobody has been fenced yet; pyspark itself sets the variable."""
+    """Refuse Spark Connect here, before a job is fenced; pyspark itself sets the variable."""
     if _CONNECT in os.environ:
         raise UnsupportedQuery(
-            "the session is one of Spark Connect, where the sink can't run: it holds the claim of the driver's process",
+            "the sink can't run on Spark Connect: it needs the claim in the driver's process",
             found=f"{_CONNECT} is set",
             expected="a classic session",
             next_step="Run the job with spark-submit, or with SparkSession.builder.master(...).",
@@ -71,8 +71,8 @@ def _topics(options: Mapping[str, str]) -> tuple[tuple[str, ...] | None, dict[st
     given = [name for name in _SOURCES if name in options]
     if "subscribepattern" in given:
         raise ConfigurationError(
-            "subscribePattern: which topics it means is only known while Spark runs, and can change from "
-            "batch to batch",
+            "subscribePattern can't be used: its topics are only known while Spark runs, and can change "
+            "from batch to batch",
             expected="topics by name",
             next_step='Name the topics: "subscribe": "payments,refunds".',
         )

@@ -1,4 +1,4 @@
-"""What Java keeps certificates in, as far as librdkafka can't read it: keystores of the formats JKS and PKCS12."""
+"""Java's truststores that librdkafka can't read: keystores in the formats JKS and PKCS12."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _PKCS12: Final = b"\x30"  # ASN.1, a sequence
 
 
 def authorities(location: str, password: str | None) -> str:
-    """Read with Java's keytool whom a truststore trusts, in PEM. The format is recognised, as Java does.
+    """Read a truststore's authorities with Java's keytool, as PEM. As in Java, the format is detected.
 
-    Of an entry with a key Java trusts the key's own certificate, and so do we.
+    If an entry has a key, Java trusts the key's own certificate, and so do we.
 
-    :raises ConfigurationError: no such file, no keytool, another password, no certificate. Never with the password.
+    :raises ConfigurationError: no such file, no keytool, a wrong password, no certificate. Never shows the password.
     """
     if not Path(location).is_file():
-        _refuse("there is no such file here")
+        _refuse("there is no such file on this machine")
     keytool = _keytool()
     if keytool is None:
-        _refuse("librdkafka reads no Java truststore, and there is no keytool of Java's to translate it")
+        _refuse("librdkafka can't read Java's truststores, and there is no keytool to convert it")
     command = [keytool, "-J-Duser.language=en", "-list", "-rfc", "-keystore", location]
     environment = dict(os.environ)
     if password is not None:
@@ -47,19 +47,19 @@ def authorities(location: str, password: str | None) -> str:
             timeout=_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):
-        _refuse("keytool does not run")
+        _refuse("keytool could not be run")
     if done.returncode:
         said = re.search(r"^keytool error: (.*)", done.stdout, re.MULTILINE)
         _refuse(f"keytool can't read it{f' ({said[1]})' if said and not _holds(said[1], password) else ''}")
     entries = re.split(r"^Alias name: ", done.stdout, flags=re.MULTILINE)[1:]
     found = [match[0] for entry in entries if (match := _CERTIFICATE.search(entry))]
     if not found:
-        _refuse("it shows no certificate, which without its password a PKCS12 store never does")
+        _refuse("it shows no certificate; a PKCS12 store shows none without its password")
     return "\n".join(found) + "\n"
 
 
 def keystore_format(location: str) -> str | None:
-    """Look at the file itself: ``JKS``, ``PKCS12`` or neither. Java reads both, whichever of them the type says."""
+    """Detect the file's own format: ``JKS``, ``PKCS12`` or neither. Java reads both, whichever the type says."""
     try:
         with Path(location).open("rb") as file:
             start = file.read(len(_JKS))
@@ -71,7 +71,7 @@ def keystore_format(location: str) -> str | None:
 
 
 def _keytool() -> Path | None:
-    """Beside the Java that Spark uses: JAVA_HOME's, then PATH's."""
+    """Look beside the Java that Spark uses: JAVA_HOME's, then PATH's."""
     home, java = os.environ.get("JAVA_HOME"), shutil.which("java")
     directories = [Path(home) / "bin"] if home else []
     if java:

@@ -1,4 +1,4 @@
-"""Certificates for a broker of the loopback, made by Java's keytool: an authority, a server's and a client's."""
+"""Certificates for a broker on the loopback, made by Java's keytool: an authority, a server's and a client's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from offsetstore.local.spark.java import find_java
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PASSWORD = "OFFSETSTORE_KEYTOOL_PASSWORD"  # noqa: S105 - the variable that it is handed over in
+_PASSWORD = "OFFSETSTORE_KEYTOOL_PASSWORD"  # noqa: S105 - the variable that passes it on
 _SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Where they are. All stores of Java's have one password; it is the directory that keeps others out."""
+    """Where they are. All Java stores have one password; the directory's mode keeps others out."""
 
     directory: Path
     password: str = "offsetstore"  # noqa: S105
@@ -51,9 +51,9 @@ class Certificates:
         return self.directory / "client.p12"
 
     def make(self) -> None:
-        """Make what is not there yet. The directory is for its owner alone.
+        """Make those that are missing. Only its owner can enter the directory.
 
-        :raises BrokerUnavailable: keytool fails; with what it says.
+        :raises BrokerUnavailable: keytool fails; with its message.
         :raises MissingDependency: no Java, or one without keytool.
         """
         if self.client.exists():
@@ -91,11 +91,11 @@ class Certificates:
             raise MissingDependency(
                 "this Java has no keytool to make certificates with",
                 found=keytool,
-                next_step="Let JAVA_HOME point to a whole one.",
+                next_step="Let JAVA_HOME point to a complete Java.",
             ) from None
         if done.returncode:
             raise BrokerUnavailable(
-                "the broker's certificates can't be made",
+                "could not make the broker's certificates",
                 found=(done.stdout + done.stderr).strip(),
                 next_step=f"See the message above: it is {keytool}'s.",
             )

@@ -1,4 +1,4 @@
-"""What a one-node Kafka is told: KRaft, listeners on the loopback, as few internal partitions as possible."""
+"""The settings of a one-node Kafka: KRaft, listeners on the loopback, as few internal partitions as possible."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SecuredPorts:
 
     @classmethod
     def free(cls, *, without: tuple[int, ...]) -> SecuredPorts:
-        """Choose three that are free now, and not among those."""
+        """Choose three others that are free now."""
         chosen: set[int] = set()
         while len(chosen) < 3:  # noqa: PLR2004 - as many as there are fields
             chosen |= {free_port()} - {*without}
@@ -89,7 +89,7 @@ class SecuredListeners:
 
 @dataclass(frozen=True, slots=True)
 class SaslUser:
-    """Whom the listeners with credentials let in (mechanism PLAIN, on a secured broker SCRAM too)."""
+    """The user that listeners with credentials accept (mechanism PLAIN, on a secured broker SCRAM too)."""
 
     name: str = "offsetstore"
     password: str = "offsetstore"  # noqa: S105 - of a broker that only this machine reaches
@@ -101,12 +101,12 @@ class SaslUser:
 
     @property
     def scram(self) -> list[str]:
-        """StorageTool's arguments that make the user known: SCRAM's users are among the cluster's data."""
+        """StorageTool's arguments that add the user: SCRAM's users are part of the cluster's data."""
         return [f"--add-scram={each}=[name={self.name},password={self.password}]" for each in SCRAM]
 
 
 def server_properties(ports: KafkaPorts, user: SaslUser, data: Path) -> dict[str, str]:
-    """Return the broker's configuration. Nothing is made unasked for: topics are created by whoever needs them."""
+    """Return the broker's configuration. Topics are never created automatically."""
     listeners = f"PLAINTEXT://{LOOPBACK}:{ports.plain},SASL_PLAINTEXT://{LOOPBACK}:{ports.sasl}"  # the broker's
     return {
         "process.roles": "broker,controller",
@@ -133,7 +133,7 @@ def server_properties(ports: KafkaPorts, user: SaslUser, data: Path) -> dict[str
         # After a SIGKILL the next start waits until the controller has forgotten the broker that died: 9 s by default.
         "broker.session.timeout.ms": "4000",
         "broker.heartbeat.interval.ms": "500",
-        # A deleted topic's files go at once, and so does what is below a log's new beginning.
+        # A deleted topic's files are removed at once, and so are the records below a log's new beginning.
         "log.segment.delete.delay.ms": "0",
         "file.delete.delay.ms": "0",
         "log.retention.ms": "-1",
@@ -146,7 +146,7 @@ def server_properties(ports: KafkaPorts, user: SaslUser, data: Path) -> dict[str
 def secured_properties(
     settings: dict[str, str], ports: SecuredPorts, user: SaslUser, certificates: Certificates
 ) -> dict[str, str]:
-    """Return the configuration with listeners for TLS, and with SCRAM wherever credentials are asked for."""
+    """Return the configuration with listeners for TLS, and with SCRAM on all listeners with credentials."""
     added = f"SSL://{LOOPBACK}:{ports.ssl},SASL_SSL://{LOOPBACK}:{ports.sasl_ssl},MUTUAL://{LOOPBACK}:{ports.mutual}"
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     logins = {"PLAIN": user.jaas, **dict.fromkeys(SCRAM, scram)}
@@ -174,5 +174,5 @@ def secured_properties(
 
 
 def as_properties(settings: dict[str, str]) -> str:
-    """Write a properties file, with the characters escaped that Java reads as something else."""
+    """Write a properties file; characters that Java would misread are escaped."""
     return "".join(f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in settings.items())

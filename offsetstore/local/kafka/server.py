@@ -50,14 +50,14 @@ class KafkaBroker:
 
     :param directory: where data, log and settings are kept, and found again at the next start; a temporary one that is
         removed at the end if not given.
-    :param ports: on the loopback; free ones if not given. They stay the same over restarts.
-    :param user: whom the listener with credentials lets in.
+    :param ports: on the loopback; free ones if not given. They stay the same across restarts.
+    :param user: the user that the listener with credentials accepts.
     :param secured: also listen with TLS, with certificates of its own (see `secured`), and let `user` log in with
-        SCRAM too. Takes some seconds more at the first start of a directory; not to be changed after it.
+        SCRAM too. The first start of a directory takes some seconds longer; can't be changed later.
     :param heap: Java's ``-Xmx``.
     :param settings: of the broker's configuration, on top of ours.
     :param start_seconds: how long a start may take.
-    :param notice: is told how the download of the jars goes, if there is one.
+    :param notice: gets the progress of the jars' download, if there is one.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class KafkaBroker:
         self._watchdog: Watchdog | None = None
         self._owner_process = 0
 
-    # -- what is asked of it
+    # -- where it is
 
     @property
     def ports(self) -> KafkaPorts:
@@ -103,23 +103,23 @@ class KafkaBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The listener that asks nobody for a name."""
+        """The listener without authentication."""
         return f"{LOOPBACK}:{self.ports.plain}"
 
     @property
     def sasl_bootstrap_servers(self) -> str:
-        """The listener for SASL_PLAINTEXT with mechanism PLAIN, if secured with SCRAM too; `user` is let in."""
+        """The listener for SASL_PLAINTEXT with mechanism PLAIN, if secured with SCRAM too; it accepts `user`."""
         return f"{LOOPBACK}:{self.ports.sasl}"
 
     @property
     def secured(self) -> SecuredListeners:
         """The listeners for SSL and for SASL_SSL, and the certificates.
 
-        :raises ConfigurationError: it is no secured broker, or was not started.
+        :raises ConfigurationError: the broker is not secured, or was not started.
         """
         if self._secured_ports is None:
             raise ConfigurationError(
-                "the broker does not listen with TLS", next_step="Make it with secured=True, and start it."
+                "the broker does not listen with TLS", next_step="Create it with secured=True, and start it."
             )
         addresses = [f"{LOOPBACK}:{port}" for port in self._secured_ports.all]
         return SecuredListeners(*addresses, certificates=self._certificates)
@@ -139,12 +139,12 @@ class KafkaBroker:
 
     @property
     def log(self) -> Path:
-        """What the broker has to say."""
+        """The broker's log file."""
         return self.directory / "server.log"
 
     @property
     def pid(self) -> int | None:
-        """The broker's process, ``None`` if it does not run."""
+        """The broker's process id, ``None`` if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     # -- start and stop
@@ -161,7 +161,7 @@ class KafkaBroker:
         """Start, and wait until all listeners answer. The first start of a directory formats it.
 
         :raises BrokerUnavailable: it does not come up in time; with the end of its log.
-        :raises MissingDependency: no Java, or its jars can't be had.
+        :raises MissingDependency: no Java, or its jars can't be downloaded.
         """
         if self.pid is not None:
             return self
@@ -203,7 +203,7 @@ class KafkaBroker:
         """Stop, and remove what was temporary."""
         atexit.unregister(self._close_at_exit)
         if self._directory is None:
-            self.kill()  # nobody will read the data again
+            self.kill()  # the data will not be read again
         else:
             self.stop()
         if self._temporary is not None:
@@ -214,7 +214,7 @@ class KafkaBroker:
     # -- inside
 
     def _launch(self) -> None:
-        """Start on our ports. A free port can be taken by somebody else in between: then on others."""
+        """Start on our ports; if a free one was taken in the meantime, choose others."""
         attempts = _PORT_ATTEMPTS if self._ports is None else 1
         while True:
             ports = self._ports or KafkaPorts.free()
@@ -269,13 +269,13 @@ class KafkaBroker:
     def _format(self) -> None:
         if (self.directory / "data" / "meta.properties").exists():
             return
-        # Kafka's own ids begin with no dash either, since that would be read as an option.
+        # Like Kafka's own ids, without a dash at the beginning, which would be read as an option.
         cluster = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=").replace("-", "A")
         properties = str(self.directory / "server.properties")
         arguments = ["format", "-t", cluster, "-c", properties]
         if self._is_secured:
             users = self.directory / "scram-users"
-            users.touch(mode=0o600)  # a command line is shown to everybody
+            users.touch(mode=0o600)  # every user can see a command line
             users.write_text("".join(f"{argument}\n" for argument in self.user.scram))
             arguments.append(f"@{users}")
         format_ = self._java("kafka.tools.StorageTool", *arguments)

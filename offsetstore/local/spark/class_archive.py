@@ -1,7 +1,7 @@
-"""A file of the classes that Spark has loaded after a start, from which the next start takes half the processor time.
+"""An archive of the classes that Spark has loaded after a start; with it, a start takes half the processor time.
 
-Java calls it class data sharing (JEP 350). Java itself checks that an archive is of this Java and of these jars, and
-loads the classes as ever where it is not: nothing depends on it but time.
+Java calls it class data sharing (JEP 350). Java itself checks that an archive fits this Java and these jars; if not, it
+loads the classes as usual and only takes longer.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _log = logging.getLogger(__name__)
 def class_archive(conf: Mapping[str, str], *, notice: Notice | None = None) -> Path | None:
     """Return the archive for a Spark with that configuration; make it, in half a minute, if it is not in the cache.
 
-    Two processes at once make it once.
+    If two processes ask at once, it is made once.
 
     :param conf: the whole configuration of a session whose classes are to be kept.
-    :return: ``None`` where it could not be made, which is tried once.
+    :return: ``None`` if it could not be made; this is tried only once.
     """
     target = cache_directory() / "classes" / f"spark-{_key(conf)}.jsa"
     if not target.exists():
         with locked(target.parent / "lock"):
             if not target.exists():
                 with notices() as terminal:
-                    (notice or terminal)("Spark: its classes are put into an archive, for quicker starts")
+                    (notice or terminal)("Spark: archiving its classes for quicker starts")
                     _make(target, conf)
     return target if target.stat().st_size else None
 
@@ -69,11 +69,11 @@ def _make(target: Path, conf: Mapping[str, str]) -> None:
         new.unlink(missing_ok=True)
         target.touch()
         said = getattr(error, "stderr", None) or error
-        _log.warning("no archive of Spark's classes; it starts as ever: %s", str(said)[-_SHOWN:])
+        _log.warning("could not archive Spark's classes; it starts as usual: %s", str(said)[-_SHOWN:])
 
 
 def _key(conf: Mapping[str, str]) -> str:
-    """A new name for what Java would refuse to read, since the jars are others or it is itself another."""
+    """A name that changes with the jars and with Java, which would refuse an archive of others."""
     release = find_java().home / "release"
     parts = [
         release.read_text(encoding="utf-8") if release.exists() else str(find_java()),

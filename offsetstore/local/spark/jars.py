@@ -1,4 +1,4 @@
-"""Download sets of jars once, with the Ivy that is inside pyspark and Java alone, and keep them."""
+"""Download sets of jars once, with Java and the Ivy inside pyspark alone, and keep them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _LOOKED_UP_STEP = 10
 def jars(jar_set: JarSet, *, notice: Notice | None = None) -> tuple[Path, ...]:
     """Return the jars' paths, sorted; download them if they are not in the cache.
 
-    Two processes at once download once. A set is in the cache only as a whole.
+    If two processes ask at once, only one downloads. A set is in the cache only as a whole.
 
-    :param notice: is told, in words, how the download goes; a person at the terminal if not given.
+    :param notice: gets the progress of the download in words; printed to the terminal if not given.
     :raises MissingDependency: no Java, no Ivy, or the download fails.
     """
     target = cache_directory() / "jars" / jar_set.directory_name
@@ -122,7 +122,7 @@ def _run_ivy(jar_set: JarSet, descriptor: Path, into: Path, notice: Notice) -> N
 
 
 def _tell(jar_set: JarSet, output: Iterable[str], lines: list[str], notice: Notice) -> None:
-    """Pass on what Ivy says. It names a jar when it has it; how many there are, it knows when all are looked up."""
+    """Report Ivy's progress. It names each jar that it has; how many there are is known when all are looked up."""
     looked_up = downloaded = 0
     for line in output:
         lines.append(line.rstrip())
@@ -143,7 +143,7 @@ def _complaints(lines: list[str]) -> list[str]:
 
 
 def pyspark_directories() -> list[Path]:
-    """Where pyspark is installed, found without importing it; none where it is not."""
+    """Where pyspark is installed, found without importing it; empty if it is not."""
     spec = find_spec("pyspark")
     return [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
 

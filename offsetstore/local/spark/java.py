@@ -1,4 +1,4 @@
-"""Find a Java that is new enough for Spark 4 and Kafka 4, and say what to install where there is none."""
+"""Find a Java that is new enough for Spark 4 and Kafka 4, and say what to install if there is none."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Java:
 
     @property
     def home(self) -> Path:
-        """What JAVA_HOME has to be for others to use this one."""
+        """The value of JAVA_HOME with which others use this one."""
         return self.program.resolve().parent.parent
 
     @property
     def keytool(self) -> Path:
-        """The program that keeps certificates; every Java runtime has it."""
+        """The program that manages certificates; every Java runtime has it."""
         return self.program.resolve().with_name(f"keytool{self.program.suffix}")
 
 
@@ -54,7 +54,7 @@ def find_java() -> Java:
         version = java_version(program)
         if version is not None and version >= OLDEST_JAVA:
             return Java(program, version)
-        seen.append(f"{origin}: " + (f"Java {version} ({program})" if version else f"{program}, which is no Java"))
+        seen.append(f"{origin}: " + (f"Java {version} ({program})" if version else f"{program}, which is not a Java"))
     raise MissingDependency(
         "no Java that is new enough",
         found="; ".join(seen) or "no JAVA_HOME, and no java on the PATH",
@@ -64,7 +64,7 @@ def find_java() -> Java:
 
 
 def java_version(program: Path) -> int | None:
-    """Ask a program for its version; ``None`` if it is no Java (macOS has a ``java`` that only advertises one)."""
+    """Ask a program for its version; ``None`` if it is not a Java (macOS has a ``java`` that only advertises one)."""
     try:
         done = subprocess.run(  # noqa: S603 - the user's own Java
             [program, "-version"], capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS
@@ -75,7 +75,7 @@ def java_version(program: Path) -> int | None:
 
 
 def parse_java_version(text: str) -> int | None:
-    """Read the major version from what ``java -version`` prints; ``1.8.0_292`` is 8. ``None`` where there is none."""
+    """Read the major version from what ``java -version`` prints; ``1.8.0_292`` is 8. ``None`` if there is none."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if found is None:
         return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from offsetstore.local.progress import Notice
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a Java that runs for minutes on few cores: the second compiler would cost half of all that it does."""
+"""Options of a Java that runs for minutes on few cores: the second compiler would take half of its time."""
 
 _EXIT_SECONDS = 20
 _QUIET = """\
@@ -37,7 +37,7 @@ rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
 logger.libraries.name = org
 logger.libraries.level = error
-# Were this one's level not the root's, Spark would announce on stderr that it makes them equal.
+# If this level were not the root's, Spark would say on stderr that it makes them equal.
 logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
 logger.shell.level = warn
 """
@@ -48,8 +48,8 @@ def spark_conf(*, notice: Notice | None = None) -> dict[str, str]:
 
     For `local_session`, and for a job's own process (as ``--conf``, or on its session's builder).
 
-    :param notice: is told how the download of the jars goes, if there is one.
-    :raises MissingDependency: no Java, or the jars can't be had.
+    :param notice: gets the progress of the jars' download, if there is one.
+    :raises MissingDependency: no Java, or the jars can't be downloaded.
     """
     connector = spark_kafka_connector(version("pyspark"))
     quiet = cache_directory() / "spark-log4j2.properties"
@@ -69,11 +69,11 @@ def spark_conf(*, notice: Notice | None = None) -> dict[str, str]:
 
 
 def quick_conf(conf: Mapping[str, str], *, notice: Notice | None = None) -> dict[str, str]:
-    """Return what to put on top of a `spark_conf`, so that Spark starts quickly and is quick for some minutes.
+    """Return settings on top of a `spark_conf` with which Spark starts quickly, and is quick for some minutes.
 
     The first call on a machine takes half a minute: see `class_archive`.
 
-    :param notice: is told of that.
+    :param notice: gets a notice of that.
     """
     quick = {
         "spark.driver.extraJavaOptions": f"{conf['spark.driver.extraJavaOptions']} {QUICK}",
@@ -92,9 +92,9 @@ def spark_environment() -> dict[str, str]:
     :raises MissingDependency: no Java that is new enough.
     """
     return {
-        # Spark's launcher asks JAVA_HOME before the PATH, so an old one there would win over the one that we found.
+        # Spark's launcher looks at JAVA_HOME before the PATH, so an old one there would win over the one that we found.
         "JAVA_HOME": str(find_java().home),
-        # Else the workers run whatever `python3` is.
+        # Otherwise the workers run the `python3` on the PATH.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": LOOPBACK,
@@ -111,7 +111,7 @@ def local_session(
     """Start a SparkSession, or return the one that this process has.
 
     :param extra_conf: on top of `spark_conf`.
-    :raises MissingDependency: no Java, or the jars can't be had.
+    :raises MissingDependency: no Java, or the jars can't be downloaded.
     """
     os.environ.update(spark_environment())
     builder: Any = SparkSession.builder
@@ -124,7 +124,7 @@ def local_session(
 def stop_session(session: SparkSession, *, timeout: float = _EXIT_SECONDS) -> None:
     """Stop Spark and its Java process, which otherwise stays until this process ends.
 
-    :param timeout: seconds that the Java process is given for its end.
+    :param timeout: seconds to wait for the Java process to end.
     """
     session.stop()
     context: Any = SparkContext
@@ -133,5 +133,5 @@ def stop_session(session: SparkSession, *, timeout: float = _EXIT_SECONDS) -> No
         return
     gateway.shutdown()
     if (process := getattr(gateway, "proc", None)) is not None:
-        process.stdin.close()  # at which the Java process ends itself
+        process.stdin.close()  # the Java process then ends itself
         process.wait(timeout)

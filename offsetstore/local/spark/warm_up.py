@@ -1,7 +1,7 @@
 """A process that starts Spark, lets it do a little of what a job does, and ends.
 
-``python -m offsetstore.local.spark.warm_up CONF``, the session's configuration as JSON. What it has loaded is what
-`offsetstore.local.spark.class_archive` keeps.
+``python -m offsetstore.local.spark.warm_up CONF``, the session's configuration as JSON. The classes that it has
+loaded are kept by `offsetstore.local.spark.class_archive`.
 """
 
 from __future__ import annotations

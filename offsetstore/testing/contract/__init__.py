@@ -1,1 +1,1 @@
-"""What every store must do, whatever its database."""
+"""What every store must do on every database."""

@@ -1,4 +1,4 @@
-"""What an operator decides sticks, and the jobs of before are fenced. See `offsetstore.testing.contract.suite`."""
+"""An operator's decisions stick, and earlier jobs are fenced. See `offsetstore.testing.contract.suite`."""
 # ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import pytest
 
 from offsetstore.errors import (
     AdvanceMismatch,
-    CommittedBehindOurBack,
     LockedTwice,
     LockFirst,
     LockInSavepoint,
@@ -17,6 +16,7 @@ from offsetstore.errors import (
     OffsetGap,
     ProtocolMisuse,
     Unadvanced,
+    UnexpectedCommit,
 )
 from offsetstore.offsets import OffsetRange
 from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, ContractParts, Stop, assert_untouched
@@ -136,7 +136,7 @@ class MisuseContract(ContractParts):
     def test_commit_and_rollback_on_the_connection_are_refused(
         self, store: OffsetStore, claim: Claim, write: Write, read: Read, ending: str
     ) -> None:
-        with pytest.raises(CommittedBehindOurBack), store.transaction(claim) as tx:
+        with pytest.raises(UnexpectedCommit), store.transaction(claim) as tx:
             tx.lock({P0: OffsetRange(0, 3)})
             write(tx, [0])
             getattr(tx.connection, ending)()
@@ -147,7 +147,7 @@ class MisuseContract(ContractParts):
     def test_an_advance_that_a_savepoint_took_back_is_noticed(
         self, store: OffsetStore, claim: Claim, write: Write, read: Read
     ) -> None:
-        with pytest.raises(CommittedBehindOurBack), store.transaction(claim) as tx:
+        with pytest.raises(UnexpectedCommit), store.transaction(claim) as tx:
             plan = tx.lock({P0: OffsetRange(0, 3), P1: OffsetRange(0, 3)})
             write(tx, [0, 1, 2])
             tx.advance({P0: plan[P0].remaining})

@@ -1,4 +1,4 @@
-"""What every store must do, whatever its database: a pytest suite to be subclassed.
+"""What every store must do on every database: a pytest suite to be subclassed.
 
 ::
 
@@ -13,7 +13,7 @@
         def read(self, store): ...      # read() -> the numbers that are committed, sorted
 
 Results must be kept without a unique key, so that nothing hides a duplicate. Each test names the lines of the list of
-behaviours that it proves, in a mark ``behaviour(*ids)``: register it where pytest is strict about marks.
+behaviours that it proves, in a mark ``behaviour(*ids)``: register it if pytest is strict about marks.
 """
 
 from __future__ import annotations
@@ -38,4 +38,4 @@ class OffsetStoreContract(
     MarkContract,
     AdminContract,
 ):
-    """All of it; see the module."""
+    """The whole suite; see the module."""

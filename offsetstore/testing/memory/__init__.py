@@ -1,4 +1,4 @@
-"""A store in memory, for unit tests of one's own code around it."""
+"""A store in memory, for unit tests of your own code around it."""
 
 from offsetstore.testing.memory.store import InMemoryOffsetStore, MemoryDatabase
 

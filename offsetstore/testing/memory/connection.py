@@ -1,10 +1,10 @@
-"""What ``tx.connection`` is in memory: tables are lists, rows are whatever a test likes to compare."""
+"""``tx.connection`` in memory: tables are lists, and rows are any objects that a test can compare."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from offsetstore.errors import CommittedBehindOurBack
+from offsetstore.errors import UnexpectedCommit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MemoryConnection:
-    """Stands where a SQLAlchemy ``Connection`` stands on PostgreSQL. Its rows are committed with the offsets."""
+    """Takes the place of SQLAlchemy's ``Connection`` on PostgreSQL. Its rows are committed with the offsets."""
 
     def __init__(self, session: MemorySession) -> None:
         self._session = session
@@ -30,7 +30,7 @@ class MemoryConnection:
         )
 
     def append(self, table: str, row: object) -> None:
-        """Add one row. Tables need no making."""
+        """Add one row. Tables need not be created."""
         self.extend(table, [row])
 
     def extend(self, table: str, rows: Iterable[object]) -> None:
@@ -48,19 +48,19 @@ class MemoryConnection:
     def commit(self) -> NoReturn:
         """Refuse, as on PostgreSQL.
 
-        :raises CommittedBehindOurBack: always: the transaction's block commits.
+        :raises UnexpectedCommit: always: the transaction's block commits.
         """
         self._refuse()
 
     def rollback(self) -> NoReturn:
         """Refuse, as on PostgreSQL.
 
-        :raises CommittedBehindOurBack: always: an exception rolls back.
+        :raises UnexpectedCommit: always: an exception rolls back.
         """
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise CommittedBehindOurBack("COMMIT or ROLLBACK was called on tx.connection")
+        raise UnexpectedCommit("COMMIT or ROLLBACK was called on tx.connection")
 
 
 class MemorySavepoint:

@@ -1,4 +1,4 @@
-"""Row locks for the in-memory database: FOR UPDATE, FOR SHARE, ``lock_timeout``, and who is in the way."""
+"""Row locks for the in-memory database: FOR UPDATE, FOR SHARE, ``lock_timeout``, and which session blocks another."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     import threading
 
 Key: TypeAlias = tuple[object, ...]
-"""A row: the table's name and the primary key. It can be locked before it is there, as by a unique index."""
+"""A row: the table's name and the primary key. It can be locked before it exists, as by a unique index."""
 
 
 class Mode(Enum):
-    """How strong a lock is; two shares go together, nothing else does."""
+    """The strength of a lock; only two shares are compatible."""
 
     SHARE = "FOR SHARE"
     UPDATE = "FOR UPDATE"
 
 
 class Owner(Protocol):
-    """What has locks: a session."""
+    """An owner of locks: a session."""
 
     name: str
     lock_timeout: float | None
     terminates: tuple[float, str] | None
-    """From which `time.monotonic` on it ends what blocks it, and how the names of those begin."""
+    """The `time.monotonic` from which it ends the sessions that block it, and the prefix of their names."""
 
     def check_alive(self) -> None:
-        """Raise ConnectionLost if it was ended by somebody."""
+        """Raise ConnectionLost if another session has ended it."""
         ...
 
     def die(self) -> None:
@@ -42,7 +42,7 @@ class Owner(Protocol):
 class RowLocks:
     """All locks of one database. Everything here is called with ``changed`` held.
 
-    Two sessions that lock in opposite orders are not told apart from a long wait: ``lock_timeout`` ends it.
+    A deadlock is not distinguished from a long wait: ``lock_timeout`` ends both.
     """
 
     def __init__(self, changed: threading.Condition) -> None:
@@ -52,7 +52,7 @@ class RowLocks:
     def take(self, owner: Owner, key: Key, mode: Mode) -> None:
         """Wait for the lock and take it; kept until `release`.
 
-        :raises LockTimeout: it was not had within the owner's ``lock_timeout``.
+        :raises LockTimeout: could not acquire it within the owner's ``lock_timeout``.
         :raises ConnectionLost: the owner was ended while it waited.
         """
         end = None if owner.lock_timeout is None else time.monotonic() + owner.lock_timeout
@@ -82,20 +82,20 @@ class RowLocks:
         self._changed.wait(min(wakes) - now if wakes else None)
 
     def has(self, owner: Owner, key: Key) -> bool:
-        """Whether the owner has a lock on the row, of whatever strength."""
+        """Whether the owner has a lock on the row, of either strength."""
         return owner in self._held.get(key, {})
 
     def holder(self, key: Key) -> Owner | None:
-        """Who has the row FOR UPDATE."""
+        """The owner that has locked the row FOR UPDATE."""
         return next((owner for owner, mode in self._held.get(key, {}).items() if mode is Mode.UPDATE), None)
 
     def give_back(self, owner: Owner, key: Key) -> None:
-        """Let go of one lock, before the end."""
+        """Release one lock before the transaction ends."""
         self._held.get(key, {}).pop(owner, None)
         self._changed.notify_all()
 
     def release(self, owner: Owner) -> None:
-        """Let go of all that the owner has."""
+        """Release all locks of the owner."""
         for key in [key for key, modes in self._held.items() if owner in modes]:
             del self._held[key][owner]
             if not self._held[key]:

@@ -1,6 +1,6 @@
 """One transaction in memory, behind the `Session` protocol: READ COMMITTED, with what it writes kept until COMMIT."""
 
-# ruff: noqa: D102 - what the methods do is said by the Protocol that they implement
+# ruff: noqa: D102 - the Protocol that they implement says what the methods do
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Changes(Contents):
 
 
 class Shared:
-    """What all sessions of one database share; ``changed`` guards it, and tells those who wait for a lock."""
+    """What all sessions of one database share; ``changed`` guards it, and notifies those that wait for a lock."""
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self.clock = clock
@@ -152,12 +152,12 @@ class MemorySession:
             self._changes.rows += [(table, row) for row in rows]
 
     def read_rows(self, table: str) -> list[object]:
-        """All rows of one of the user's tables that are committed or our own."""
+        """All rows of one of the user's tables that are committed, or written by us."""
         with self._statement() as committed:
             return [row for name, row in [*committed.rows, *self._changes.rows] if name == table]
 
     def save(self) -> Changes:
-        """Begin a savepoint: what was written until now."""
+        """Begin a savepoint; return what was written so far."""
         with self._statement():
             self._savepoints += 1
             return self._changes.copy()
@@ -236,7 +236,7 @@ class MemorySession:
                     self._changes.partitions[group, tp] = StoredOffset(offset, token, updated_at=self._shared.clock())
                     inserted.add(tp)
                 elif not had:
-                    # ON CONFLICT DO NOTHING waits for who inserts the same, and locks nothing.
+                    # ON CONFLICT DO NOTHING waits for others that insert the same, and locks nothing.
                     self._locks.give_back(self, _key(group, tp))
         return inserted
 
@@ -352,7 +352,7 @@ class MemorySession:
             if self._beat(claim_id) is None:
                 return False
             self._locks.take(self, ("heartbeats", claim_id), Mode.UPDATE)
-            # Asked again: a new claim may have removed it while we waited.
+            # Checked again: a new claim may have removed it while we waited.
             if self._beat(claim_id) is None:
                 return False
             self._changes.beats[claim_id] = self._shared.clock()

@@ -1,11 +1,11 @@
-"""An `OffsetStore` without a database, for unit tests of one's own code around it.
+"""An `OffsetStore` without a database, for unit tests of your own code around it.
 
 It passes the same contract suite as PostgreSQL's: the protocol above it is the same code, the locks, the fence and the
-transactions are real, among the threads of one process. What it has no answer to is SQL: ``tx.connection`` takes rows
-as they are, and ``store.rows`` gives back what was committed.
+transactions are real, among the threads of one process. It has no SQL: ``tx.connection`` takes rows as they are,
+and ``store.rows`` returns those that were committed.
 """
 
-# ruff: noqa: D102 - what the methods do is said by the Protocol that they implement
+# ruff: noqa: D102 - the Protocol that they implement says what the methods do
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _now() -> datetime:
 
 
 class MemoryDatabase:
-    """What stands behind one or several stores: give it to a second one, and that is "after the restart".
+    """The database behind one or several stores: give it to a second one to test a restart.
 
-    :param clock: the database's clock, which the heartbeats' age is measured by.
+    :param clock: the database's clock, by which the age of heartbeats is measured.
     """
 
     def __init__(self, clock: Callable[[], datetime] = _now) -> None:
@@ -77,7 +77,7 @@ class MemoryDatabase:
         """Nothing to check."""
 
     def close(self) -> None:
-        """Nothing to close: what was committed stays as long as somebody has the object."""
+        """Nothing to close: what was committed stays as long as this object exists."""
 
 
 class InMemoryOffsetStore(OffsetStore):

@@ -1,9 +1,9 @@
 """Which Arrow type fits which column, and how it gets there without losing anything.
 
-What would go wrong for every row is refused by type, before any byte; what can go wrong for a value (out of range, a
-fraction into an integer, too many digits, microseconds into a ``timestamp(3)``) raises when the value is met. Nothing
-is rounded, cut or shifted silently. Where a type is known by its text form alone, PostgreSQL reads the text, with that
-type's own rules: a ``timetz(0)`` rounds.
+What would fail for every row is refused by type, before any byte is sent; what can fail for single values (out of
+range, a fraction into an integer, too many digits, microseconds into a ``timestamp(3)``) raises there. Nothing is
+rounded, cut or shifted silently. If only the text form of a type is known, PostgreSQL reads the text, by that type's
+own rules: a ``timetz(0)`` rounds.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from offsetstore.writers.table.catalogue import Column
 
 _INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
-_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # decimal digits that integers of so many bits need
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # bits of an integer: decimal digits that it needs
 
 # Their binary form is the text itself (jsonb's: after a version byte, which its encoder adds).
 _TEXTS = frozenset({"text", "varchar", "bpchar", "enum", "json", "jsonb"})
 
-# Types that shorten or round what they are given without an error, and those to have instead.
+# Types that shorten or round values without an error, and the types to use instead.
 _SILENT = {"char": "text", "money": "numeric", "name": "text"}
 
 # PostgreSQL compares the element type that an array's sender names with the column's; these are what pgpq names.
@@ -54,12 +54,12 @@ _BINARY_ELEMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """How a column gets to its target.
+    """How a column is converted for its target.
 
-    :param arrow: the Arrow type after it.
-    :param binary: whether pgpq writes ``arrow`` as the target reads it; else the COPY has to be a text one.
-    :param check: raises ``ValueError`` for a value that does not fit; returns what it was given.
-    :param make: does what Arrow's own safe cast to ``arrow`` can't.
+    :param arrow: the Arrow type after the conversion.
+    :param binary: whether pgpq writes ``arrow`` as the target reads it; if not, COPY has to use its text format.
+    :param check: raises ``ValueError`` for a value that does not fit; returns its argument.
+    :param make: converts what Arrow's own safe cast to ``arrow`` can't.
     """
 
     arrow: pa.DataType
@@ -77,7 +77,7 @@ class Cast:
 
 
 def find_cast(source: pa.DataType, column: Column) -> Cast | None:
-    """Find the way from an Arrow type to a column, or ``None`` if there is none that is safe."""
+    """Find the cast from an Arrow type to a column, or ``None`` if no cast is safe."""
     if pa.types.is_null(source):  # Spark's `lit(None)`: in both formats a NULL has no bytes, so any type will do
         return Cast(pa.bool_())
     if lossless_type(column):
@@ -91,7 +91,7 @@ def find_cast(source: pa.DataType, column: Column) -> Cast | None:
 
 
 def lossless_type(column: Column) -> str | None:
-    """Name the type to have instead of one that can change values without an error; ``None`` if it can't."""
+    """Name the type to use instead of one that can change values without an error; ``None`` if it can't."""
     kind = column.element or column.kind
     cuts = kind == "interval" and not interval_keeps_seconds(column.modifier)
     instead = "interval" if cuts else _SILENT.get(kind)
@@ -139,7 +139,7 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
         case "int2" | "int4" | "int8":
             fits = known.is_integer(source) or known.is_floating(source) or known.is_decimal(source)
             return Cast(_INTEGERS[kind]) if fits else None
-        case "float4":  # not from double: hardly any would survive, and a cast in the transform says it is meant
+        case "float4":  # not from double: hardly any value would survive, and a cast in the transform says so openly
             fits = known.is_integer(source) or known.is_float16(source) or known.is_float32(source)
             return Cast(pa.float32()) if fits else None
         case "float8":
@@ -154,7 +154,7 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
             return _text(source, binary=True, length=text_length(modifier) if kind == "varchar" else None)
         case "date" | "timestamp" | "timestamptz" | "time" | "interval":
             return _moment(source, kind, modifier)
-        case _:  # inet, citext, ranges, ...: in their text form, which is PostgreSQL's to judge
+        case _:  # inet, citext, ranges, ...: in their text form, which PostgreSQL checks
             return _text(source, binary=False)
 
 
@@ -165,7 +165,7 @@ def _text(source: pa.DataType, *, binary: bool, length: int | None = None) -> Ca
 
 
 def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
-    """An instant goes into timestamptz alone and a wall clock's time into timestamp alone: between them is a zone."""
+    """Instants go only into timestamptz, and wall clock times only into timestamp: a zone is between them."""
     known = pa.types
     fits, arrow = {
         "date": (known.is_date(source), pa.date32()),
@@ -180,9 +180,9 @@ def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
 
 
 def _numeric(source: pa.DataType, modifier: int) -> Cast | None:
-    """Go by way of a decimal, as pgpq writes any other number into numeric as 0.00 without a word.
+    """Convert to a decimal first, since pgpq writes any other number into numeric as 0.00, without an error.
 
-    PostgreSQL refuses too many digits before the point, and rounds those after it: that is what is checked here.
+    PostgreSQL refuses too many digits before the point, but rounds those after it: so these are checked here.
     """
     check = None if modifier < 0 else partial(refuse_rounding, scale=numeric_scale(modifier))
     if pa.types.is_integer(source):

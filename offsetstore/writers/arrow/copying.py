@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from offsetstore.writers.table.catalogue import Column
     from offsetstore.writers.table.names import TableName
 
-# ONLY: a partitioned table's parts can't change their types without it, and there may be thousands.
+# ONLY: partitions, of which there may be thousands, can't change their types without the partitioned table.
 _LOCK = sql.SQL("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE")
 _BINARY = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT binary)")
 _TEXT = sql.SQL("COPY {table} ({columns}) FROM STDIN")
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection:
-    """Take psycopg's connection from under SQLAlchemy's, in whose transaction it stays.
+    """Return the psycopg connection below SQLAlchemy's, in the same transaction.
 
-    SQLAlchemy begins one with its own first statement; here is none, so that it has to be told, or it would forget the
-    transaction that psycopg begins.
+    SQLAlchemy begins a transaction with its own first statement. There is none here, so it has to be told, or it would
+    not know of the transaction that psycopg begins.
     """
     if not connection.in_transaction():
         connection.begin()
@@ -43,13 +43,13 @@ def driver_connection(connection: Connection) -> psycopg.Connection:
 
 
 def lock_against_change(connection: psycopg.Connection, table: TableName) -> None:
-    """Take the lock that COPY takes anyhow, before the columns are read rather than after.
+    """Take the lock that COPY takes anyway, but before the columns are read.
 
-    An ALTER TABLE that runs meanwhile would else change a column's type in between, and a binary COPY does not notice:
-    eight bytes of a bigint are a valid numeric, of another value.
+    Otherwise a concurrent ALTER TABLE could change a column's type in between, and a binary COPY would not notice: the
+    eight bytes of a bigint are a valid numeric with another value.
 
     :raises ColumnMismatch: there is no such table.
-    :raises UnsafeTarget: it can't be locked, as a foreign table can't.
+    :raises UnsafeTarget: it can't be locked, like a foreign table.
     """
     try:
         connection.execute(_LOCK.format(table=table.identifier))
@@ -65,10 +65,10 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
 
 @contextmanager
 def locked_target(connection: psycopg.Connection, table: TableName) -> Generator[dict[str, Column]]:
-    """Lock the target, and read its columns for what is written in the block.
+    """Lock the target, and read its columns for the writes in the block.
 
-    The lock does not keep partitions from being attached, nor one's kind from being changed before rows come to it: so
-    a partitioned table is looked at again when all is written. What has rows of ours by then, they keep locked.
+    The lock does not prevent partitions from being attached, nor their kind from being changed before they get rows, so
+    a partitioned table is read again after all writes. By then, the partitions that got rows are locked.
 
     :raises ColumnMismatch, UnsafeTarget: as `read_target` does; the transaction has to be rolled back.
     """
@@ -82,8 +82,8 @@ def locked_target(connection: psycopg.Connection, table: TableName) -> Generator
 def copy_batches(
     connection: psycopg.Connection, target: sql.Identifier, encoding: Encoding, batches: Iterable[pa.RecordBatch]
 ) -> None:
-    """Send the batches, at least one row of them, chunk by chunk."""
-    # pgpq writes UTF-8 whatever the connection has been told; in text, psycopg knows.
+    """Send the batches, which have at least one row, chunk by chunk."""
+    # pgpq always writes UTF-8; for text, psycopg uses the connection's encoding.
     binary = encoding.binary and connection.info.encoding == "utf-8"
     statement = (_BINARY if binary else _TEXT).format(
         table=target, columns=sql.SQL(", ").join(map(sql.Identifier, encoding.columns))
@@ -116,7 +116,7 @@ def _send_rows(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatch]
 
 
 def _send_row(copy: Copy, encoding: Encoding, row: Sequence[Any]) -> None:
-    """Write one row; what psycopg can't write, such as a letter that the connection's encoding lacks, is refused."""
+    """Write one row; refuse what psycopg can't write, such as a letter that the connection's encoding lacks."""
     with suppress(*CONVERSION_ERRORS):
         copy.write_row(row)
         return

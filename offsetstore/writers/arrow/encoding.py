@@ -1,4 +1,4 @@
-"""Arrow batches as what COPY reads: pgpq's binary form, or rows for psycopg where pgpq does not know a type."""
+"""Arrow batches in the form that COPY reads: pgpq's binary one, or rows for psycopg if pgpq does not know a type."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _T = TypeVar("_T")
 CONVERSION_ERRORS: Final = (ArithmeticError, LookupError, TypeError, ValueError, pa.ArrowException, psycopg.DataError)
 """What Arrow, pgpq, Python and psycopg raise on a value that can't be converted; most of them quote it."""
 
-_NO_FIT: Final = "a value that does not fit, or would lose something"
+_NO_FIT: Final = "a value that does not fit without loss"
 
 CHUNK_ROWS = 8192
-"""So many rows are encoded and sent at a time, so that a large batch is never in memory twice."""
+"""The number of rows encoded and sent at a time: a large batch is never in memory twice."""
 
 
 class Encoding:
-    """The way of a DataFrame's rows into a table."""
+    """Encodes a DataFrame's rows for a table."""
 
     def __init__(self, table: TableName, matches: Sequence[Match]) -> None:
         self._table = table
@@ -60,7 +60,7 @@ class Encoding:
         yield header + encoder.finish()
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
-        """Give Python's values row by row: slower, and psycopg can write whatever PostgreSQL can read.
+        """Yield Python's values row by row: slower, but psycopg can write every type.
 
         :raises RowsRefused: a value that the table can't hold.
         """
@@ -69,7 +69,7 @@ class Encoding:
             yield from zip(*columns, strict=True)
 
     def refusal(self, row: Sequence[Any], dump: Callable[[Any], object]) -> RowsRefused:
-        """Make the error of a row that the driver can't write, of the first column whose value it can't ``dump``."""
+        """Make the error for a row that the driver can't write, about the first column whose value can't be dumped."""
         for match, value in zip(self._matches, row, strict=True):
             try:
                 dump(value)
@@ -78,7 +78,7 @@ class Encoding:
         return self._refused_rows()
 
     def _encode(self, encoder: Any, batch: pa.RecordBatch) -> bytes:
-        """Encode one batch; where pgpq refuses a value, it quotes it and does not name the column."""
+        """Encode one batch; pgpq's own error for a refused value quotes it, and does not name the column."""
         with suppress(*CONVERSION_ERRORS):
             return encoder.write_batch(batch)
         for match, array in zip(self._matches, _columns(batch), strict=True):
@@ -95,7 +95,7 @@ class Encoding:
                 yield pa.record_batch(converted, schema=self._schema)
 
     def _fit(self, match: Match, array: pa.Array[Any], convert: Callable[[pa.Array[Any]], _T]) -> _T:
-        """Convert one column; whatever fails, is refused here, and the error that quotes the value is let go."""
+        """Convert one column; a value that fails is refused here, without the error that quotes it."""
         try:
             return convert(array)
         except Unfit as error:
@@ -128,7 +128,7 @@ def _columns(batch: pa.RecordBatch) -> list[pa.Array[Any]]:
 
 
 def _builder(name: str, arrow: pa.DataType, kind: str) -> Any:
-    """Name the encoder where the Arrow type alone does not tell: jsonb begins with a version byte."""
+    """Choose the encoder if the Arrow type alone does not tell: jsonb begins with a version byte."""
     field: Any = pa.field(name, arrow)
     if kind == "jsonb" and pa.types.is_large_string(arrow):
         return _ENCODERS.LargeStringEncoderBuilder.new_with_output(field, pgpq_schema.Jsonb())

@@ -22,20 +22,20 @@ from offsetstore.writers.arrow.values import Unfit, is_list, refuse_out_of_range
 def json_texts(array: pa.Array[Any]) -> pa.Array[Any]:
     """Write each value as JSON; NULL stays NULL, and does not become JSON's ``null``.
 
-    :raises Unfit: a NaN or an infinity, which JSON does not have, a map that has a key twice, or a time of day of
-        another day.
+    :raises Unfit: a NaN or an infinity, which JSON does not have, a map with a duplicate key, or a time of day
+        outside of the day.
     """
     _check_times(array)
     try:
         values = array.to_pylist(maps_as_pydicts="strict")
     except KeyError:
-        reason = "a map that has a key twice"
+        reason = "a map with a duplicate key"
         raise Unfit(reason) from None
     return pa.array([None if value is None else _text(value) for value in values], pa.string())
 
 
 def _check_times(array: Any) -> None:
-    """Look at the times of day, wherever they are: Python's begin anew at midnight, without an error."""
+    """Check all times of day, at any depth: Python's wrap around at midnight, without an error."""
     kind = array.type
     if is_list(kind):
         _check_times(pc.list_flatten(array))
@@ -67,7 +67,7 @@ def _text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads better th
             return json.dumps(base64.b64encode(value).decode())
         case None | bool() | int() | float() | str():
             return json.dumps(value, ensure_ascii=False)
-        case _:  # durations and whatever Arrow comes to have
+        case _:  # durations, and types that Arrow may add
             return json.dumps(str(value))
 
 

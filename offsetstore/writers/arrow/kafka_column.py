@@ -1,4 +1,4 @@
-"""The struct column ``_kafka``, in which the sink hands Kafka's coordinates of each row."""
+"""The struct column ``_kafka``, in which the sink passes on each row's Kafka coordinates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offsetstore.writers.table.matching import Match
 
 KAFKA = "_kafka"
 
-# In the order in which offsets say which row is the later one. Staged under names that no table is likely to have.
+# In the order by which the later of two rows is found. Staged under names that no table is likely to have.
 _COORDINATES = {
     "topic": Column(name=f"{KAFKA}.topic", type_name="text", kind="text"),
     "partition": Column(name=f"{KAFKA}.partition", type_name="integer", kind="int4"),
@@ -30,12 +30,12 @@ def without_kafka(schema: pa.Schema) -> pa.Schema:
 
 
 def drop_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave the coordinates out."""
+    """Drop the coordinates."""
     return batch.drop_columns([KAFKA]) if KAFKA in batch.schema.names else batch
 
 
 def flatten_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Put topic, partition and offset in columns of their own, behind the others."""
+    """Put topic, partition and offset in columns of their own, after the others."""
     coordinates = cast("Any", batch).column(KAFKA)
     flat = drop_kafka(batch)
     for field, column in _COORDINATES.items():
@@ -45,5 +45,5 @@ def flatten_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def coordinate_matches() -> list[Match]:
-    """Give the flattened columns' way into a staging table."""
+    """Return the matches of the flattened columns for a staging table."""
     return [Match(column, Cast(_ARROW[field])) for field, column in _COORDINATES.items()]

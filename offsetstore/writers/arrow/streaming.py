@@ -1,4 +1,4 @@
-"""Record batches as they come: gone through once, so that a batch of any length takes the memory of a few."""
+"""Record batches as a stream, read once: a micro-batch of any length takes the memory of a few of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """The batches that have rows, at least one of them; ``schema`` is the first one's, which all share.
+    """The batches that have rows, at least one of them; all have the same ``schema``.
 
     ``rows`` counts what has passed so far.
     """
@@ -24,7 +24,7 @@ class Stream:
 
     @classmethod
     def of(cls, batches: Iterable[pa.RecordBatch]) -> Stream | None:
-        """Look for the first row; ``None`` where there is none."""
+        """Look for the first row; ``None`` if there is none."""
         filled = (batch for batch in batches if batch.num_rows)
         first = next(filled, None)
         return None if first is None else cls(first.schema, chain([first], filled))

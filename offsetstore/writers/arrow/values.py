@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A sentinel for what a type's largest or smallest number stands for is in no range: PostgreSQL reads infinities there.
+# The ranges leave out a type's smallest and largest number: PostgreSQL reads them as infinities.
 _EPOCH_JULIAN = 2_440_588  # the Julian day of 1970-01-01
 _DAYS = (-_EPOCH_JULIAN, 2_147_483_493 - _EPOCH_JULIAN)
-# The last moment of an Arrow timestamp is of the year 294247, and PostgreSQL's of 294276.
+# The last moment of an Arrow timestamp is in the year 294247, and PostgreSQL's in 294276.
 _MICROSECONDS = (-_EPOCH_JULIAN * 86_400_000_000, 2**63 - 1)
 _OF_A_DAY = (0, 86_400_000_000 - 1)
 
@@ -61,12 +61,12 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """Take the type of a list's or a dictionary's values."""
+    """Return the type of a list's or a dictionary's values."""
     return cast("Any", kind).value_type
 
 
 def innermost(array: pa.Array[Any]) -> pa.Array[Any]:
-    """Take the values of (nested) lists; an array that is no list, as it is."""
+    """Return the values of (nested) lists, or the array itself if it is not a list."""
     while is_list(array.type):
         array = pc.list_flatten(array)
     return array
@@ -78,7 +78,7 @@ def refuse_nul(array: pa.Array[Any]) -> pa.Array[Any]:
     :raises Unfit: one has.
     """
     strings = innermost(array)
-    # One pass of memchr over the bytes, in a fifth of the kernel's time, which only a find is worth.
+    # One pass of memchr over the bytes takes a fifth of the kernel's time; only if it finds one does the kernel look.
     if _NUL.search(_text_bytes(strings)) and pc.any(pc.match_substring(strings, "\0")).as_py():
         reason = "a text with a NUL (\\u0000)"
         raise Unfit(reason)
@@ -86,7 +86,7 @@ def refuse_nul(array: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _text_bytes(strings: pa.Array[Any]) -> memoryview:
-    """Take the bytes of these strings alone: batches are slices, and share one buffer with all others."""
+    """Return only these strings' bytes: batches are slices of a shared buffer."""
     _, offsets, data = strings.buffers()
     if not len(strings) or offsets is None or data is None:
         return memoryview(b"")
@@ -108,7 +108,7 @@ def refuse_rounding(array: pa.Array[Any], scale: int) -> pa.Array[Any]:
 def refuse_longer(array: pa.Array[Any], length: int) -> pa.Array[Any]:
     """Return the array of (lists of) strings, if none has more characters than ``length``, nor a NUL.
 
-    PostgreSQL refuses them too, unless what is too much is blanks: those it cuts.
+    PostgreSQL refuses them too, unless the excess is all blanks, which it cuts.
 
     :raises Unfit: one has.
     """
@@ -134,10 +134,10 @@ def refuse_off_step(array: pa.Array[Any], step: int) -> pa.Array[Any]:
 
 
 def refuse_out_of_range(array: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the array of (lists of) dates, timestamps or times of day, if PostgreSQL and Arrow both have all of them.
+    """Return the array of (lists of) dates, timestamps or times of day, if both PostgreSQL and Arrow can hold them.
 
     The bounds are those of PostgreSQL's ``timestamp.h`` (4713 BC onwards). Beyond them a number may be one of its
-    infinities, and Python's time of day begins anew at midnight: both would change a value without an error.
+    infinities, and Python's time of day wraps around at midnight: both would change a value without an error.
 
     :raises Unfit: one is out of range.
     """
@@ -167,14 +167,14 @@ def refuse_hollow(array: pa.Array[Any]) -> pa.Array[Any]:
     inner = kernels.list_flatten(array)
     while is_list(inner.type):
         if inner.null_count or kernels.any(kernels.equal(kernels.list_value_length(inner), 0)).as_py():
-            reason = "an array with NULL or nothing in place of one of its arrays"
+            reason = "an array with a NULL or empty inner array"
             raise Unfit(reason)
         inner = kernels.list_flatten(inner)
     return array
 
 
 def uuids_from_strings(array: pa.Array[Any]) -> pa.Array[Any]:
-    """Parse UUIDs with or without hyphens to 16 bytes each; for half a million, a tenth of a second.
+    """Parse UUIDs with or without hyphens to 16 bytes each; half a million take a tenth of a second.
 
     :raises Unfit: a string is no UUID.
     """
@@ -189,5 +189,5 @@ def uuids_from_strings(array: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def uuid_objects(array: pa.Array[Any]) -> Iterator[UUID | None]:
-    """Give 16-byte values as Python's UUIDs."""
+    """Yield 16-byte values as Python's UUIDs."""
     return (None if value is None else UUID(bytes=value) for value in array.to_pylist())

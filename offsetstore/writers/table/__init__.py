@@ -1,1 +1,1 @@
-"""The target table: what its catalogue says, and how rows go into it by SQL."""
+"""The target table: what the catalogue says about it, and the SQL that writes rows to it."""

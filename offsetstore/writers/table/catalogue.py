@@ -1,4 +1,4 @@
-"""What PostgreSQL's catalogue says about a target table, read anew for each micro-batch: tables change."""
+"""What PostgreSQL's catalogue says about a target table, read again for each micro-batch: tables change."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
 
-# A domain's values travel as its base type's do, so domains are followed down to it. An array's modifier is its
-# elements'. `kind` is a built-in type's name, 'enum', or '' for all that only its text form is known of.
+# A domain's values are sent as its base type's, so domains are resolved to it. An array's modifier is its elements'.
+# `kind` is a built-in type's name, 'enum', or '' for all types of which only the text form is known.
 #
-# `unsafe`: of the table and all its partitions, those that lose rows or commit apart. A partitioned table itself holds
-# no rows, so that it may be UNLOGGED (up to PostgreSQL 17). pg_partition_tree() would lock each partition.
+# `unsafe`: of the table and all its partitions, those that lose rows or commit separately. A partitioned table itself
+# holds no rows, so it may be UNLOGGED (up to PostgreSQL 17). pg_partition_tree() would lock each partition.
 _COLUMNS = """
 WITH RECURSIVE target AS (
     SELECT oid, relkind, relpersistence, relnamespace, relname, ARRAY(
@@ -86,7 +86,7 @@ WHERE i.indrelid = pg_catalog.to_regclass(%(name)s)
 GROUP BY i.indexrelid
 """
 
-# A temporary table is left without its schema's name, to be refused by the next look.
+# A temporary table gets no schema name here; the next check refuses it.
 _PLACE = """
 SELECT nspname, relname
 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
@@ -95,9 +95,9 @@ WHERE pg_class.oid = pg_catalog.to_regclass(%(name)s) AND relpersistence <> 't'
 
 _SHOWN = 3
 _WHY_UNSAFE = {
-    "unlogged": "is UNLOGGED: a crash of the database empties it, and the stored offsets stay",
-    "temporary": "is temporary: it ends with its connection, and the stored offsets stay",
-    "foreign": "is a foreign table: its server commits apart from the stored offsets",
+    "unlogged": "is UNLOGGED: a crash of the database empties it, but the stored offsets stay",
+    "temporary": "is temporary: it ends with its connection, but the stored offsets stay",
+    "foreign": "is a foreign table: its server commits separately from the stored offsets",
 }
 
 
@@ -105,11 +105,11 @@ _WHY_UNSAFE = {
 class Column:
     """One column of a target.
 
-    :param type_name: as a person writes it: ``numeric(10,2)``.
+    :param type_name: as written in SQL: ``numeric(10,2)``.
     :param kind: the built-in type's name (``int8``, ``varchar``), ``enum``, ``array``, or ``""`` for any other.
     :param element: the elements' kind, for arrays.
     :param modifier: PostgreSQL's ``atttypmod``: length, precision or -1.
-    :param computed: always made by the database, so never written.
+    :param computed: always computed by the database, so never written.
     """
 
     name: str
@@ -124,13 +124,13 @@ class Column:
 
     @property
     def required(self) -> bool:
-        """Whether a row can't go in without it."""
+        """Whether every row needs a value for it."""
         return self.not_null and not self.has_default and not self.computed
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table that results may go to."""
+    """A table that results can be written to."""
 
     columns: dict[str, Column]
     is_partitioned: bool
@@ -139,7 +139,7 @@ class Target:
 def locate(connection: Connection, table: TableName) -> TableName:
     """Add the schema in which the connection's search path finds the table.
 
-    The name stays as it is where it has a schema, and where there is no such table but a temporary one.
+    The name stays as it is if it has a schema, or if there is no such table except a temporary one.
     """
     if table.schema is not None:
         return table
@@ -162,7 +162,7 @@ def read_target(connection: Connection, table: TableName) -> Target:
 def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
     """Read the columns by name, in the table's order.
 
-    :raises ColumnMismatch: there is no such table, it is a view, or it has rules that COPY would pass by.
+    :raises ColumnMismatch: there is no such table, it is a view, or it has rules that COPY would bypass.
     """
     return _columns(table, _read(connection, table))
 
@@ -191,7 +191,7 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
         )
     columns: dict[str, Column] = {}
     for _, _, _, name, number, type_name, modifier, kind, element, not_null, has_default, computed in rows:
-        if name is not None:  # a table without any column
+        if name is not None:  # None for a table without columns
             columns[name] = Column(
                 name=name,
                 type_name=type_name,
@@ -219,7 +219,7 @@ def _unsafe(connection: Connection, table: TableName, found: Sequence[Sequence[s
     if kind == "unlogged":
         next_step = f"ALTER TABLE {first.identifier.as_string(connection)} SET LOGGED;"
     elif kind == "temporary":
-        next_step = 'Drop it, or name the schema of the table that is meant: "schema.table".'
+        next_step = 'Drop it, or name the schema of the table that you mean: "schema.table".'
     elif part == "table":
         next_step = "Write to a table of this database, and copy its rows to the other server from there."
     else:
@@ -234,7 +234,7 @@ def _unsafe(connection: Connection, table: TableName, found: Sequence[Sequence[s
 
 
 def missing(table: TableName) -> ColumnMismatch:
-    """Make the error for a table that is not there."""
+    """Make the error for a table that does not exist."""
     return ColumnMismatch(
         f"there is no table {table}",
         next_step='Create it, name its schema ("schema.table"; capitals count), or grant the role USAGE on the schema.',

@@ -1,4 +1,4 @@
-"""Whether a DataFrame fits a table: everything that does not, in one error, before any byte."""
+"""Check whether a DataFrame fits a table; one error tells all that does not, before any byte is sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SPARK_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A column of the DataFrame, its column in the table, and the way there."""
+    """A column of the DataFrame, its column in the table, and the cast to it."""
 
     column: Column
     cast: Cast
@@ -45,7 +45,7 @@ class Match:
 
 @dataclass(slots=True)
 class _Mismatch:
-    """What does not fit, as it is found."""
+    """Collects what does not fit."""
 
     problems: list[str] = field(default_factory=list[str])
     found: dict[str, str] = field(default_factory=dict[str, str])
@@ -76,24 +76,24 @@ class _Mismatch:
 def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: TableName) -> list[Match]:
     """Match a DataFrame's columns, in its order, with the table's.
 
-    :raises ColumnMismatch: the two don't fit; with all the columns that it is about.
+    :raises ColumnMismatch: the two don't fit; the error names all such columns.
     """
     if not schema.names:
         raise ColumnMismatch(
             f"the DataFrame has no columns to write to {table}",
             expected=f"columns of {', '.join(columns)}",
-            next_step="See what transform returns.",
+            next_step="Check what transform returns.",
         )
     mismatch = _Mismatch()
     fields = zip(schema.names, schema.types, strict=True)
     matches = [match for name, arrow in fields if (match := _match(name, arrow, columns, mismatch))]
     for name in sorted({name for name in schema.names if schema.names.count(name) > 1}):
-        mismatch.add(name, "is there more than once", next_step="Keep each column once.")
+        mismatch.add(name, "appears more than once", next_step="Keep each column once.")
     for column in columns.values():
         if column.required and column.name not in schema.names:
             mismatch.add(
                 column.name,
-                "is missing, and the table has it NOT NULL without a default",
+                "is missing, but is NOT NULL without a default in the table",
                 expected=column.type_name,
                 next_step=f"Add {column.name} in the transform, or give it a default in the table.",
             )
@@ -109,11 +109,11 @@ def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatc
         step = f"Rename it to {near}." if near else f"Drop {name} in the transform, or add it to the table."
         mismatch.add(name, problem, found=str(arrow), next_step=step)
     elif column.computed:
-        step = f"Drop {name} in the transform: the database makes it."
+        step = f"Drop {name} in the transform: the database generates it."
         mismatch.add(name, "is GENERATED ALWAYS", found=str(arrow), next_step=step)
     elif (cast := find_cast(arrow, column)) is None and (instead := lossless_type(column)):
-        problem = f"is {column.type_name} in the table, which changes values without an error"
-        step = f"Make {name} {instead} in the table."
+        problem = f"is {column.type_name} in the table, which can change values without an error"
+        step = f"Change {name} to {instead} in the table."
         mismatch.add(name, problem, found=str(arrow), expected=instead, next_step=step)
     elif cast is None:
         step = _cast_step(column)
@@ -124,7 +124,7 @@ def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatc
 
 
 def _near(name: str, columns: Iterable[str]) -> str | None:
-    """Find the name that was meant: first another case of it, since Spark does not tell cases apart."""
+    """Guess the name that was meant: first in another case, since Spark ignores case."""
     names = list(columns)
     same = [other for other in names if other.casefold() == name.casefold()]
     return (same or get_close_matches(name, names, n=1) or [None])[0]
@@ -134,5 +134,5 @@ def _cast_step(column: Column) -> str:
     is_numeric = column.kind == "numeric"
     spark = column.type_name.replace("numeric", "decimal") if is_numeric else _SPARK_TYPES.get(column.kind)
     if spark is None:
-        return f"Give {column.name} as what {column.type_name} can be made from."
+        return f"Give {column.name} a type that {column.type_name} can be made from."
     return f'Cast it in the transform: col("{column.name}").cast("{spark}").'

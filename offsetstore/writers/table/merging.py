@@ -1,7 +1,7 @@
 """The SQL of an Upsert: a staging table, and one INSERT that combines its rows by key and merges them into the target.
 
-Rows go in sorted by key, whatever order the batch has them in: two parallel upserts then lock rows in one order. All
-jobs sort alike, by the key columns as the table has them.
+Rows are written in the order of their keys, so that parallel upserts lock them in one order. For this, all jobs sort by
+the key columns in the table's order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ORDER BY {key}
 ON CONFLICT ({conflict}) {action}
 """)
 
-# One row a key, the latest: DISTINCT ON keeps the first. A ctid is the place in the staging table, so the order of the
-# batch: it decides where nothing else does.
+# One row per key, the latest: DISTINCT ON keeps the first. A ctid is the place in the staging table, so the order of
+# the batch: it decides if nothing else does.
 _MERGE_LATEST = sql.SQL("""
 INSERT INTO {table} AS stored ({columns})
 SELECT DISTINCT ON ({key}) {values}
@@ -48,24 +48,24 @@ ON CONFLICT ({conflict}) {action}
 
 _ALL = sql.SQL("")
 
-# How rows of one key are combined; aggregates leave NULLs out, as do GREATEST and LEAST below.
+# How rows of one key are combined; aggregates ignore NULLs, as do GREATEST and LEAST below.
 _COMBINED = {"add": sql.SQL("sum({})"), "greatest": sql.SQL("max({})"), "least": sql.SQL("min({})")}
 
-# How what is stored and what comes in are merged: `excluded` is the row that could not be inserted.
+# How stored and incoming values are merged: `excluded` is the row that could not be inserted.
 _MERGED = {
     "add": sql.SQL("{0} = coalesce(stored.{0} + excluded.{0}, stored.{0}, excluded.{0})"),
     "greatest": sql.SQL("{0} = greatest(stored.{0}, excluded.{0})"),
     "least": sql.SQL("{0} = least(stored.{0}, excluded.{0})"),
     "replaced": sql.SQL("{0} = excluded.{0}"),
 }
-# Without a stored version anything is newer; without one of its own, a row is newer than nothing else.
+# If no version is stored, any row is newer; a row without a version is newer than no other.
 _REPLACED_IF_NEWER = sql.SQL(
     "{0} = CASE WHEN stored.{1} IS NULL OR excluded.{1} >= stored.{1} THEN excluded.{0} ELSE stored.{0} END"
 )
 
 
 def no_coordinates() -> sql.Composed:
-    """Write the staging table's columns for Kafka's coordinates, NULL where none are copied."""
+    """Write the staging table's columns for Kafka's coordinates, NULL if none are copied."""
     return _NO_COORDINATES.format(**_coordinates())
 
 

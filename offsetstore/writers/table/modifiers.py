@@ -1,4 +1,4 @@
-"""What a column's ``atttypmod`` says beyond its type, as PostgreSQL packs it; -1 where nothing was declared.
+"""What a column's ``atttypmod`` says beyond its type, as PostgreSQL packs it; -1 if nothing was declared.
 
 The layouts are those of ``numeric.c``, ``timestamp.c`` and ``varchar.c`` in PostgreSQL's sources.
 """
@@ -11,21 +11,21 @@ _SECOND = 1 << 12  # the bit of SECOND among an interval's fields; undeclared fi
 
 
 def numeric_scale(modifier: int) -> int:
-    """Take the scale out of ``numeric(p,s)``'s: the lowest 11 bits, signed."""
+    """Return the scale of ``numeric(p,s)``: the lowest 11 bits, signed."""
     return (((modifier - _HEADER) & 0x7FF) ^ 1024) - 1024
 
 
 def text_length(modifier: int) -> int | None:
-    """Take the number of characters out of ``varchar(n)``'s."""
+    """Return the number of characters of ``varchar(n)``."""
     return None if modifier < 0 else modifier - _HEADER
 
 
 def moment_step(modifier: int) -> int:
-    """Take the microseconds to whose multiples ``time(p)``, ``timestamp(p)`` or ``interval(p)`` round."""
+    """Return the step in microseconds to which ``time(p)``, ``timestamp(p)`` or ``interval(p)`` round."""
     digits = modifier & 0xFFFF
     return 1 if digits == _UNDECLARED else 10 ** (6 - digits)
 
 
 def interval_keeps_seconds(modifier: int) -> bool:
-    """Tell whether an interval's fields go down to the second; ``interval day`` makes nothing of 23 hours."""
+    """Tell whether an interval's fields go down to the second; ``interval day`` drops 23 hours."""
     return bool(modifier >> 16 & _SECOND)

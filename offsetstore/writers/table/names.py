@@ -33,10 +33,10 @@ class TableName:
         parts = table.split(".")
         if len(parts) > _MAX_PARTS or not all(parts):
             raise ConfigurationError(
-                "not the name of a table",
+                "not a valid table name",
                 found=repr(table),
                 expected='"table" or "schema.table"',
-                next_step="For a name that has a dot in it, give a sqlalchemy.Table.",
+                next_step="For a name that contains a dot, give a sqlalchemy.Table.",
             )
         return cls(parts[0] if len(parts) == _MAX_PARTS else None, parts[-1])
 

@@ -1,4 +1,4 @@
-"""What an Upsert does with each column when rows of one key meet."""
+"""What an Upsert does with each column of rows that have the same key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ORDERED = _SUMMABLE | {
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The columns by role; whichever the DataFrame has beyond them are replaced."""
+    """The columns by role; all others that the DataFrame has are replaced."""
 
     key: tuple[str, ...]
     add: tuple[str, ...]
@@ -55,7 +55,7 @@ class Roles:
         named = roles.named
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise ConfigurationError(
-                "a column has one role in an Upsert, once",
+                "a column can have only one role in an Upsert",
                 found=f"{', '.join(twice)} twice",
                 expected="each column once",
             )
@@ -63,7 +63,7 @@ class Roles:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The columns that the Upsert's arguments name, and that the DataFrame has to have."""
+        """The columns that the Upsert's arguments name, and that the DataFrame must have."""
         version = () if self.version is None else (self.version,)
         return self.key + self.add + self.greatest + self.least + version
 
@@ -73,9 +73,9 @@ class Roles:
         return [name for name in names if name not in merged]
 
     def check(self, names: Sequence[str], columns: Mapping[str, Column], table: TableName) -> None:
-        """Hold the roles against the DataFrame's names and the table's types.
+        """Check the roles against the DataFrame's names and the table's types.
 
-        :raises ColumnMismatch: a column that is not there, or whose type can't play its role.
+        :raises ColumnMismatch: a column is missing, or has a type that its role does not allow.
         """
         if absent := [name for name in self.named if name not in names]:
             raise ColumnMismatch(
@@ -88,9 +88,9 @@ class Roles:
         _check_kinds("greatest, least and version", ordered, _ORDERED, columns, table)
 
     def check_key(self, unique: Sequence[frozenset[str]], table: TableName) -> None:
-        """Hold the key against the sets of columns that the table has unique.
+        """Check the key against the table's unique sets of columns.
 
-        :raises ColumnMismatch: PostgreSQL could not tell by it which rows are the same.
+        :raises ColumnMismatch: the key is none of them, so PostgreSQL could not find conflicting rows by it.
         """
         if frozenset(self.key) not in unique:
             key = ", ".join(self.key)
@@ -110,7 +110,7 @@ def _check_kinds(
 ) -> None:
     if wrong := {name: columns[name].type_name for name in names if columns[name].kind not in kinds}:
         raise ColumnMismatch(
-            f"columns of {table} are of types that {role} can't work on: {', '.join(wrong)}",
+            f"columns of {table} have types that {role} does not allow: {', '.join(wrong)}",
             found=wrong,
             expected=f"one of {', '.join(sorted(kinds))}",
         )

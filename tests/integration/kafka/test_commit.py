@@ -188,7 +188,7 @@ def test_a_broker_that_is_down_is_unavailable_in_time_and_a_commit_works_when_it
             with pytest.raises(BrokerUnavailable, match="committing the offsets") as unavailable:
                 broker.commit(offsetstore_group, offsets)
             assert 0.8 < time.monotonic() - started < 1.5
-            assert "stored offsets are as they were" in unavailable.value.next_step
+            assert "stored offsets are unchanged" in unavailable.value.next_step
     finally:
         offsetstore_kafka.start()
     patient = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})

@@ -284,7 +284,7 @@ def test_a_table_that_is_always_emptied_ends_the_query_instead_of_a_loop(
     ] * 5  # fmt: skip
     error = failure(world, world.claim(topic), events, Append("events"))
     assert isinstance(error, SinkError)
-    assert error.found == "4 rows were staged, and 0 are there"
+    assert error.found == "4 rows were staged, but the table holds 0"
     assert (world.database.column(VALUES), world.stored(topic)) == ([], {0: 0, 1: 0})
 
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import event
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
-from offsetstore.errors import CommittedBehindOurBack, StaleClaim
+from offsetstore.errors import StaleClaim, UnexpectedCommit
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
 from tests.integration.store.transacting import GROUP, P0, P1, driver, lock, process, write
@@ -86,7 +86,7 @@ def test_an_end_behind_our_back_is_noticed_and_the_offset_stays(store: OffsetSto
             end(tx, how)
             tx.advance(left)
 
-    with pytest.raises(CommittedBehindOurBack):
+    with pytest.raises(UnexpectedCommit):
         job()
     assert store.offsets(GROUP)[P0].next_offset == 0
 
@@ -98,7 +98,7 @@ def test_an_end_after_the_advance_is_noticed_too(store: OffsetStore, claim: Clai
             tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
             tx.connection.exec_driver_sql("ROLLBACK")
 
-    with pytest.raises(CommittedBehindOurBack):
+    with pytest.raises(UnexpectedCommit):
         job()
 
 
@@ -113,7 +113,7 @@ def test_an_advance_that_plain_sql_took_back_is_noticed(store: OffsetStore, clai
             tx.advance({P1: left[P1]})
             tx.connection.exec_driver_sql("ROLLBACK TO before")
 
-    with pytest.raises(CommittedBehindOurBack):
+    with pytest.raises(UnexpectedCommit):
         job()
     assert query("SELECT * FROM results") == []
     assert {row.next_offset for row in store.offsets(GROUP).values()} == {0}

@@ -143,7 +143,7 @@ def test_a_dataframe_without_columns_is_refused(database: Database) -> None:
 def test_a_column_that_is_there_twice_is_refused(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint)")
     twice = pa.record_batch([pa.array([1]), pa.array([2])], names=["n", "n"])
-    assert "n is there more than once" in str(database.refusal(ColumnMismatch, Append("t"), twice))
+    assert "n appears more than once" in str(database.refusal(ColumnMismatch, Append("t"), twice))
 
 
 @pytest.mark.behaviour("SINK-4")

@@ -110,10 +110,10 @@ def test_rows_that_are_lost_or_too_many_are_noticed(database: Database, staging:
     database.run("CREATE TABLE t (id bigint, n bigint, name text)")
     create(database, Append("t"), staging, rows((1, 1, "a")))
     attempt, count = stage(database, Append("t"), staging, rows((1, 1, "a")))
-    with pytest.raises(StagedRowsLost, match="2 rows were staged, and 1 are there"):
+    with pytest.raises(StagedRowsLost, match="2 rows were staged, but the table holds 1"):
         move(database, Append("t"), staging, (attempt, count + 1))
     database.run(f'TRUNCATE {STAGING_SCHEMA}."{staging.name}"')
-    with pytest.raises(StagedRowsLost, match="1 rows were staged, and 0 are there"):
+    with pytest.raises(StagedRowsLost, match="1 rows were staged, but the table holds 0"):
         move(database, Append("t"), staging, (attempt, count))
     with database.engine.begin() as connection:
         drop(connection, staging)

@@ -81,7 +81,7 @@ def test_an_unlogged_table_is_refused_by_name_until_it_is_logged(
 def test_a_foreign_table_is_refused(database: Database, server: str, writer: Callable[[], Append | Upsert]) -> None:
     database.run(f"CREATE FOREIGN TABLE t (id bigint, n bigint) SERVER {server}")
 
-    assert "the table public.t is a foreign table: its server commits apart" in str(
+    assert "the table public.t is a foreign table: its server commits separately" in str(
         refused_everywhere(database, writer())
     )
 

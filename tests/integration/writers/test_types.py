@@ -315,7 +315,7 @@ def test_a_type_that_changes_values_without_an_error_is_refused_with_the_one_to_
     for table in ["t", "d"]:
         error = database.refusal(ColumnMismatch, Append(table), column([value], arrow))
         assert error.expected == {"value": instead}
-        assert f"Make value {instead} in the table." in str(error)
+        assert f"Change value to {instead} in the table." in str(error)
     assert database.write(Append("t"), column([None], pa.null())) == 1
 
 

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Uuid
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, TopicMissing
 from offsetstore.kafka import Broker
-from offsetstore.kafka.client import Client, Deadline, Missing, Question
+from offsetstore.kafka.client import Client, Deadline, Missing, Request
 from offsetstore.kafka.errors import broker_error
 from offsetstore.kafka.requests import topic_id
 from offsetstore.offsets import CommittedOffset, TopicPartition
@@ -30,8 +30,8 @@ SECRET = "Hunter2-never-shown"
 P0 = TopicPartition("payments", 0)
 
 
-def answered(*codes: int) -> Question[str]:
-    """One question that fails with these codes in turn and then is answered."""
+def answered(*codes: int) -> Request[str]:
+    """One request that fails with these codes in turn and then is answered."""
     left = list(codes)
 
     def ask(_admin: Any, _seconds: float) -> Mapping[str, Future[Any]]:
@@ -42,7 +42,7 @@ def answered(*codes: int) -> Question[str]:
             future.set_result("there")
         return {"payments": future}
 
-    return Question("asking", ask)
+    return Request("asking", ask)
 
 
 def test_it_is_what_the_core_asks_for() -> None:
@@ -217,7 +217,7 @@ class Clinging:
 
     def close(self) -> None: ...
 
-    def answers(self, _questions: object, deadline: Deadline) -> list[dict[str, Any]]:
+    def answers(self, _requests: object, deadline: Deadline) -> list[dict[str, Any]]:
         if self.number in self.dead:
             time.sleep(deadline.rest)
             raise BrokerUnavailable(f"no answer within {deadline.seconds:g} s")
