@@ -17,6 +17,7 @@ from offsetstore.protocol.metadata import KEEP, Keep
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from sqlalchemy import CursorResult
 
@@ -255,6 +256,9 @@ class PostgresSession:
 
     def end_beat(self, claim_id: uuid.UUID) -> None:
         self._run(sql.END_BEAT, claim_id=claim_id)
+
+    def now(self) -> datetime:
+        return cast("datetime", self._run(sql.NOW).scalar_one())
 
     def _run(self, statement: str, **values: object) -> CursorResult[Any]:
         return self._connection.execute(text(statement.replace("{s}", self._schema)), values)
