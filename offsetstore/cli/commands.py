@@ -48,7 +48,7 @@ COMMANDS: Final = {
         LazyCommand("grants", "offsetstore.cli.grants", "Print the GRANTs of the job's role."),
         LazyCommand("resolve", "offsetstore.cli.resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "offsetstore.cli.adopt", "Show what a job would take over from a checkpoint."),
-        LazyCommand("status", "offsetstore.cli.status", "Show how far a consumer group is, and who owns it."),
+        LazyCommand("status", "offsetstore.cli.status", "Show a consumer group's owner, offsets and lag."),
         LazyCommand("reset", "offsetstore.cli.reset", "Move a group's stored offsets."),
         LazyCommand(
             "local",

@@ -36,6 +36,11 @@ def visible(value: object) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 partition``, ``2 partitions``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def print_json(value: object) -> None:
     """Print a JSON document, indented, keys in our order."""
     click.echo(json.dumps(value, indent=2))
