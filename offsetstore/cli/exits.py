@@ -20,6 +20,7 @@ _OPTIONS = {
     admin.CHOOSE: "Name an offset that the log holds, or use --to-earliest or --to-latest.",
     admin.SHIFT: "Shift by less, or use --to-earliest.",
     admin.STOP_IT: "Stop it first, or fence it with --force.",
+    admin.NAME_BROKERS: "Name its brokers with --bootstrap-servers.",
 }
 _REFUSED = "See PostgreSQL's log, and what this role may do."
 _LOCKED = "Somebody holds the tables: see pg_stat_activity, and try again."
