@@ -107,7 +107,7 @@ def reset(
     prints what was done: what a running job has stored in the meantime counts, and a job that starts in the meantime
     is not fenced without --force.
 
-    The offsets that it sets are pinned: the next start begins there, whatever Kafka has committed for the group. If
+    The offsets that it sets are pinned: the next start begins there, regardless of what Kafka has committed. If
     offsets move backwards, their records are processed again: remove their results first, or they will be there twice.
     An offset that Kafka's log does not hold is refused. Without brokers, --to-offset and --shift-by are not checked
     against the log until the next start.

@@ -30,7 +30,7 @@ _COLUMNS = (
 
 @click.command()
 @options.group_option
-@options.broker_options(required=False, use="; without them only the store is shown")
+@options.broker_options(required=False, use="; without them, only the store is shown")
 @options.database_options
 @options.format_option
 @click.pass_context

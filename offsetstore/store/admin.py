@@ -160,7 +160,7 @@ class ResetRequest:
 
     @property
     def needs_broker(self) -> bool:
-        """Whether only Kafka knows where that is."""
+        """Whether only Kafka knows where the target is."""
         return isinstance(self.target, (str, datetime))
 
     def view(self, broker: BrokerOffsets | None, kafka_group: str | None, topics: Collection[str]) -> BrokerView | None:
