@@ -17,6 +17,7 @@ from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.store.admin import Reset, ShiftBy
 from offsetstore.store.claim import Claim
+from offsetstore.store.reads import GroupState, PartitionState
 from offsetstore.store.resolving import resolve_starting_offsets
 from offsetstore.store.store import OffsetStore
 from offsetstore.store.transaction import Transaction
@@ -33,9 +34,11 @@ __all__ = [
     "Claim",
     "Decision",
     "Execute",
+    "GroupState",
     "OffsetRange",
     "OffsetStore",
     "Outcome",
+    "PartitionState",
     "Reset",
     "Retries",
     "ShiftBy",

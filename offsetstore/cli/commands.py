@@ -1,4 +1,4 @@
-"""The group ``offsetstore`` and its commands, each imported when it is called or its own help is asked for."""
+"""The group ``offsetstore`` and its commands, each imported when it is run or its help is shown."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from offsetstore.errors import MissingDependency, OffsetStoreError
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command that is not yet imported: the attribute ``name`` of ``module``, which needs the extra ``extra``.
+    """A command that is not imported yet: the attribute ``name`` of ``module``, which needs the extra ``extra``.
 
-    ``summary`` is its line in the list of commands; it equals the command's own first sentence.
+    ``summary`` is its line in the list of commands, the same as the first sentence of the command's help.
     """
 
     name: str
@@ -44,11 +44,11 @@ class LazyCommand:
 COMMANDS: Final = {
     command.name: command
     for command in (
-        LazyCommand("migrate", "offsetstore.cli.migrate", "Bring the database's tables to this version's revision."),
-        LazyCommand("grants", "offsetstore.cli.grants", "Print the GRANTs of the job's role."),
+        LazyCommand("migrate", "offsetstore.cli.migrate", "Create or upgrade offsetstore's tables."),
+        LazyCommand("grants", "offsetstore.cli.grants", "Print the GRANT statements for the job's role."),
         LazyCommand("resolve", "offsetstore.cli.resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "offsetstore.cli.adopt", "Show what a job would take over from a checkpoint."),
-        LazyCommand("status", "offsetstore.cli.status", "Show how far a consumer group is, and who owns it."),
+        LazyCommand("status", "offsetstore.cli.status", "Show a consumer group's owner, offsets and lag."),
         LazyCommand("reset", "offsetstore.cli.reset", "Move a group's stored offsets."),
         LazyCommand(
             "local",
@@ -67,10 +67,10 @@ COMMANDS: Final = {
 
 
 class LazyGroup(click.Group):
-    """A group that lists its commands without importing them, and turns our errors into messages and exit codes."""
+    """A group that lists its commands without importing them, and turns errors into messages and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Their order is the order in which they are needed."""
+        """List them in the order in which they are needed."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
@@ -108,6 +108,5 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Exactly-once from Kafka to PostgreSQL: results and offsets in one transaction.
 
-    The database and the brokers are read from OFFSETSTORE_URL and OFFSETSTORE_BOOTSTRAP_SERVERS where the options don't
-    name them.
+    If no option names the database or the brokers, OFFSETSTORE_URL and OFFSETSTORE_BOOTSTRAP_SERVERS do.
     """

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and an error as a person reads it."""
+"""How a command ends: its exit code, and its error message."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from offsetstore.postgres import errors as database_errors
 from offsetstore.store import admin
 
 _OPTIONS = {
-    # The library's words, and how the command line says it.
+    # The library's next steps, in the words of the command line.
     errors.StoreUnavailable.default_next_step: (
         "Check --url or OFFSETSTORE_URL, that the server runs, and that the role may connect."
     ),
     admin.CHOOSE: "Name an offset that the log holds, or use --to-earliest or --to-latest.",
     admin.SHIFT: "Shift by less, or use --to-earliest.",
     admin.STOP_IT: "Stop it first, or fence it with --force.",
+    admin.NAME_BROKERS: "Name its brokers with --bootstrap-servers.",
 }
-_REFUSED = "See PostgreSQL's log, and what this role may do."
-_LOCKED = "Somebody holds the tables: see pg_stat_activity, and try again."
+_REFUSED = "See PostgreSQL's log, and check the privileges of this role."
+_LOCKED = "Another session has locked the tables: see pg_stat_activity, and try again."
 _SUMMARIES = {
     0: "done, or the answer is yes",
     1: "the answer is no: not at head, no such group, no safe place to start, a live job",
-    2: "wrong usage or configuration, or a package that is not installed",
+    2: "wrong usage or configuration, or a missing package",
     3: "the database can't be reached, refuses, or lacks this version's tables",
     4: "Kafka can't be reached, refuses, or has no such topic",
-    5: "any other error that offsetstore knows",
-    70: "a bug: the traceback is for its report",
+    5: "any other error of offsetstore",
+    70: "a bug: please report the traceback",
     130: "interrupted",
 }
 
 
 class ExitCode(IntEnum):
-    """What scripts may rely on; `describe` says what each means."""
+    """What scripts can rely on; `describe` says what each means."""
 
     OK = 0
     NO = 1
@@ -49,12 +50,12 @@ class ExitCode(IntEnum):
 
 
 def describe() -> str:
-    """The table of codes, for ``--help``."""
+    """Return the table of exit codes, for ``--help``."""
     return "\n".join(f"  {code.value:>3}  {_SUMMARIES[code.value]}" for code in ExitCode)
 
 
 def exit_code(error: errors.OffsetStoreError) -> ExitCode:
-    """Tell by whose fault it is."""
+    """Return the exit code of an error: it says what has to be corrected."""
     match error:
         case errors.StartError() | errors.UnknownGroup() | errors.OffsetMoved() | errors.GroupBusy():
             return ExitCode.NO
@@ -69,10 +70,10 @@ def exit_code(error: errors.OffsetStoreError) -> ExitCode:
 
 
 def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoReturn:
-    """Print the error to stderr, found, expected and the next step in lines of their own, and end the command.
+    """Print the error to stderr, with found, expected and the next step on lines of their own, and end the command.
 
-    :param code: by default what `exit_code` says.
-    :raises click.exceptions.Exit: click ends the process with its code.
+    :param code: by default that of `exit_code`.
+    :raises click.exceptions.Exit: click ends the process with this code.
     """
     what = error.what if error.topic_partition is None else f"{error.topic_partition}: {error.what}"
     step = _OPTIONS.get(error.next_step, error.next_step) or None
@@ -82,9 +83,9 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
 
 
 def refused_by_database(error: Exception) -> errors.StoreUnavailable | None:
-    """Make our error of the database's, ``None`` if it is not one of those.
+    """Turn an error of the database into ours, ``None`` if it is not one.
 
-    Only its first line is shown: the next ones can repeat values of a row.
+    Only the first line of its message is shown: the others can repeat values of a row.
     """
     inner = database_errors.driver_error(error)
     if inner is None:
@@ -97,5 +98,5 @@ def refused_by_database(error: Exception) -> errors.StoreUnavailable | None:
     if database_errors.is_lock_timeout(error):
         what = "the database's tables are locked"
         return errors.StoreUnavailable(what, found=f"{words[0]}{state}", next_step=_LOCKED)
-    what = "the database refuses a statement"
+    what = "the database refused a statement"
     return errors.StoreUnavailable(what, found=f"{words[0]}{state}", next_step=_REFUSED)

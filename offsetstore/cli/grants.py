@@ -1,4 +1,4 @@
-"""``offsetstore grants``: what the job's role may do, for a deploy."""
+"""``offsetstore grants``: the privileges of the job's role, for a deployment."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import click
 from offsetstore.cli.options import names
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime
 
-# In comments: what depends on tables that are not ours, or on what a database's owner has decided for everybody.
+# Comments, because these depend on the user's own tables, or concern all roles of the database.
 _NOTES = """\
--- Not in here: rights on the tables of your results (Append: INSERT; Upsert: SELECT, INSERT, UPDATE), and what PUBLIC
--- has by default: CONNECT and TEMPORARY on the database (an Upsert makes a temporary table).
+-- Not included: privileges on the tables of your results (Append: INSERT; Upsert: SELECT, INSERT, UPDATE), and those
+-- that PUBLIC has by default: CONNECT and TEMPORARY on the database (an Upsert creates a temporary table).
 -- On PostgreSQL 14, PUBLIC may also create tables in the schema public: REVOKE CREATE ON SCHEMA public FROM PUBLIC."""
 
 
@@ -20,9 +20,9 @@ def _name_or_none(context: click.Context, parameter: click.Parameter, value: str
 
 @click.command()
 @click.option(
-    "--role", required=True, callback=names, metavar="ROLE", help="The job's role; the tables' owner is another."
+    "--role", required=True, callback=names, metavar="ROLE", help="The job's role, which does not own the tables."
 )
-@click.option("--dashboard-role", callback=_name_or_none, metavar="ROLE", help="A role that may only read.")
+@click.option("--dashboard-role", callback=_name_or_none, metavar="ROLE", help="Another role, which may only read.")
 @click.option(
     "--schema",
     default="public",
@@ -32,13 +32,13 @@ def _name_or_none(context: click.Context, parameter: click.Parameter, value: str
     help="Schema of the tables.",
 )
 def grants(*, role: str, dashboard_role: str | None, schema: str) -> None:
-    """Print the GRANTs of the job's role.
+    """Print the GRANT statements for the job's role.
 
-    Nothing is run, and no database is needed. Give it to psql as the tables' owner, after `offsetstore migrate`; and
-    after each migration, because new tables need grants of their own.
+    Runs nothing and needs no database. Pass the output to psql, as the owner of the tables, after every
+    `offsetstore migrate`: new tables need grants of their own.
 
-    The job's role reads and writes our tables, and makes and drops tables of its own in the schema
-    offsetstore_staging; it has no DDL elsewhere. Where several jobs have roles of their own, run it for each.
+    The job's role reads and writes offsetstore's tables, and creates and drops its own tables in the schema
+    offsetstore_staging; it may run no DDL elsewhere. If each job has a role of its own, run this for each role.
 
     \b
     Example:
@@ -47,7 +47,7 @@ def grants(*, role: str, dashboard_role: str | None, schema: str) -> None:
     lines = [*grant_runtime(role, schema=schema)]
     if dashboard_role is not None:
         lines += grant_dashboard(dashboard_role, schema=schema)
-    # Neither wrapped nor escaped, at a terminal either: it is SQL, and the names are the caller's own.
+    # Never wrapped or escaped, not even at a terminal: it is SQL, and the names are the user's own.
     click.echo(_NOTES)
     for line in lines:
         click.echo(f"{line};")

@@ -1,4 +1,4 @@
-"""The entry point of ``offsetstore``: it says what is missing where the extra ``cli`` is not installed."""
+"""The entry point of ``offsetstore``, which says what to install if the extra ``cli`` is missing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _EXTRA = frozenset({"click", "rich"})
 
 
 def main() -> NoReturn:
-    """Run the command line and exit; the codes are in ``offsetstore --help``."""
+    """Run the command line and exit; ``offsetstore --help`` lists the exit codes."""
     try:
-        from offsetstore.cli.commands import cli  # noqa: PLC0415 - needs click, which may not be there
+        from offsetstore.cli.commands import cli  # noqa: PLC0415 - needs click, which may be missing
 
         cli(prog_name="offsetstore")
-    except Exception as error:  # noqa: BLE001 - what nobody expected gets a code of its own: 1 is an answer
+    except Exception as error:  # noqa: BLE001 - an unexpected error has an exit code of its own: 1 is an answer
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing not in _EXTRA:
             traceback.print_exc()

@@ -1,4 +1,4 @@
-"""``offsetstore migrate``: the tables, for a deploy."""
+"""``offsetstore migrate``: the tables, for a deployment."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ _IDLE_SECONDS = 120.0
 
 @click.command()
 @options.database_options
-@click.option("--check", is_flag=True, help="Write nothing; the exit code says whether the tables are at head.")
-@click.option("--sql", is_flag=True, help="Print the SQL and run nothing; needs no database.")
+@click.option("--check", is_flag=True, help="Change nothing; the exit code says whether the tables are at head.")
+@click.option("--sql", is_flag=True, help="Print the SQL instead of running it; needs no database.")
 @click.option(
-    "--since", metavar="REVISION", help="With --sql: the revision that the tables have; by default there are none."
+    "--since", metavar="REVISION", help="With --sql: the current revision of the tables; by default there are none."
 )
 def migrate(*, url: str | None, schema: str | None, check: bool, sql: bool, since: str | None) -> None:
-    """Bring the database's tables to this version's revision.
+    """Create or upgrade offsetstore's tables.
 
-    All in one transaction. Several at once do no harm: they wait for each other, and the first one does the work. The
-    role needs the right to create tables, and schemas; the job's own role does not (see `offsetstore grants`).
+    Brings them to head, the revision of this version, in one transaction. Several migrations at once do no harm: they
+    wait for each other, and the first one does the work. The role needs the privileges to create tables and schemas;
+    the job's own role does not (see `offsetstore grants`).
 
     \b
     Exit codes:
-      0  the tables are at head now; with --check: they are already
+      0  the tables are at head
       1  with --check: they are not, or there are none
       2  wrong usage
       3  the database can't be reached or refuses, or a later version migrated it
@@ -49,7 +50,7 @@ def migrate(*, url: str | None, schema: str | None, check: bool, sql: bool, sinc
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     _refuse_together(check=check, sql=sql, since=since)
     if sql:
-        # Neither wrapped nor escaped, at a terminal either.
+        # Never wrapped or escaped, not even at a terminal.
         click.echo(upgrade_as_sql(schema=schema, since=since or "base"), nl=False)
         return
     with _opened(options.require_url(url), schema) as database:
@@ -61,9 +62,9 @@ def migrate(*, url: str | None, schema: str | None, check: bool, sql: bool, sinc
 
 def _refuse_together(*, check: bool, sql: bool, since: str | None) -> None:
     if check and sql:
-        raise click.UsageError("--check and --sql exclude each other.")
+        raise click.UsageError("--check and --sql can't be used together.")
     if since is not None and not sql:
-        raise click.UsageError("--since goes with --sql; otherwise the database itself knows.")
+        raise click.UsageError("--since needs --sql; a database knows its own revision.")
     if since is not None and since not in revisions():
         raise click.BadParameter(f"{since!r} is not one of {', '.join(sorted(revisions()))}.", param_hint="--since")
 
@@ -88,7 +89,7 @@ def _check(database: PostgresDatabase) -> None:
 def _migrate(database: PostgresDatabase, schema: str | None) -> None:
     session = database.begin(name="offsetstore:migrate", lock_timeout=_LOCK_SECONDS)
     try:
-        wait_for_others(session.connection)  # before it is asked what there is: one of several did the work
+        wait_for_others(session.connection)  # before reading the revision: another one may do the work
         before = current_revision(session.connection, schema=schema)
         _refuse_unknown(before)
         upgrade(session.connection, schema=schema)
@@ -97,7 +98,7 @@ def _migrate(database: PostgresDatabase, schema: str | None) -> None:
         session.rollback()
         raise
     if before == HEAD:
-        print_lines(f"The tables are at revision {HEAD} already, which is head.")
+        print_lines(f"The tables are already at revision {HEAD}, which is head.")
     else:
         print_lines(
             f"Migrated from {f'revision {before}' if before else 'no tables'} to revision {HEAD}, which is head."
@@ -107,7 +108,7 @@ def _migrate(database: PostgresDatabase, schema: str | None) -> None:
 def _refuse_unknown(revision: str | None) -> None:
     if revision is not None and revision not in revisions():
         raise SchemaNotAtHead(
-            "the tables are of a revision that this version of offsetstore does not know; nothing was changed",
+            "the tables have a revision that this version of offsetstore does not know; nothing was changed",
             found=f"revision {revision}",
             expected=f"revision {HEAD} or an earlier one",
             next_step="Upgrade offsetstore: a newer version has migrated this database.",

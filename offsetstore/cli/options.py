@@ -1,4 +1,4 @@
-"""Options that several commands share, and what is made of them."""
+"""Options that several commands share, and what they are turned into."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPARK = "kafka."
 def database_options(function: _F) -> _F:
     """``--url`` and ``--schema``."""
     function = click.option(
-        "--schema", metavar="NAME", help="Schema of the tables; by default the connection's search path."
+        "--schema", metavar="NAME", help="Schema of the tables; by default, the connection's search path."
     )(function)
     return click.option(
         "--url",
@@ -33,7 +33,7 @@ def database_options(function: _F) -> _F:
         envvar="OFFSETSTORE_URL",
         show_envvar=True,
         help="The database: postgresql://user@host/database, a jdbc: URL, or libpq's key=value form. "
-        "The variable keeps a password out of the process list.",
+        "A password in the variable stays out of the process list.",
     )(function)
 
 
@@ -57,9 +57,9 @@ def format_option(function: _F) -> _F:
 
 
 def broker_options(*, required: bool, use: str = "") -> Callable[[_F], _F]:
-    """``--bootstrap-servers`` and how to reach them; `make_broker` takes the values.
+    """``--bootstrap-servers`` and how to connect to them; `make_broker` takes the values.
 
-    :param use: what they are for, the end of the option's own help.
+    :param use: what they are for, appended to the help of ``--bootstrap-servers``.
     """
 
     def add(function: _F) -> _F:
@@ -69,23 +69,23 @@ def broker_options(*, required: bool, use: str = "") -> Callable[[_F], _F]:
             default=15.0,
             show_default=True,
             metavar="SECONDS",
-            help="How long Kafka may take to answer.",
+            help="How long to wait for Kafka's answer.",
         )(function)
         function = click.option(
-            "--kafka-group", metavar="GROUP", help="The group whose offsets Kafka is asked for; by default --group."
+            "--kafka-group", metavar="GROUP", help="The group to look up in Kafka; by default, the same as --group."
         )(function)
         function = click.option(
             "--broker-config",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             metavar="FILE",
-            help="Further broker options, a KEY=VALUE in each line: for passwords.",
+            help="A file of further broker options, one KEY=VALUE per line: for passwords.",
         )(function)
         function = click.option(
             "--broker-option",
             "-o",
             multiple=True,
             metavar="KEY=VALUE",
-            help="A setting of librdkafka (sasl.username=job), or all of them as the Spark job has them "
+            help="A librdkafka setting (sasl.username=job); or all of them in Spark's form "
             "(kafka.security.protocol=SASL_SSL). May be repeated.",
         )(function)
         return click.option(
@@ -102,21 +102,21 @@ def broker_options(*, required: bool, use: str = "") -> Callable[[_F], _F]:
 
 
 def names(_context: click.Context, _parameter: click.Parameter, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """Refuse what can't be the name of a group or a topic; a callback of click's."""
+    """Check the name of a group, a topic or a role; a click callback."""
     if any(not name or "\0" in name for name in ([value] if isinstance(value, str) else value)):
-        raise click.BadParameter("a name is not empty.")
+        raise click.BadParameter("a name must not be empty.")
     return value
 
 
 def start_time(_context: click.Context, _parameter: click.Parameter, value: str) -> str | datetime:
-    """Read ``earliest``, ``latest``, ``none``, or a time with its zone; a callback of click's."""
+    """Parse ``earliest``, ``latest``, ``none``, or a time with its zone; a click callback."""
     if value in {"earliest", "latest", "none"}:
         return value
     return _time(value, "earliest, latest, none or ")
 
 
 def moment(_context: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
-    """Read a time with its zone; a callback of click's."""
+    """Parse a time with its zone; a click callback."""
     return None if value is None else _time(value, "")
 
 
@@ -132,17 +132,17 @@ def _time(value: str, others: str) -> datetime:
 
 @contextmanager
 def open_store(url: str | None, schema: str | None, *, otherwise: str = "") -> Generator[OffsetStore]:
-    """Connect for as long as the block takes.
+    """Connect to the store, and close it at the end of the block.
 
-    :param otherwise: what could be done without a database.
-    :raises ConfigurationError: no URL.
+    :param otherwise: the alternative to a database, appended to the error's next step.
+    :raises ConfigurationError: there is no URL.
     """
     with OffsetStore.connect(require_url(url, otherwise=otherwise), schema=schema) as store:
         yield store
 
 
 def require_url(url: str | None, *, otherwise: str = "") -> str:
-    """Return it.
+    """Return the URL.
 
     :raises ConfigurationError: there is none.
     """
@@ -157,9 +157,9 @@ def require_url(url: str | None, *, otherwise: str = "") -> str:
 
 
 def make_broker(bootstrap_servers: str, options: Sequence[str], config: Path | None, timeout: float) -> Broker:
-    """Make a broker of the command line's settings; librdkafka is loaded here and not before.
+    """Create a broker from the settings of the command line; this loads librdkafka.
 
-    :raises ConfigurationError: settings of both kinds, or not a setting; only keys are named.
+    :raises ConfigurationError: the settings are of both kinds, or one is invalid; only keys are named.
     """
     from offsetstore import Broker  # noqa: PLC0415 - loads confluent_kafka, which most commands don't need
 
@@ -171,7 +171,7 @@ def make_broker(bootstrap_servers: str, options: Sequence[str], config: Path | N
             raise ConfigurationError(
                 "broker options of both kinds",
                 found=f"{', '.join(others)} beside {_SPARK}*",
-                expected=f"all of librdkafka's, or all as Spark has them, beginning with {_SPARK}",
+                expected=f"all in librdkafka's form, or all in Spark's, beginning with {_SPARK}",
             )
         return Broker.from_spark({**given, "kafka.bootstrap.servers": bootstrap_servers}, timeout=timeout)
     return Broker({**given, "bootstrap.servers": bootstrap_servers}, timeout=timeout)
@@ -180,7 +180,7 @@ def make_broker(bootstrap_servers: str, options: Sequence[str], config: Path | N
 def _setting(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
-        # The text may be a password that lost its key: it is not repeated.
+        # The text may be a password without its key, so it is not repeated.
         raise ConfigurationError(
             "a broker option is not KEY=VALUE", next_step="Write it as security.protocol=SASL_SSL."
         )

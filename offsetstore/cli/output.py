@@ -1,7 +1,7 @@
-"""What the commands print: made for the eye at a terminal, plain and stable everywhere else.
+"""What the commands print: laid out for people at a terminal, plain and stable everywhere else.
 
-Elsewhere (a pipe, a file) a table is aligned text that is never wrapped, with ``-`` where there is nothing, so that
-each line has as many columns as the header. Names come from outside: what could steer a terminal is shown escaped.
+In a pipe or a file, a table is aligned text that is never wrapped, with ``-`` for a missing value, so that each line
+has as many columns as the header. Names come from outside: control characters are escaped.
 """
 
 from __future__ import annotations
@@ -23,26 +23,31 @@ NOTHING = "-"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column; ``number`` aligns to the right, and is never wrapped."""
+    """One column; a ``number`` is aligned to the right and never wrapped."""
 
     name: str
     number: bool = False
 
 
 def visible(value: object) -> str:
-    """Text without control characters, and ``-`` for ``None``."""
+    """Return the text with control characters escaped, and ``-`` for ``None``."""
     if value is None:
         return NOTHING
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 partition``, ``2 partitions``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def print_json(value: object) -> None:
-    """Print a JSON document, indented, keys in our order."""
+    """Print a JSON document, indented, with its keys in the given order."""
     click.echo(json.dumps(value, indent=2))
 
 
 def print_lines(*lines: str) -> None:
-    """Print sentences; at a terminal they are wrapped."""
+    """Print sentences, wrapped at a terminal."""
     for line in lines:
         if sys.stdout.isatty():
             _console(sys.stdout).print(visible(line), markup=False)
@@ -51,7 +56,7 @@ def print_lines(*lines: str) -> None:
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows of values, ``None`` as nothing."""
+    """Print rows of values, with ``-`` for ``None``."""
     texts = [[visible(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich_table(columns, texts)
@@ -60,7 +65,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> 
 
 
 def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart."""
+    """Return the table as text, its columns two spaces apart."""
     lines = [[column.name for column in columns], *rows]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     return "\n".join(
@@ -73,7 +78,7 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str
 
 
 def _print_rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table  # noqa: PLC0415 - costs more than a plain command takes
+    from rich.table import Table  # noqa: PLC0415 - takes longer to load than a plain command to run
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -90,7 +95,7 @@ def _print_rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) 
 
 
 def print_error(what: str, details: Mapping[str, str]) -> None:
-    """Print to stderr: what happened, and each detail in a line of its own."""
+    """Print to stderr what happened, and each detail on a line of its own."""
     width = max((len(label) for label in details), default=0) + 1
     if sys.stderr.isatty():
         _print_rich_error(what, details)
@@ -101,7 +106,7 @@ def print_error(what: str, details: Mapping[str, str]) -> None:
 
 
 def _indented(text: str, by: int) -> str:
-    """Keep the lines of a text (the end of a log, say), under each other."""
+    """Indent the lines of a text after the first, such as the end of a log."""
     return f"\n{' ' * by}".join(visible(line) for line in text.splitlines())
 
 
@@ -122,7 +127,7 @@ def _print_rich_error(what: str, details: Mapping[str, str]) -> None:
 
 
 def _console(stream: TextIO) -> Console:
-    """Make a console that follows NO_COLOR and the terminal's width."""
+    """Create a console that respects NO_COLOR and the terminal's width."""
     from rich.console import Console  # noqa: PLC0415 - as above
 
     return Console(file=stream, highlight=False)

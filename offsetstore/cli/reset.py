@@ -1,22 +1,22 @@
-"""``offsetstore reset``: move a group's stored offsets, in the words of kafka-consumer-groups."""
+"""``offsetstore reset``: move a group's stored offsets; the options are named as in kafka-consumer-groups."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import ExitCode
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
 from offsetstore.offsets import MAX_OFFSET
 from offsetstore.store.admin import ShiftBy
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
-    from offsetstore.store.admin import Move, Reset, ResetTarget
+    from offsetstore.store.admin import Reset, ResetTarget
 
 _COLUMNS = (
     Column("partition"),
@@ -30,12 +30,12 @@ _TARGETS: Final = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime
 
 
 def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> dict[str, set[int] | None]:
-    """Read ``TOPIC`` and ``TOPIC:0,2``; a topic's name has no colon."""
+    """Parse ``TOPIC`` and ``TOPIC:0,2``: the name of a topic has no colon."""
     found: dict[str, set[int] | None] = {}
     for text in value:
         topic, separator, numbers = text.partition(":")
         if not topic or "\0" in topic or topic in found:
-            raise click.BadParameter(f"{text!r} names no topic, or one that was named before.")
+            raise click.BadParameter(f"{text!r} names no topic, or one that was named already.")
         try:
             found[topic] = {int(number) for number in numbers.split(",")} if separator else None
         except ValueError:
@@ -53,7 +53,7 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     required=True,
     metavar="TOPIC[:0,2]",
     callback=_topic,
-    help="All partitions of the topic that the store has for the group, or those named. May be repeated.",
+    help="All partitions of the topic that the group has stored offsets of, or only these. May be repeated.",
 )
 @click.option("--to-earliest", is_flag=True, help="To the beginning of the log.")
 @click.option("--to-latest", is_flag=True, help="To the end of the log.")
@@ -62,18 +62,18 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     "--to-datetime",
     callback=options.moment,
     metavar="TIME",
-    help="To the first record at or after it, or the end; such as 2025-03-01T00:00Z.",
+    help="To the first record at or after this time (2025-03-01T00:00Z), or to the end if there is none.",
 )
-@click.option("--shift-by", type=int, metavar="N", help="By N offsets, backwards if N is negative.")
+@click.option("--shift-by", type=int, metavar="N", help="By N offsets; backwards if N is negative.")
 @click.option(
     "--from-offset",
     type=click.IntRange(0, MAX_OFFSET),
     metavar="N",
-    help="Only if this is what is stored; otherwise nothing is done.",
+    help="Reset only if this is the stored offset; otherwise do nothing.",
 )
-@click.option("--reason", required=True, metavar="TEXT", help="Why; the history keeps it.")
-@click.option("--execute", is_flag=True, help="Do it. Without this nothing is written.")
-@click.option("--force", is_flag=True, help="Do it although a job is live: its next write fails with StaleClaim.")
+@click.option("--reason", required=True, metavar="TEXT", help="Why; recorded in the history.")
+@click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")
+@click.option("--force", is_flag=True, help="Do it even if a job is live: its next write fails with StaleClaim.")
 @options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime")
 @options.database_options
 @options.format_option
@@ -103,18 +103,21 @@ def reset(
 ) -> None:
     """Move a group's stored offsets.
 
-    Prints the plan, and writes nothing without --execute; with it, prints what was done: what a job stores meanwhile
-    counts, and a job that starts meanwhile is not fenced without --force. What is set is pinned: the next start begins
-    there, whatever Kafka has for the group. Backwards, records are processed again, and are in the results twice unless
-    they are removed there first. An offset outside of the log, as Kafka showed it at first, is refused. Without
-    brokers, --to-offset and --shift-by can't be compared with the log; the next start does it.
+    Without --execute it prints the plan and writes nothing. With --execute it decides under the group's locks, and
+    prints what was done: what a running job has stored in the meantime counts, and a job that starts in the meantime
+    is not fenced without --force.
+
+    The offsets that it sets are pinned: the next start begins there, regardless of what Kafka has committed. If
+    offsets move backwards, their records are processed again: remove their results first, or they will be there twice.
+    An offset that Kafka's log does not hold is refused. Without brokers, --to-offset and --shift-by are not checked
+    against the log until the next start.
 
     \b
     Exit codes:
-      0  done; without --execute: it would be done
-      1  refused, without --execute too: no such group, a live job and no
-         --force, another stored offset than --from-offset, or the log does
-         not hold an offset
+      0  done; without --execute: it can be done
+      1  refused, also without --execute: there is no such group, a job is
+         live and --force was not given, the stored offset is not
+         --from-offset, or the log does not hold the offset
       2  wrong usage, or the store has no such partition
       3  the database can't be reached or refuses
       4  Kafka can't be reached, refuses, or has no such topic
@@ -124,10 +127,10 @@ def reset(
       group, reason
       executed      whether it was done
       live          whether a job was live
-      fenced        name, epoch, claim_id of the job that was fenced; null where
+      fenced        name, epoch, claim_id of the job that was fenced; null if
                     the last one had left, and without --execute
       partitions[]  topic, partition, stored, new, beginning, end
-                    (the last two are null where no broker was asked)
+                    (the last two are null if no broker was asked)
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -135,10 +138,6 @@ def reset(
           -b localhost:9092 --reason "wrong rates, ticket 17" --execute
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     target = _target(to_earliest, to_latest, to_offset, to_datetime, shift_by)
-    if isinstance(target, (str, datetime)) and not bootstrap_servers:
-        raise click.UsageError("Only Kafka knows the log's ends and times: name its brokers with --bootstrap-servers.")
-    if not reason.strip():
-        raise click.BadParameter("a decision needs a reason.", param_hint="--reason")
     broker = (
         options.make_broker(bootstrap_servers, broker_option, broker_config, timeout) if bootstrap_servers else None
     )
@@ -166,7 +165,7 @@ def _target(earliest: bool, latest: bool, offset: int | None, time: datetime | N
     values = ("earliest" if earliest else None, "latest" if latest else None, offset, time, shift)
     named = [name for name, value in zip(_TARGETS, values, strict=True) if value is not None]
     if len(named) != 1:
-        raise click.UsageError(f"Where to? One of {', '.join(_TARGETS)}; found {', '.join(named) or 'none'}.")
+        raise click.UsageError(f"Name one of {', '.join(_TARGETS)}; found {', '.join(named) or 'none'}.")
     if earliest or latest:
         return "earliest" if earliest else "latest"
     if shift is not None:
@@ -184,7 +183,7 @@ def _print(done: Reset, *, forced: bool) -> None:
                 move.topic_partition,
                 move.from_offset,
                 move.to_offset,
-                f"{move.to_offset - move.from_offset:+d}",
+                f"{move.shift:+d}",
                 move.log.beginning if move.log else None,
                 move.log.end if move.log else None,
             )
@@ -192,7 +191,7 @@ def _print(done: Reset, *, forced: bool) -> None:
         ],
     )
     print_lines("")
-    print_lines(*_consequences(done.group, done.moves, executed=done.executed))
+    print_lines(*_consequences(done))
     live = done.met_live_owner
     if done.fenced is not None:
         state = "live" if live else "silent"
@@ -201,23 +200,23 @@ def _print(done: Reset, *, forced: bool) -> None:
         print_lines("A job is live: --force fences it." if forced else "A job is live: stop it first, or use --force.")
     if done.executed:
         print_lines("Done.")
-    elif all(move.to_offset == move.from_offset for move in done.moves):
-        print_lines("Nothing was written. --execute would only pin them there.")
+    elif not done.read_again and not done.passed_over:
+        print_lines("Nothing was written. --execute would only pin the offsets.")
     else:
         print_lines("Nothing was written." if live and not forced else "Nothing was written. Add --execute to do it.")
 
 
-def _consequences(group: str, moves: tuple[Move, ...], *, executed: bool) -> list[str]:
-    again = sum(max(0, move.from_offset - move.to_offset) for move in moves)
-    over = sum(max(0, move.to_offset - move.from_offset) for move in moves)
-    parts = [f"read {again} offsets again"] if again else []
-    parts += [f"pass over {over}" if again else f"pass over {over} offsets"] if over else []
+def _consequences(done: Reset) -> list[str]:
+    again, over = done.read_again, done.passed_over
+    partitions = counted(len(done.moves), "partition")
+    parts = [f"read {counted(again, 'offset')} again"] if again else []
+    parts += [f"pass over {over}" if again else f"pass over {counted(over, 'offset')}"] if over else []
     if not parts:
-        return [f"{group} is there already, in {len(moves)} partitions."]
-    will = "will" if executed else "would"
-    lines = [f"{group} {will} {' and '.join(parts)}, in {len(moves)} partitions."]
+        return [f"{done.group} is already there, in {partitions}."]
+    will = "will" if done.executed else "would"
+    lines = [f"{done.group} {will} {' and '.join(parts)}, in {partitions}."]
     if again:
-        lines.append("Remove their results before you start the job, or they are there twice.")
+        lines.append("Remove their results before you start the job, or they will be there twice.")
     return lines
 
 

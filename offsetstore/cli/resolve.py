@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
 from offsetstore.errors import (
     KafkaGroupContested,
     NoStartingOffset,
@@ -21,6 +21,7 @@ from offsetstore.errors import (
 )
 from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
 from offsetstore.protocol.starting import Reason
+from offsetstore.store.reads import lag_of
 from offsetstore.store.resolving import resolve_starting_offsets
 
 if TYPE_CHECKING:
@@ -62,13 +63,13 @@ _HINTS: dict[type[StartError], str] = {
 )
 @options.broker_options(required=True)
 @options.database_options
-@click.option("--no-store", is_flag=True, help="Go by what Kafka has committed, without a database.")
+@click.option("--no-store", is_flag=True, help="Use only the offsets committed in Kafka; needs no database.")
 @click.option(
     "--prefer",
     type=click.Choice(get_args(Prefer)),
     default="larger",
     show_default=True,
-    help="Where the store and Kafka both have an offset.",
+    help="Which offset to use if both the store and Kafka have one.",
 )
 @click.option(
     "--auto-offset-reset",
@@ -76,28 +77,28 @@ _HINTS: dict[type[StartError], str] = {
     metavar="[earliest|latest|none|TIME]",
     default="earliest",
     show_default=True,
-    help="Where neither has one. A time such as 2025-03-01T00:00Z: the first record at or after it.",
+    help="Where to start if neither has one; a time such as 2025-03-01T00:00Z is the first record at or after it.",
 )
 @click.option(
     "--on-data-loss",
     type=click.Choice(get_args(OnDataLoss)),
     default="fail",
     show_default=True,
-    help="Where the next record is no longer in the log.",
+    help="What to do if the next record is no longer in the log.",
 )
 @click.option(
     "--on-recreated",
     type=click.Choice(get_args(OnRecreated)),
     default="fail",
     show_default=True,
-    help="Where the topic is another one than the stored offsets belong to.",
+    help="What to do if the topic was deleted and created again since the offsets were stored.",
 )
 @click.option(
     "--on-rewound",
     type=click.Choice(get_args(OnRewound)),
     default="fail",
     show_default=True,
-    help="Where Kafka has a copy of ours that the database is older than.",
+    help="What to do if the database is older than the copy of its offsets in Kafka, as after a restore.",
 )
 @click.option(
     "--format",
@@ -105,7 +106,7 @@ _HINTS: dict[type[StartError], str] = {
     type=click.Choice(["table", "json", "spark"]),
     default="table",
     show_default=True,
-    help="For people, for programs, or the text of Spark's option startingOffsets.",
+    help="For people, for programs, or the value of Spark's option startingOffsets.",
 )
 def resolve(
     *,
@@ -128,16 +129,16 @@ def resolve(
 ) -> None:
     """Show where a job would start, and why.
 
-    Reads the stored and the committed offsets and the ends of the logs, and decides as a job's start does. Read-only:
-    nothing is written, and a running job is not disturbed. Exit code 1 where a job would refuse to start.
+    Reads the stored offsets, the committed offsets and the ends of the logs, and decides as a job does when it starts.
+    Read-only: nothing is written, and a running job is not disturbed. Exit code 1 if a job would refuse to start.
 
     \b
     Keys of --format json:
       group, kafka_group
-      records           from the start to the end, counted in offsets
+      records           offsets from the start to the end of the logs
       partitions[]      topic, partition, start, reason, explanation, stored,
                         committed, beginning, end, skips {from, until} or null
-      vanished[]        topic, partition: stored, and no longer in Kafka
+      vanished[]        topic, partition: stored, but no longer in Kafka
       starting_offsets  what --format spark prints
 
     \b
@@ -150,15 +151,15 @@ def resolve(
         if no_store:
             start = resolve_starting_offsets(broker, group=group, topics=topics, policy=policy, kafka_group=kafka_group)
         else:
-            without = ", or go by Kafka's committed offsets alone: --no-store"
+            without = ", or use only Kafka's committed offsets: --no-store"
             with options.open_store(url, schema, otherwise=without) as store:
                 start = resolve_starting_offsets(
                     broker, group=group, topics=topics, store=store, policy=policy, kafka_group=kafka_group
                 )
     except StartError as error:
-        # Where the error has a next step of its own, the option is not the way.
+        # An error with a next step of its own is not settled by the option.
         if type(error) in _HINTS and error.next_step == error.default_next_step:
-            error.next_step += f" (To see where it would start then: {_HINTS[type(error)]}.)"
+            error.next_step += f" (To see where the job would then start: {_HINTS[type(error)]}.)"
         raise
     if format_ == "spark":
         click.echo(start.json())
@@ -194,9 +195,10 @@ def _print(group: str, start: StartingOffsets) -> None:
         records = sum(range_.until - range_.from_ for range_ in skipped.values())
         first = ", ".join(f"{tp} {range_}" for tp, range_ in islice(skipped.items(), _SHOWN))
         more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
-        print_lines(f"Would skip {records} offsets that the store has not seen: {first}{more}.")
+        print_lines(f"Would skip {counted(records, 'offset')} that the store has not seen: {first}{more}.")
     print_lines(*(f"{tp} has vanished from Kafka: its stored offset would go to 0." for tp in start.vanished))
-    print_lines(f"{group} would start with {_records(start)} offsets to read in {len(start.starts)} partitions.")
+    left, partitions = counted(_records(start), "offset"), counted(len(start.starts), "partition")
+    print_lines(f"{group} would start with {left} to read in {partitions}.")
 
 
 def _document(group: str, kafka_group: str, start: StartingOffsets) -> dict[str, object]:
@@ -225,4 +227,4 @@ def _document(group: str, kafka_group: str, start: StartingOffsets) -> dict[str,
 
 
 def _records(start: StartingOffsets) -> int:
-    return sum(max(0, one.log.end - one.offset) for one in start.starts.values())
+    return sum(lag_of(one.offset, one.log) for one in start.starts.values())

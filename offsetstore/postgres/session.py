@@ -18,6 +18,7 @@ from offsetstore.protocol.metadata import KEEP, Keep
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from sqlalchemy import CursorResult
 
@@ -257,6 +258,9 @@ class PostgresSession:
 
     def end_beat(self, claim_id: uuid.UUID) -> None:
         self._run(sql.END_BEAT, claim_id=claim_id)
+
+    def now(self) -> datetime:
+        return cast("datetime", self._run(sql.NOW).scalar_one())
 
     def _run(self, statement: str, **values: object) -> CursorResult[Any]:
         with translated():

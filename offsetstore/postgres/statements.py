@@ -64,6 +64,8 @@ BEAT = "UPDATE {s}heartbeats SET beat_at = clock_timestamp() WHERE claim_id = :c
 
 END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
 
+NOW = "SELECT clock_timestamp()"
+
 READ_PARTITIONS = """
 SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,
        p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested

@@ -205,6 +205,10 @@ class Session(Protocol):
         """Remove the heartbeat: the owner has left."""
         ...
 
+    def now(self) -> datetime:
+        """The database's clock at this moment, not at the transaction's beginning; with a time zone."""
+        ...
+
 
 class Database(Protocol):
     """Where sessions come from. ``schema`` is that of our tables, ``None`` where they are found without one."""

@@ -1,7 +1,7 @@
-"""What an operator decides about a group: move its offsets, give it another name. Each with a reason, in the history.
+"""What an operator decides about a group: move its offsets, rename it. The history records each with its reason.
 
-A job that runs meanwhile is fenced like by a claim: its open transaction is waited for, then its token is no longer
-the rows'. Rows that were set are pinned, so that what Kafka still has does not win over the decision.
+A job that is running is fenced as by a claim: its open transaction is waited for, and its token is then stale. Rows
+that were set are pinned, so that the decision takes precedence over what Kafka still has.
 """
 
 from __future__ import annotations
@@ -42,37 +42,43 @@ _AGAIN: Final = "Look at the group's history: it holds what was done. If it is n
 CHOOSE: Final = "Name an offset that the log holds, or reset to the earliest or the latest."
 SHIFT: Final = "Shift by less, or reset to the earliest."
 STOP_IT: Final = 'Stop it first, or fence it with takeover="fence".'
-"""Next steps of a reset; the command line has words of its own for these three."""
+NAME_BROKERS: Final = "Pass broker=Broker(...)."
+"""Next steps of a reset; the command line has words of its own for these four."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """A target of a reset: so many offsets on, or back where negative."""
+    """A target of a reset: this many offsets forwards, or backwards if negative."""
 
     offsets: int
 
 
 ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | datetime | ShiftBy
-"""Where a reset moves partitions: an end of the log, an offset, the first record at or after a time, or by a number."""
+"""Where to move partitions: either end of the log, an offset, the first record at or after a time, or by a number."""
 
 Decided: TypeAlias = Literal["fence", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a reset does to one partition. ``log`` is what Kafka holds, ``None`` where it was not asked."""
+    """What a reset does to one partition. ``log`` is what Kafka holds, ``None`` if it was not asked."""
 
     topic_partition: TopicPartition
     from_offset: int
     to_offset: int
     log: Watermarks | None
 
+    @property
+    def shift(self) -> int:
+        """How many offsets it moves by, negative for backwards."""
+        return self.to_offset - self.from_offset
+
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """What a reset did; of a dry run, what it would do to the offsets as they were then.
+    """What a reset did; for a dry run, what it would have done to the offsets stored at that moment.
 
-    ``owner`` is who had claimed the group last, and ``history`` the lines that the history got, none for a dry run.
+    ``owner`` is the last claim before it, and ``history`` the lines added to the history, none for a dry run.
     """
 
     group: str
@@ -87,18 +93,28 @@ class Reset:
 
     @property
     def met_live_owner(self) -> bool:
-        """Whether a job was live."""
+        """Whether a job was live: with ``takeover="refuse"``, only a dry run gets that far."""
         return self.owner is not None and self.owner.is_live
 
     @property
+    def read_again(self) -> int:
+        """How many offsets the next start reads again: their results are stored twice, unless they are removed."""
+        return sum(max(0, -move.shift) for move in self.moves)
+
+    @property
+    def passed_over(self) -> int:
+        """How many offsets the next start passes over."""
+        return sum(max(0, move.shift) for move in self.moves)
+
+    @property
     def fenced(self) -> GroupRow | None:
-        """The job that can't write any more, live or silent; ``None`` if the last one had left, and for a dry run."""
+        """The job that can no longer write, live or silent; ``None`` if the last one had left, and for a dry run."""
         return self.owner if self.executed and self.owner is not None and self.owner.alive_for is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class ResetRequest:
-    """What a reset was asked for; see `OffsetStore.reset`."""
+    """The arguments of a reset; see `OffsetStore.reset`."""
 
     group: str
     target: Mapping[TopicPartition, int] | ResetTarget
@@ -110,7 +126,7 @@ class ResetRequest:
     from_offset: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what can't be right, before anything is asked.
+        """Refuse invalid arguments, before the database or Kafka is asked.
 
         :raises ConfigurationError: naming the argument.
         """
@@ -122,8 +138,8 @@ class ResetRequest:
             _expect_offsets(self.target)
             if self.partitions is not None:
                 raise ConfigurationError(
-                    "a reset names its partitions twice: with their offsets, and by partitions=",
-                    next_step="Leave partitions= out.",
+                    "a reset names its partitions twice: with their offsets, and in partitions=",
+                    next_step="Leave out partitions=.",
                 )
             return
         if not self.partitions:
@@ -136,7 +152,7 @@ class ResetRequest:
             )
         if isinstance(self.target, datetime) and self.target.tzinfo is None:
             raise ConfigurationError(
-                "the reset's target is a time without a zone",
+                "the target of a reset is a time without a zone",
                 found=self.target.isoformat(),
                 expected="a datetime with tzinfo, such as UTC",
             )
@@ -145,26 +161,21 @@ class ResetRequest:
 
     @property
     def needs_broker(self) -> bool:
-        """Whether only Kafka knows where that is."""
+        """Whether only Kafka knows where the target is."""
         return isinstance(self.target, (str, datetime))
 
     def view(self, broker: BrokerOffsets | None, kafka_group: str | None, topics: Collection[str]) -> BrokerView | None:
-        """Ask Kafka, ``None`` without a broker.
-
-        :raises ConfigurationError: there is no broker, and only Kafka knows the target.
-        """
+        """Ask Kafka, ``None`` without a broker."""
         if broker is None:
-            if self.needs_broker:
-                raise ConfigurationError("only Kafka knows the log's ends and times", expected="broker=Broker(...)")
             return None
         timestamp_ms = int(self.target.timestamp() * 1000) if isinstance(self.target, datetime) else None
         return broker.view(kafka_group or self.group, topics, timestamp_ms=timestamp_ms)
 
     def chosen(self, rows: Mapping[TopicPartition, StoredOffset]) -> list[TopicPartition]:
-        """Return the partitions that are to be moved, in order.
+        """Return the partitions to move, in order.
 
-        :raises UnknownGroup: the group has no offsets.
-        :raises ConfigurationError: the store has none for a partition that was named.
+        :raises UnknownGroup: the store has no offsets of the group.
+        :raises ConfigurationError: it has none for a partition that was named.
         """
         if not rows:
             raise UnknownGroup(f"the store has no offsets of group {self.group!r}")
@@ -176,10 +187,10 @@ class ResetRequest:
             there = {tp for tp in rows if tp.topic == topic}
             asked = there if numbers is None else {TopicPartition(topic, number) for number in numbers}
             if not asked or asked - there:
-                what = f"the store has no offsets of group {self.group!r} for what was named"
+                what = f"the store has no offsets of group {self.group!r} for a partition that was named"
                 found = ", ".join(map(str, sorted(asked - there))) or topic
                 held = ", ".join(map(str, sorted(there))) or ", ".join(sorted({tp.topic for tp in rows}))
-                raise ConfigurationError(what, found=found, expected=f"of {held}")
+                raise ConfigurationError(what, found=found, expected=f"one of {held}")
             chosen |= asked
         return sorted(chosen)
 
@@ -191,8 +202,8 @@ class ResetRequest:
     ) -> tuple[Move, ...]:
         """Decide where each partition goes from what is stored in ``rows``.
 
-        :param seen: what was stored before Kafka was asked. A job that has advanced since has read what it advanced
-            over: the log ends no earlier than there.
+        :param seen: what was stored before Kafka was asked. If a job has advanced since, it has read those records, so
+            the log ends no earlier than there.
         :raises OffsetOutOfRange, WrongCluster, ConfigurationError: as `OffsetStore.reset`.
         """
         return tuple(self._move(tp, rows[tp], view, seen.get(tp)) for tp in self.chosen(rows))
@@ -200,7 +211,7 @@ class ResetRequest:
     def _move(self, tp: TopicPartition, row: StoredOffset, view: BrokerView | None, seen: StoredOffset | None) -> Move:
         if self.from_offset is not None and row.next_offset != self.from_offset:
             raise OffsetMoved(
-                "another offset is stored than the one that the reset is for; nothing was written",
+                "the stored offset is not the one that the reset is for; nothing was written",
                 topic_partition=tp,
                 found=row.next_offset,
                 expected=self.from_offset,
@@ -247,15 +258,17 @@ def reset(
 ) -> Reset:
     """Set stored offsets; see `OffsetStore.reset`.
 
-    Kafka is asked before anything is locked. What is decided is decided under the locks: what a job has stored until
-    then, and whether one is live, since no claim can be made while the group's row is locked.
+    Kafka is asked before anything is locked. The decision is made under the locks: they show what a job has stored by
+    then and whether one is live, since no claim can be made while the group's row is locked.
 
     :param look: reads the group's rows and its owner, without a lock.
     """
+    if broker is None and request.needs_broker:
+        raise ConfigurationError("only Kafka knows the log's ends and times", next_step=NAME_BROKERS)
     group = request.group
     seen, owner = look()
     view = request.view(broker, kafka_group, sorted({tp.topic for tp in request.chosen(seen)}))
-    # What can be seen to be wrong is seen here, before a job's transaction is waited for, or ended.
+    # A plan that is wrong already is refused here, before a job's transaction is waited for or ended.
     planned = request.plan(seen, view, seen)
     if dry_run:
         return Reset(group, planned, owner)
@@ -268,7 +281,7 @@ def reset(
         moves = request.plan(rows, view, seen)
         token, who = Token(before.epoch + 1, uuid4()), request.actor or this_process()
         _write_token(session, group, token, who)
-        # One that is for a single stored offset is a repair, and decides nothing about other applications.
+        # With from_offset= it is a repair, and decides nothing about other applications.
         keep = request.from_offset is not None
         new = {
             move.topic_partition: replace(_pinned(row, move.to_offset), contested=keep and row.contested)
@@ -302,7 +315,7 @@ def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermar
     log = view.topics[tp.topic].partitions.get(tp.partition)
     if log is None:
         raise ConfigurationError(
-            "Kafka does not have this partition", topic_partition=tp, next_step="Name those that it has: TOPIC:0,2."
+            "Kafka does not have this partition", topic_partition=tp, next_step="Name only partitions that it has."
         )
     return log
 
@@ -327,17 +340,17 @@ def rename_group(
             )
         if held[new]:
             raise ConfigurationError(
-                f"there is a group {new!r} already",
+                f"a group {new!r} already exists",
                 found=f"{len(held[new])} partitions",
                 expected="a name without offsets",
             )
-        # Above both, so that neither's jobs hold it, and no copy in Kafka is of this epoch.
+        # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), actor or this_process()
         session.rename_group(group, new)
-        # The old name keeps its row: a job that still runs under it is stale, and creates nothing.
+        # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
         for name in (group, new):
             _write_token(session, name, token, who)
-        # Pinned, so that what Kafka has under the old name does not count. It is no decision about other applications.
+        # Pinned, so that what Kafka has under the old name does not count. It decides nothing about other applications.
         session.set_partitions(
             new,
             token,
@@ -357,14 +370,14 @@ def _pinned(row: StoredOffset, offset: int) -> NewOffset:
 
 
 def _write_token(session: Session, group: str, token: Token, who: str) -> None:
-    """Fence whoever has the group. No job runs with the new token, so that no heartbeat is left for it."""
+    """Fence the group's owner. No job runs with the new token, so it has no heartbeat."""
     session.write_group(group, token, who)
     session.end_beat(token.claim_id)
 
 
 @contextmanager
 def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: float) -> Generator[Session]:
-    """One transaction, which the jobs of the groups can't hold up for longer than ``takeover_timeout``."""
+    """One transaction, which jobs of the groups can't delay for longer than ``takeover_timeout``."""
     prefix = name_prefix(groups[0])
     try:
         with (
@@ -388,17 +401,15 @@ def _expect_group(group: str) -> None:
 def _expect_reason(reason: str, takeover_timeout: float) -> None:
     if not reason.strip():
         raise ConfigurationError(
-            "a decision needs a reason, for those who read the history", found=repr(reason), expected="a sentence"
+            "a decision needs a reason, which the history records", found=repr(reason), expected="a sentence"
         )
     if not 0 <= takeover_timeout < math.inf:
-        raise ConfigurationError("not a takeover_timeout", found=takeover_timeout, expected="seconds, from 0 upwards")
+        raise ConfigurationError("takeover_timeout must be 0 or more seconds", found=takeover_timeout)
 
 
 def _expect_offsets(offsets: Mapping[TopicPartition, int]) -> None:
     if not offsets:
-        raise ConfigurationError(
-            "a reset names no partitions", expected="an offset for each partition that is to be reset"
-        )
+        raise ConfigurationError("a reset names no partitions", expected="an offset for each partition to reset")
     for tp, offset in offsets.items():
         if not 0 <= offset <= MAX_OFFSET:
             raise ConfigurationError(
@@ -409,7 +420,7 @@ def _expect_offsets(offsets: Mapping[TopicPartition, int]) -> None:
 def _expect_rows(
     group: str, rows: Mapping[TopicPartition, StoredOffset], offsets: Mapping[TopicPartition, int]
 ) -> None:
-    """A misspelt topic would get a row of its own, and nobody would notice."""
+    """Refuse partitions without a row: a misspelt topic would silently get one."""
     unknown = sorted(offsets.keys() - rows.keys())
     if unknown:
         what = f"the store has no offset of this partition for group {group!r}"
@@ -418,5 +429,5 @@ def _expect_rows(
             what,
             topic_partition=unknown[0],
             expected=f"one of {topics}",
-            next_step="Correct topic and partition; a partition gets its row from a claim.",
+            next_step="Correct the topic or the partition; a partition gets its row from a claim.",
         )

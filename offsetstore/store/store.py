@@ -12,7 +12,7 @@ from offsetstore.postgres.url import check_engine, make_engine
 from offsetstore.protocol import metadata
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries, Timeouts
-from offsetstore.store import admin
+from offsetstore.store import admin, reads
 from offsetstore.store.acquire import take
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
     from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import ClaimInfo
+    from offsetstore.store.reads import GroupState
     from offsetstore.store.transaction import Transaction
 
 _T = TypeVar("_T")
@@ -244,6 +245,21 @@ class OffsetStore:
     def owner(self, group: str) -> GroupRow | None:
         """Who claimed the group last, ``None`` if nobody has."""
         return self._read(lambda session: session.group(group))
+
+    def group_state(
+        self, group: str, broker: BrokerOffsets | None = None, *, kafka_group: str | None = None
+    ) -> GroupState:
+        """Read how far the group is: its owner, and for each partition what is stored, committed and in the log.
+
+        The store is read in one transaction, without a lock; Kafka is asked after it, in one view.
+
+        :param broker: asked for the log's ends and the committed offsets. If it can't answer, what is stored is
+            returned all the same, with the error as ``broker_error``.
+        :param kafka_group: the group in whose name Kafka is asked, if it is not ``group``.
+        :raises StoreUnavailable: the connection was lost, or the server can't serve it.
+        """
+        state = self._read(lambda session: reads.read_group(session, group))
+        return state if broker is None else reads.add_kafka(state, broker, kafka_group)
 
     def _read(self, query: Callable[[Session], _T]) -> _T:
         return read(self.database, query)

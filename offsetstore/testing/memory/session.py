@@ -362,6 +362,10 @@ class MemorySession:
         with self._statement():
             self._write_beat(claim_id, None)
 
+    def now(self) -> datetime:
+        with self._statement():
+            return self._shared.clock()
+
     def _beat(self, claim_id: UUID) -> datetime | None:
         if claim_id in self._changes.beats:
             return self._changes.beats[claim_id]

@@ -38,7 +38,7 @@ def test_on_a_fresh_database_it_makes_the_tables_and_says_so(run: Run, offsetsto
 def test_at_head_it_does_nothing_and_says_so(run: Run, offsetstore_database: str) -> None:
     result = run("migrate", url=offsetstore_database)
     assert result.exit_code == 0
-    assert result.stdout == f"The tables are at revision {HEAD} already, which is head.\n"
+    assert result.stdout == f"The tables are already at revision {HEAD}, which is head.\n"
 
 
 def test_after_another_deploy_was_waited_for_it_claims_none_of_the_work(
@@ -51,7 +51,7 @@ def test_after_another_deploy_was_waited_for_it_claims_none_of_the_work(
         waiting = in_background(lambda: run("migrate", url=url))
         wait_until(lambda: looking.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
     engine.dispose()
-    assert waiting.result(30).stdout == f"The tables are at revision {HEAD} already, which is head.\n"
+    assert waiting.result(30).stdout == f"The tables are already at revision {HEAD}, which is head.\n"
 
 
 def test_a_schema_of_ones_own_has_the_tables_alone(run: Run, offsetstore_empty_database: str) -> None:
@@ -60,7 +60,7 @@ def test_a_schema_of_ones_own_has_the_tables_alone(run: Run, offsetstore_empty_d
     assert run("migrate", "--schema", "Our Offsets", "--check", url=url).exit_code == 0
     assert run("migrate", "--check", url=url).exit_code == 1
     result = run("status", "-g", "nobody", "--schema", "Our Offsets", url=url)
-    assert result.stderr == "The store knows no group 'nobody'.\n"
+    assert result.stderr == "The store does not know the group 'nobody'.\n"
 
 
 def test_the_url_may_be_an_option(run: Run, offsetstore_database: str) -> None:

@@ -55,7 +55,7 @@ def test_without_execute_it_prints_the_plan_and_writes_nothing(
     ]
     assert rest.splitlines() == [
         f"{stopped} would read 9 offsets again, in 3 partitions.",
-        "Remove their results before you start the job, or they are there twice.",
+        "Remove their results before you start the job, or they will be there twice.",
         "Nothing was written. Add --execute to do it.",
     ]
     assert stored(offsetstore_database, stopped) == [4, 5, 0]
@@ -111,8 +111,8 @@ def test_where_nothing_moves_it_does_not_ask_to_be_executed(
 ) -> None:
     arguments = ["reset", "-g", stopped, "-t", payments, "--shift-by", "0", *REASON]
     assert run(*arguments, url=offsetstore_database).stdout.splitlines()[-2:] == [
-        f"{stopped} is there already, in 3 partitions.",
-        "Nothing was written. --execute would only pin them there.",
+        f"{stopped} is already there, in 3 partitions.",
+        "Nothing was written. --execute would only pin the offsets.",
     ]
 
 
@@ -189,7 +189,7 @@ def test_an_offset_outside_of_the_log_is_refused_with_what_the_log_holds(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["-t", "payments", *REASON], 2, "Where to? One of --to-earliest"),
+        (["-t", "payments", *REASON], 2, "Name one of --to-earliest"),
         (["-t", "payments", "--to-latest", "--to-offset", "1", *REASON], 2, "found --to-latest, --to-offset"),
         (["-t", "payments", "--to-offset", "1"], 2, "--reason"),
         (["-t", "payments", "--to-offset", "1", "--reason", " "], 2, "needs a reason"),

@@ -61,6 +61,7 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
         "epoch": 1,
         "claim_id": found["owner"]["claim_id"],
         "pinned": False,
+        "contested": False,
     }
 
 
@@ -132,15 +133,15 @@ def test_after_an_operators_decision_the_owner_is_no_job_and_what_was_set_is_mar
     with OffsetStore.connect(offsetstore_database) as store:
         store.reset(offsetstore_group, {p0: 40}, reason="ticket 17", actor="alice")
         head, _, row = run("status", "-g", offsetstore_group, url=offsetstore_database).stdout.splitlines()
-        assert re.search(r"epoch 2 by a reset of alice, \d+s ago; no job has claimed it since$", head)
+        assert re.search(r"epoch 2, reset by alice \d+s ago; no job has claimed it since$", head)
         assert "40 (pinned)" in row
         store.rename_group(offsetstore_group, f"{offsetstore_group}-eu", reason="ticket 18", actor="alice")
     renamed = run("status", "-g", f"{offsetstore_group}-eu", url=offsetstore_database)
-    assert "epoch 3 by a rename of alice" in renamed.stdout
+    assert "epoch 3, renamed by alice" in renamed.stdout
 
 
 def test_a_group_that_nobody_has_is_an_answer_of_no(run: Run, offsetstore_database: str) -> None:
     result = run("status", "-g", "nobody", url=offsetstore_database)
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr == "The store knows no group 'nobody'.\n"
+    assert result.stderr == "The store does not know the group 'nobody'.\n"

@@ -103,8 +103,8 @@ def test_exit_codes_have_a_line_each() -> None:
 def test_what_the_brokers_are_for_depends_on_the_command() -> None:
     words = {name: " ".join(_help(name).split()) for name in ("reset", "status")}
     assert "for --to-earliest, --to-latest, --to-datetime." in words["reset"]
-    assert "without them only the store is shown." in words["status"]
-    assert "without them only the store" not in words["reset"]
+    assert "without them, only the store is shown." in words["status"]
+    assert "without them, only the store" not in words["reset"]
 
 
 def test_the_version_is_the_packages() -> None:

@@ -42,7 +42,7 @@ def test_anything_else_is_a_usage_error_that_names_what_can_be(word: str, told: 
 def test_an_empty_name_is_a_usage_error(arguments: list[str]) -> None:
     result = CliRunner().invoke(cli, ["resolve", "-b", "localhost:1", *arguments])
     assert result.exit_code == 2
-    assert "a name is not empty" in result.stderr
+    assert "a name must not be empty" in result.stderr
 
 
 def test_a_policy_that_does_not_exist_is_a_usage_error() -> None:

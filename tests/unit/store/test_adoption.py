@@ -298,7 +298,7 @@ def test_the_command_shows_what_would_be_adopted(checkpoint: Checkpoint) -> None
         ["payments-0", "22", "22", "-"],
         ["payments-1", "33", "33", "-"],
     ]
-    assert result.stdout.endswith("The store was not asked: --group\n")
+    assert result.stdout.endswith("The store was not read; name a --group to read it.\n")
     assert "Batch 11 is the last one that is committed." in result.stdout
 
 

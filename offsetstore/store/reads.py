@@ -1,0 +1,170 @@
+"""What is known about a group: its owner, its stored offsets, and what Kafka or an old checkpoint has next to them.
+
+Nothing is locked and nothing is written. There is one definition of lag, `lag_of`, and one of a live owner,
+`GroupRow.is_live`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from offsetstore.errors import BrokerError, UncertainBatch
+from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition, Watermarks
+from offsetstore.protocol.policy import StartPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime, timedelta
+
+    from offsetstore.protocol.database import GroupRow, Session
+    from offsetstore.protocol.policy import OnUncertain
+    from offsetstore.protocol.ports import BrokerOffsets
+    from offsetstore.store.adoption import QueryCheckpoint
+
+_DECISIONS: Final = frozenset({"reset", "rename"})
+
+
+def lag_of(next_offset: int, log: Watermarks) -> int:
+    """Count the offsets from ``next_offset`` to the end of the log; 0 if the log ends before it."""
+    return max(0, log.end - next_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition of a group.
+
+    ``stored`` is the row of the store, ``age`` the time since it last changed, by the database's clock; both are
+    ``None`` for a partition that the store has no offset of. ``committed`` is what Kafka keeps for the group, ``log``
+    the ends of the log; both are ``None`` if no broker was asked, or if Kafka has none.
+    """
+
+    stored: StoredOffset | None = None
+    age: timedelta | None = None
+    committed: CommittedOffset | None = None
+    log: Watermarks | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets from the stored one to the end of the log, ``None`` if either is not known."""
+        return None if self.stored is None or self.log is None else lag_of(self.stored.next_offset, self.log)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the stored offset was set by a decision, and takes precedence over what Kafka has."""
+        return self.stored is not None and self.stored.pinned
+
+    @property
+    def contested(self) -> bool:
+        """Whether another application used the group in Kafka while the job ran."""
+        return self.stored is not None and self.stored.contested
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A group at one moment, ``read_at`` by the database's clock; what Kafka has was asked for right after it.
+
+    ``owner`` is the last claim, ``None`` if there was none. ``decision`` is ``"reset"`` or ``"rename"`` if an operator
+    has decided that since the last claim: the owner is then the operator and not a job. ``partitions`` are those that
+    the store or the log of a stored topic has, in order of (topic, partition). ``broker_error`` is the error of a
+    broker that was asked and could not answer.
+    """
+
+    group: str
+    owner: GroupRow | None
+    decision: str | None
+    read_at: datetime
+    partitions: Mapping[TopicPartition, PartitionState]
+    broker_error: BrokerError | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the store has the group at all: a claim, or offsets."""
+        return self.owner is not None or bool(self.partitions)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a job owns the group and runs, as for claims and resets."""
+        return self.owner is not None and self.owner.is_live
+
+    @property
+    def lag(self) -> int | None:
+        """The sum of the partitions' lags, ``None`` if none is known."""
+        known = [one.lag for one in self.partitions.values() if one.lag is not None]
+        return sum(known) if known else None
+
+
+def read_group(session: Session, group: str) -> GroupState:
+    """Read what the store has of the group, without Kafka's part."""
+    owner, rows = session.group(group), session.read_partitions(group)
+    decision = _decision(session, group, owner)
+    now = session.now()  # last, so that no age is negative
+    partitions = {
+        tp: PartitionState(row, None if row.updated_at is None else now - row.updated_at) for tp, row in rows.items()
+    }
+    return GroupState(group, owner, decision, now, partitions)
+
+
+def _decision(session: Session, group: str, owner: GroupRow | None) -> str | None:
+    """Look it up in the history, which can be long, only if no job holds the group."""
+    if owner is None or owner.alive_for is not None:
+        return None
+    last = next((line for line in reversed(session.history(group)) if line.token == owner.token), None)
+    return last.event if last is not None and last.event in _DECISIONS else None
+
+
+def add_kafka(state: GroupState, broker: BrokerOffsets, kafka_group: str | None) -> GroupState:
+    """Add what Kafka has, in one view of all stored topics; if it can't answer, add the error."""
+    topics = sorted({tp.topic for tp in state.partitions})
+    if not topics:
+        return state
+    try:
+        view = broker.view(kafka_group or state.group, topics)
+    except BrokerError as error:
+        return replace(state, broker_error=error)
+    logs = {
+        TopicPartition(topic, number): log
+        for topic, found in view.topics.items()
+        for number, log in found.partitions.items()
+    }
+    partitions = {
+        tp: replace(
+            state.partitions.get(tp, PartitionState()),
+            committed=view.committed.get(tp),
+            log=logs.get(tp),
+        )
+        for tp in sorted(state.partitions.keys() | logs.keys())
+    }
+    return replace(state, partitions=partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What a claim would take over from the checkpoint of a query.
+
+    ``adopted`` is where the partitions start that the store has no offset of. With a ``refusal`` the claim would adopt
+    nothing: ``adopted`` then holds the partitions that the uncertain batch leaves alone.
+    """
+
+    checkpoint: QueryCheckpoint
+    stored: Mapping[TopicPartition, StoredOffset]
+    adopted: Mapping[TopicPartition, int]
+    refusal: UncertainBatch | None = None
+
+    def start(self, tp: TopicPartition) -> int | None:
+        """Where the partition starts: at the stored offset, else at the adopted one; ``None`` if it is refused."""
+        return self.stored[tp].next_offset if tp in self.stored else self.adopted.get(tp)
+
+
+def read_adoption(
+    checkpoint: QueryCheckpoint, stored: Mapping[TopicPartition, StoredOffset], on_uncertain: OnUncertain
+) -> Adoption:
+    """Decide as a claim does what it adopts of the checkpoint, for all its topics."""
+    topics = {tp.topic for tp in checkpoint.offsets}
+    try:
+        return Adoption(checkpoint, stored, checkpoint.starts(StartPolicy(on_uncertain=on_uncertain), stored, topics))
+    except UncertainBatch as error:
+        certain = checkpoint.starts(StartPolicy(on_uncertain="replay"), stored, topics)
+        # A batch without records leaves no partition alone: windows also come out of it.
+        alone = {tp: at for tp, at in certain.items() if checkpoint.uncertain and tp not in checkpoint.uncertain}
+        return Adoption(checkpoint, stored, alone, error)

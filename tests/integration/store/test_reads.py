@@ -1,0 +1,48 @@
+"""The state of a group, read from PostgreSQL by its clock."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from offsetstore import OffsetRange, OffsetStore, Watermarks
+from tests.integration.store.transacting import GROUP, P0, P1, process
+from tests.support.brokers import ScriptedBroker
+
+if TYPE_CHECKING:
+    from tests.integration.store.conftest import Query
+
+
+def test_the_ages_are_of_the_databases_clock_and_the_rows_are_the_stored_ones(
+    store: OffsetStore, results: str, query: Query
+) -> None:
+    broker = ScriptedBroker({"payments": {0: (0, 10), 1: (0, 10)}}, committed={P1: 3})
+    claim = store.claim(GROUP, broker, mirror_every=None)
+    process(store, claim, P0, range_=OffsetRange(0, 4))
+    query("UPDATE kafka_partitions SET contested = true, pinned = true, updated_at = updated_at - interval '1 hour'")
+    [(before,)] = query("SELECT clock_timestamp()")
+
+    state = store.group_state(GROUP, broker)
+
+    [(after,)] = query("SELECT clock_timestamp()")
+    assert before < state.read_at < after
+    assert state.owner is not None
+    assert state.owner.token == claim.token
+    assert state.is_live
+    rows = store.offsets(GROUP)
+    for tp, one in state.partitions.items():
+        assert one.stored == rows[tp]
+        assert timedelta(hours=1) < (one.age or timedelta()) < timedelta(hours=2)
+        assert (one.pinned, one.contested, one.log) == (True, True, Watermarks(0, 10))
+    assert [(tp, one.lag) for tp, one in state.partitions.items()] == [(P0, 6), (P1, 7)]
+    assert [one.committed and one.committed.next_offset for one in state.partitions.values()] == [None, 3]
+
+
+def test_what_a_job_has_not_committed_yet_does_not_show_and_is_not_waited_for(store: OffsetStore, results: str) -> None:
+    claim = store.claim(GROUP, topics=["payments"])
+    process(store, claim, P0, range_=OffsetRange(0, 4))
+    with store.transaction(claim) as tx:
+        tx.advance({P0: tx.lock({P0: OffsetRange(4, 9)})[P0].remaining})
+        state = store.group_state(GROUP)
+    assert [one.stored.next_offset for one in state.partitions.values() if one.stored] == [4]
+    assert state.is_live

@@ -1,0 +1,204 @@
+"""The state of a group, as the dashboard and the command line read it; in memory, by a clock that the test sets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import GroupState, OffsetRange, PartitionState, TopicPartition, Watermarks
+from offsetstore.errors import BrokerUnavailable, ConfigurationError, UncertainBatch
+from offsetstore.offsets import CommittedOffset, TopicLog
+from offsetstore.store.adoption import QueryCheckpoint
+from offsetstore.store.reads import lag_of, read_adoption
+from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore import Claim
+
+P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore(MemoryDatabase(clock)) as made:
+        yield made
+
+
+@pytest.fixture
+def broker() -> StaticBroker:
+    return StaticBroker.with_topics({"payments": 2}, end=10)
+
+
+@pytest.fixture
+def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
+    """A live job that has stored 4 of partition 0 and 0 of partition 1."""
+    claim = store.claim("billing", broker, mirror_every=None)
+    advance(store, claim, OffsetRange(0, 4))
+    return claim
+
+
+def advance(store: InMemoryOffsetStore, claim: Claim, range_: OffsetRange) -> None:
+    with store.transaction(claim) as tx:
+        tx.advance({P0: tx.lock({P0: range_})[P0].remaining})
+
+
+def contest(store: InMemoryOffsetStore, claim: Claim) -> None:
+    session = store.memory.begin(name="test")
+    session.contest("billing", claim.token, [P0])
+    session.commit()
+
+
+@pytest.mark.parametrize(("next_offset", "lag"), [(0, 10), (9, 1), (10, 0), (11, 0)])
+def test_the_lag_is_what_is_left_of_the_log(next_offset: int, lag: int) -> None:
+    assert lag_of(next_offset, Watermarks(5, 10)) == lag
+
+
+def test_it_holds_the_owner_and_what_is_stored_committed_and_in_the_log(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim, clock: Clock
+) -> None:
+    broker.current = replace(broker.current, committed={P0: CommittedOffset(2, "theirs")})
+    clock.now += timedelta(seconds=7)
+
+    state = store.group_state("billing", broker)
+
+    rows, log = store.offsets("billing"), Watermarks(0, 10)
+    assert state.partitions == {
+        P0: PartitionState(rows[P0], timedelta(seconds=7), CommittedOffset(2, "theirs"), log),
+        P1: PartitionState(rows[P1], timedelta(seconds=7), None, log),
+    }
+    assert (state.group, state.read_at, state.decision, state.broker_error) == ("billing", clock.now, None, None)
+    assert state.owner is not None
+    assert (state.owner.token, state.owner.alive_for) == (claim.token, timedelta(seconds=7))
+    assert [one.lag for one in state.partitions.values()] == [6, 10]
+    assert (state.lag, state.is_live, state.is_known) == (16, True, True)
+
+
+def test_an_owner_whose_last_heartbeat_is_15_seconds_old_is_not_live(
+    store: InMemoryOffsetStore, claim: Claim, clock: Clock
+) -> None:
+    clock.now += timedelta(seconds=14)
+    assert store.group_state("billing").is_live
+    clock.now += timedelta(seconds=1)
+    assert not store.group_state("billing").is_live
+
+
+def test_a_partition_that_only_the_log_has_is_there_without_a_lag(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    logs = {number: Watermarks(0, 10) for number in (2, 1, 0)}
+    broker.current = replace(broker.current, topics={"payments": TopicLog("payments-id", logs)})
+
+    state = store.group_state("billing", broker)
+
+    assert list(state.partitions) == [P0, P1, P2]
+    assert state.partitions[P2] == PartitionState(log=Watermarks(0, 10))
+    assert (state.partitions[P2].lag, state.partitions[P2].pinned, state.partitions[P2].contested) == (
+        None,
+        False,
+        False,
+    )
+    assert state.lag == 16
+
+
+def test_without_a_broker_no_lag_is_known(store: InMemoryOffsetStore, claim: Claim) -> None:
+    state = store.group_state("billing")
+    assert {(one.log, one.committed, one.lag) for one in state.partitions.values()} == {(None, None, None)}
+    assert state.lag is None
+
+
+def test_a_broker_that_does_not_answer_hides_nothing_of_the_store(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    broker.error = BrokerUnavailable("no answer")
+    state = store.group_state("billing", broker)
+    assert state == replace(store.group_state("billing"), broker_error=broker.error)
+
+
+def test_any_other_error_of_the_broker_is_raised(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    broker.error = ConfigurationError("not a setting")
+    with pytest.raises(ConfigurationError):
+        store.group_state("billing", broker)
+
+
+def test_kafka_is_asked_for_another_group_if_one_is_named(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    broker.asked.clear()
+    store.group_state("billing", broker)
+    store.group_state("billing", broker, kafka_group="theirs")
+    assert broker.asked == ["billing", "theirs"]
+
+
+def test_a_group_that_the_store_does_not_know_is_not_asked_for_in_kafka(
+    store: InMemoryOffsetStore, broker: StaticBroker, clock: Clock
+) -> None:
+    state = store.group_state("nobody", broker)
+    assert state == GroupState("nobody", None, None, clock.now, {})
+    assert (state.is_known, state.is_live, state.lag) == (False, False, None)
+    assert broker.asked == []
+
+
+def test_what_another_application_has_contested_shows(store: InMemoryOffsetStore, claim: Claim) -> None:
+    contest(store, claim)
+    state = store.group_state("billing")
+    assert [one.contested for one in state.partitions.values()] == [True, False]
+
+
+def test_a_decision_shows_until_the_next_claim(store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim) -> None:
+    store.reset("billing", {P0: 2}, reason="ticket 17", actor="alice")
+    state = store.group_state("billing")
+    assert state.owner is not None
+    assert (state.owner.owner, state.decision, state.is_live) == ("alice", "reset", False)
+    assert [one.pinned for one in state.partitions.values()] == [True, False]
+
+    store.rename_group("billing", "invoicing", reason="ticket 18")
+    assert [store.group_state(name).decision for name in ("billing", "invoicing")] == ["rename", "rename"]
+
+    store.claim("invoicing", broker, mirror_every=None).close()
+    state = store.group_state("invoicing")
+    assert (state.decision, state.is_live) == (None, False)
+
+
+def test_an_adoption_that_is_refused_still_shows_the_partitions_that_are_certain(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    ends = {P0: 20, P1: 30, P2: 40, TopicPartition("refunds", 0): 50}
+    checkpoint = QueryCheckpoint("/old", 11, ends, 12, {P1: OffsetRange(30, 35), P2: OffsetRange(40, 45)})
+    stored = {P0: store.offsets("billing")[P0], P1: store.offsets("billing")[P1]}
+
+    refused = read_adoption(checkpoint, stored, "fail")
+    assert isinstance(refused.refusal, UncertainBatch)
+    assert refused.adopted == {TopicPartition("refunds", 0): 50}
+    assert [refused.start(tp) for tp in ends] == [4, 0, None, 50]
+
+    replayed, skipped = read_adoption(checkpoint, stored, "replay"), read_adoption(checkpoint, stored, "skip")
+    assert (replayed.refusal, [replayed.start(tp) for tp in ends]) == (None, [4, 0, 40, 50])
+    assert (skipped.refusal, [skipped.start(tp) for tp in ends]) == (None, [4, 0, 45, 50])
+
+
+def test_after_an_uncertain_batch_without_records_no_partition_is_certain() -> None:
+    checkpoint = QueryCheckpoint("/old", 11, {P0: 20, P1: 30}, 12, {})
+    refused = read_adoption(checkpoint, {}, "fail")
+    assert refused.refusal is not None
+    assert refused.adopted == {}
