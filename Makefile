@@ -13,6 +13,10 @@ STAMP := $(VENV)/.installed
 PYTHON ?=
 CANDIDATES := python3.12 python3.11 python3 python3.13
 
+# What depends on PostgreSQL's version, in about a minute: the contract, locks, grants, schema and migrations.
+ON_16 := tests/contract/test_postgres.py tests/migration $(addprefix tests/integration/store/test_,transaction_locks.py \
+  transaction_new_row_lost.py transaction_statements.py grants.py schema_check.py connect.py history_ids.py)
+
 .PHONY: help setup demo test check lint mutants chaos soak faults fmt migrate behaviours lock clean
 
 help: ## this list
@@ -26,9 +30,9 @@ demo: setup ## flights from Kafka to PostgreSQL, exactly once, while the job is 
 
 test: setup ## every test, on real PostgreSQL (the store's on 16 and 18), Kafka and Spark; half an hour
 	@if $(BIN)/python -c 'import pgserver' 2>/dev/null; \
-	then $(BIN)/python -m pytest --offsetstore-postgres=pgserver tests/contract tests/integration/store tests/migration; \
+	then $(BIN)/python -m pytest --offsetstore-postgres=pgserver $(ON_16); \
 	else echo "The wheel with PostgreSQL 16 is not published for this Python: the store is tested on 18 alone."; fi
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: lint ## lint, unit and property tests; a minute
 	@$(BIN)/python -m pytest tests/unit tests/property
