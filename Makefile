@@ -17,11 +17,11 @@ CANDIDATES := python3.12 python3.11 python3 python3.13
 ON_16 := tests/contract/test_postgres.py tests/migration $(addprefix tests/integration/store/test_,transaction_locks.py \
   transaction_new_row_lost.py transaction_statements.py grants.py schema_check.py connect.py history_ids.py)
 
-.PHONY: help setup demo test check lint mutants chaos soak faults fmt migrate behaviours lock clean
+.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility fmt migrate behaviours lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## make .venv with everything pinned, and offsetstore in it; quick when nothing changed
 
@@ -55,6 +55,12 @@ soak: setup ## two jobs under random faults, and what they use of memory and con
 
 faults: setup ## write docs/faults.md anew from the runs of `make chaos` and `make soak`
 	@$(BIN)/python -m tests.faults.harness.table
+
+matrix: setup ## tests on other versions of PostgreSQL, PySpark and Kafka; goes on where it was stopped (ONLY=)
+	@$(BIN)/python -m tests.matrix $(if $(ONLY),--only "$(ONLY)")
+
+compatibility: setup ## write docs/compatibility.md anew from the runs of `make matrix`
+	@$(BIN)/python -m tests.matrix.page
 
 fmt: setup ## format the code, and fix what the linter can fix
 	@$(BIN)/ruff format

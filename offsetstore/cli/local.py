@@ -23,7 +23,7 @@ def local() -> None:
 
     They listen on 127.0.0.1 alone. Kafka needs Java 17 or newer; its jars (45 MB) are downloaded once, to
     OFFSETSTORE_CACHE or the user's cache directory. Data stay over `down` and `up`.
-    `up` prints the exports for a job again; `down --delete-data` discards the data.
+    `up` prints the exports for a job again; `submit` runs a job; `down --delete-data` discards the data.
     """
 
 
@@ -49,6 +49,21 @@ def status(context: click.Context) -> None:
         _show(services)
     if not services or not all(service.running for service in services):
         context.exit(ExitCode.NO)
+
+
+@local.command(context_settings={"allow_interspersed_args": False})  # what follows the job is the job's
+@click.argument("job", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def submit(job: str, arguments: tuple[str, ...]) -> None:
+    """Run a job with this Python, a small Spark and the running stack.
+
+    As `spark-submit JOB ARGUMENTS...`, with the Kafka connector and PostgreSQL's JDBC driver. OFFSETSTORE_URL and
+    OFFSETSTORE_BOOTSTRAP_SERVERS are the stack's unless they are set. Further options of spark-submit go into
+    PYSPARK_SUBMIT_ARGS, with `pyspark-shell` as the last word. The exit code is the job's.
+    """
+    from offsetstore.local.submit import submit  # noqa: PLC0415 - pyspark takes a second
+
+    submit(job, arguments)
 
 
 @local.command()

@@ -1,24 +1,31 @@
-"""``offsetstore local up``, ``status`` and ``down``, each a process of its own."""
+"""``offsetstore local up``, ``status``, ``submit`` and ``down``, each a process of its own."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import psycopg
 import pytest
 
-from offsetstore.kafka.admin import create_topic
+from offsetstore.kafka.admin import Record, create_topic, produce
 from offsetstore.local import stack
 from offsetstore.local.cache import cache_directory
 from offsetstore.local.processes import is_process_of
 from offsetstore.local.spark.artifacts import KAFKA_BROKER
 from offsetstore.local.spark.jars import jars
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
+from tests.support.postgres import Database
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from offsetstore.local.stack import ServiceStatus
 
@@ -33,9 +40,13 @@ def _own_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     stack.down(delete_data=True)
 
 
+LOCAL = [sys.executable, "-c", "from offsetstore.cli.local import local; local()"]
+EXACTLY_ONCE = Path(__file__).parents[3] / "examples" / "exactly_once_job.py"
+SECONDS = 180  # the job starts a Spark of its own
+
+
 def run(*arguments: str) -> tuple[int, str]:
-    script = "from offsetstore.cli.local import local; local()"
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([*LOCAL, *arguments], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -66,6 +77,61 @@ def test_servers_outlive_the_command_and_keep_their_data() -> None:
     assert run("down", "--delete-data")[0] == 0
     assert [service.directory.exists() for service in running] == [False, False]
     assert "There is no local stack" in run("status")[1]
+
+
+@pytest.mark.usefixtures("_own_stack")
+def test_an_example_runs_on_the_stack_until_it_is_stopped_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OFFSETSTORE_BOOTSTRAP_SERVERS", raising=False)
+    url, servers = (service.address for service in stack.up())
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        upgrade(connection)
+    engine.dispose()
+    database = Database(url)
+    database.execute("CREATE TABLE payments (payer text, amount numeric(12, 2))")
+    create_topic(servers, "payments")
+    produce(servers, "payments", [Record(b"1.50", b"ada"), Record(b"2.25", b"bob")])
+    # A session of its own has the processes of the job, and those alone, whatever groups they form.
+    with (tmp_path / "log").open("wb") as log:
+        job = subprocess.Popen(
+            [*LOCAL, "submit", str(EXACTLY_ONCE)],
+            env={**os.environ, "DATABASE": url, "CHECKPOINTS": str(tmp_path / "checkpoints")},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def landed() -> bool:
+        assert job.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")[-4000:]
+        return database.column("SELECT amount::text FROM payments ORDER BY 1") == ["1.50", "2.25"]
+
+    try:
+        wait_until(landed, timeout=SECONDS)
+        assert len(processes_of_session(job.pid)) > 1
+
+        job.terminate()
+
+        assert job.wait(SECONDS) == -signal.SIGTERM
+        wait_until(lambda: not processes_of_session(job.pid))
+    finally:
+        for pid in processes_of_session(job.pid):
+            os.kill(pid, signal.SIGKILL)
+        job.wait()
+        database.close()
+
+
+def processes_of_session(session: int) -> list[int]:
+    found: list[int] = []
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == session:
+                found.append(pid)
+        except ProcessLookupError:
+            continue
+    return found
 
 
 def password(postgres: ServiceStatus) -> str:
