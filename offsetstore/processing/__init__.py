@@ -1,1 +1,1 @@
-"""One cycle for every kind of job; neither Spark nor Kafka is imported here."""
+"""One cycle for every kind of job; imports neither Spark nor Kafka."""

@@ -1,7 +1,7 @@
 """The cycle of a batch: plan, compute, lock, compare with the plan, write, advance, commit.
 
-What is computed, and how, is the job's business; the order is here. Nothing is locked while it computes, so the plan is
-compared under the lock: if a stored offset has changed, nothing is written and the batch is planned again.
+Each kind of job brings its own computation; this module fixes the order. Nothing is locked while a job computes, so the
+plan is compared under the lock: if a stored offset has changed, nothing is written and the batch is planned again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Computed(Protocol):
     """One output's rows, which can be written again after a rollback."""
 
     def write(self, connection: Connection) -> int:
-        """Write them; return how many."""
+        """Write the rows; return their number."""
         ...
 
 
 def replan(write: Callable[[], None], name: str) -> None:
-    """Plan and write a batch, again if its plan is outdated, a few times.
+    """Plan and write a batch; while its plan is outdated, plan it again, up to five times in all.
 
-    :param write: plans and writes; raises `PlanOutdated` if nothing was written and it has to be planned again.
-    :param name: the batch's, for the error.
-    :raises SinkError: each plan was outdated.
+    :param write: plans and writes; raises `PlanOutdated` if it wrote nothing and the batch must be planned again.
+    :param name: the batch's name, for the error.
+    :raises SinkError: every plan was outdated.
     """
     reason = ""
     for _ in range(_MAX_PLANS):
@@ -53,18 +53,18 @@ def replan(write: Callable[[], None], name: str) -> None:
     raise SinkError(
         f"{_MAX_PLANS} plans of {name} were outdated before they could be written",
         found=reason,
-        next_step="See who else writes for this group (the history tells).",
+        next_step="Look in the group's history for what else writes for it.",
     )
 
 
 def write_planned(claim: Claim, planned: Planned, compute: Callable[[Ranges], Mapping[str, Computed]]) -> None:
-    """Compute what remains by the plan, and write and advance it in one transaction.
+    """Compute what remains of the plan, then write it and advance in one transaction.
 
-    :param compute: gets what remains of each partition; called with nothing locked, or not at all.
+    :param compute: takes the remaining range of each partition; called at most once, with nothing locked.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
     computed: Mapping[str, Computed] | None = None
-    if planned.is_to_be_computed(claim):
+    if planned.is_worth_computing(claim):
         computed = compute(planned.remaining())
         check_topics(claim, planned.rows, planned.plan)
     failpoints.reach("before_lock")
@@ -73,7 +73,7 @@ def write_planned(claim: Claim, planned: Planned, compute: Callable[[Ranges], Ma
         remaining = lock_as_planned(tx, planned.plan)
         if not remaining:
             return
-        if computed is None:  # what kept us from computing is gone
+        if computed is None:  # the reason not to compute is gone
             raise PlanOutdated
         write_and_advance(computed, tx, remaining)
 
@@ -81,9 +81,9 @@ def write_planned(claim: Claim, planned: Planned, compute: Callable[[Ranges], Ma
 
 
 def lock_as_planned(tx: Transaction, plan: Plan) -> Ranges:
-    """Lock the plan's partitions, and return what remains of each; those of which nothing does are left out.
+    """Lock the plan's partitions, and return the remaining range of each one that has any.
 
-    :raises PlanOutdated: a stored offset is not the one that was planned with.
+    :raises PlanOutdated: a stored offset has changed since the plan was made.
     """
     locked = tx.lock({tp: decision.range for tp, decision in plan.items()})
     if locked != plan:
@@ -92,14 +92,14 @@ def lock_as_planned(tx: Transaction, plan: Plan) -> Ranges:
 
 
 def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaining: Ranges) -> None:
-    """Write all outputs and advance. Deferred constraints are checked here, so that COMMIT need not refuse rows."""
+    """Write all outputs and advance. Deferred constraints are checked here rather than by COMMIT."""
     write_all(computed, tx.connection)
     tx.advance(remaining)
     check_deferred(tx.connection)
 
 
 def write_all(computed: Mapping[str, Computed], connection: Connection) -> None:
-    """Write all outputs; a refusal tells which of them it is about."""
+    """Write all outputs; a `RowsRefused` names the output."""
     for name, output in computed.items():
         with of_output(name):
             output.write(connection)
@@ -107,7 +107,7 @@ def write_all(computed: Mapping[str, Computed], connection: Connection) -> None:
 
 @contextmanager
 def of_output(name: str) -> Generator[None]:
-    """Note the output's name in a refusal of its rows."""
+    """Add the output's name to a `RowsRefused` from the block."""
     try:
         yield
     except RowsRefused as refused:

@@ -1,17 +1,17 @@
-"""Which record a refused row was made of: found by writing parts of the batch, and rolling them back.
+"""Find the record that a refused row was made from, by writing parts of the batch and rolling them back.
 
-The database names a column or a constraint; the row may be anything that a transform made of the batch. So only Kafka's
-offsets are cut, and all of the rest is done as for the batch: read, transformed, written under the lock of the offsets,
-and the deferred constraints checked. It costs a Spark job for each part, and only where a batch has failed.
+The database names a column or a constraint, but a transform can make the row from any records of the batch. So a part
+is a cut of Kafka's offsets, and is treated as the batch is: read, transformed, written under the lock of the offsets,
+its deferred constraints checked. Each part costs a Spark job, and only after a batch has failed.
 
-Each part begins where the batch does: a row may need what an earlier one has brought (a balance, a parent). What is
-found is the first record with which the batch is refused. That alone does not make it the cause: the refusal may not
-recur, and a later record may lift it (a parent, a deposit). So the whole batch is tried again, and then without the
-record; see docs/decisions/0020-which-record.md. The records before it, which were accepted, are then stored, so that
-passing over the record passes over no other.
+Each part begins where the batch does, since a row may depend on an earlier one (a balance, a parent). The search finds
+the first record with which the batch is refused. That record need not be the cause: the refusal may not recur, and a
+later record may lift it (a parent, a deposit). So the whole batch is tried again, and then without the record; see
+docs/decisions/0020-which-record.md. The records before it, which were accepted, are then stored, so that passing over
+the record passes over no other.
 
-All that counts is whether records are accepted or refused, for whatever reason: a batch may have bad records of several
-kinds, and its parts are then refused in several ways.
+The search looks only at whether records are accepted, not at why they are refused: a batch may have bad records of
+several kinds, and its parts are then refused for different reasons.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 Record: TypeAlias = tuple[TopicPartition, int]
 Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], object]
-"""Writes the records of these ranges without some of them, leaves nothing behind, and raises as the batch did."""
+"""Writes the records of the ranges except the given ones, rolls back, and raises as the batch did."""
 
 SECONDS: Final = 60.0
-"""No further part is tried after so long."""
+"""The search tries no further part after this time."""
 
-_MOST_OTHERS: Final = 4
-"""So many other bad records may be in the batch where one is to be shown to be a cause."""
+_MAX_OTHERS: Final = 4
+"""A record can be shown to be the cause only if the batch has at most this many other bad records."""
 
-# Cardinality, data, constraints, checks of views, limits of a row or value, and what functions and triggers raise, with
-# codes of their own if they like. That a right or a table is missing, for example, is no record's doing.
+# A record can cause errors of cardinality, data, constraints, view checks, limits of a row or value, and what functions
+# and triggers raise, with any code. It can't cause a missing privilege or table, for example.
 _NOT_OF_RECORDS: Final = ("0", "2B", "2D", "2F", "24", "25", "26", "27", "28", "3", "4", "5", "7", "F", "H", "X")
 _OF_RECORDS: Final = ("21", "22", "23", "38", "44", "54", "P0")
 
@@ -65,21 +65,22 @@ class Proof(Enum):
     """What it takes to show that a record is the cause of a refusal."""
 
     ROW = "row"
-    """Each row is of one record, and its own values were refused: no other record can lift that."""
+    """Each row is made from one record, and was refused for its own values: no other record can lift that."""
     BATCH = "batch"
     """The batch is refused with the record, and accepted without it."""
     NONE = "none"
-    """The transform makes other rows each time: what was refused need not be refused again."""
+    """There is none: the transform makes different rows each time, so a refusal may not recur."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a search has found out.
+    """The result of a search.
 
-    :param error: the refusal of the record, or where none is shown to be a cause, of the batch.
-    :param accepted: the records before the first one with which the batch is refused; they were written and taken back.
-    :param suspects: the records among which the cause is.
-    :param record: the one of them that is shown to be a cause, else ``None``.
+    :param error: the refusal of ``record``, or of the batch if ``record`` is ``None``.
+    :param accepted: the records before the first one with which the batch is refused; they were written and rolled
+        back.
+    :param suspects: the records that include the cause.
+    :param record: the one of them that was shown to be the cause, else ``None``.
     """
 
     error: RowsRefused
@@ -89,17 +90,18 @@ class Verdict:
 
 
 def is_of_records(refused: RowsRefused) -> bool:
-    """Tell whether a record can have caused it."""
+    """Tell whether a record can have caused the refusal."""
     state = refused.sqlstate
     return state is None or state.startswith(_OF_RECORDS) or not state.startswith(_NOT_OF_RECORDS)
 
 
 def is_of_values(refused: RowsRefused, writer: Writer | None) -> bool:
-    """Tell whether a row was refused for its own values, by us: what the database refuses, another row may lift.
+    """Tell whether offsetstore itself refused a row for its own values; another row can't lift that.
 
-    A trigger raises what it likes, with any SQLSTATE, and a CHECK may call a function that looks at other rows.
+    It may lift what the database refuses: a trigger may raise any SQLSTATE, and a CHECK may call a function that reads
+    other rows.
 
-    :param writer: that of the refused rows, ``None`` if that is not known.
+    :param writer: the writer of the refused rows, ``None`` if it is not known.
     """
     return refused.sqlstate is None and type(writer) in {Append, Upsert}
 
@@ -112,14 +114,14 @@ def isolate(
     proof: Callable[[RowsRefused], Proof] = lambda _: Proof.BATCH,
     seconds: float = SECONDS,
 ) -> Verdict:
-    """Look for the record that is the cause of a refusal.
+    """Search for the record that caused a refusal.
 
-    :param refused: the error of the whole batch, which a record can have caused.
+    :param refused: the error of the whole batch; a record can have caused it.
     :param ranges: the batch's records.
-    :param proof: says of the refusal of the smallest part what it takes to show its cause.
-    :param seconds: with 0 no part is tried.
-    :raises PlanOutdated: the refusal did not recur; the batch may be written by now.
-    :raises StaleClaim, PlanOutdated, StagedRowsLost: the batch is not ours any more, or no longer as it was planned.
+    :param proof: tells, from the refusal of the smallest part, what it takes to show its cause.
+    :param seconds: how long to search; with 0 no part is tried.
+    :raises PlanOutdated: the refusal did not recur; the batch may be accepted now.
+    :raises StaleClaim, PlanOutdated, StagedRowsLost: the claim no longer owns the batch, or the plan is outdated.
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
     search = _Search(refused, ranges, attempt, time.monotonic() + seconds)
@@ -127,26 +129,26 @@ def isolate(
     try:
         first = search.bisect(0, search.size)
         if not search.refuses(search.size):
-            raise PlanOutdated("rows were refused, and a moment later they were not")
-        needed = proof(search.told)
+            raise PlanOutdated("rows were refused, and accepted a moment later")
+        needed = proof(search.error)
         if needed is Proof.ROW or (needed is Proof.BATCH and search.is_cause(first)):
             record = search.record(first)
-    except _GivenUp as why:
-        _log.warning("the search was given up: %s", why)
+    except _SearchEnded as why:
+        _log.warning("gave up the search: %s", why)
     accepted = _cut(ranges, 0, search.accepted)
     suspects = _cut(ranges, search.accepted, search.accepted + 1 if record else search.size)
-    return Verdict(search.told if record else refused, accepted, suspects, record)
+    return Verdict(search.error if record else refused, accepted, suspects, record)
 
 
 def conclude(
     verdict: Verdict, ranges: Ranges, store: Callable[[Ranges], object], *, group: str, schema: str | None
 ) -> RowsRefused:
-    """Store the records before the refused one, and return the error that tells all of it.
+    """Store the records before the refused one, and return the error to raise.
 
     :param ranges: the batch's records.
-    :param store: writes these records and advances, in one transaction.
-    :param schema: that of the store's tables.
-    :raises OffsetStoreError: whatever ``store`` raises, but for `RowsRefused`: then no record is named.
+    :param store: writes the given records and advances, in one transaction.
+    :param schema: the schema of the store's tables.
+    :raises OffsetStoreError: any error of ``store`` except `RowsRefused`, after which no record is named.
     """
     stored: Ranges = {}
     suspects, record = verdict.suspects, verdict.record
@@ -155,7 +157,7 @@ def conclude(
             store(verdict.accepted)
             stored = verdict.accepted
         except RowsRefused as again:
-            _log.warning("records that were accepted in the search were refused when they were to be stored: %s", again)
+            _log.warning("records that the search had accepted were refused when they were stored: %s", again)
             suspects, record = ranges, None
     if record is None:
         place = f"one of the records {describe(suspects)} is the first with which the batch is refused"
@@ -164,44 +166,44 @@ def conclude(
     place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
     next_step = verdict.error.next_step
     if record is not None:
-        next_step += f" To pass over this record alone: {_recipe(group, schema, record)}"
+        next_step += f" To pass over this record alone: {_reset_command(group, schema, record)}"
     return verdict.error.among(suspects, place, stored=stored, next_step=next_step)
 
 
 def try_out(claim: Claim, plan: Plan, write: Callable[[Connection], object]) -> None:
-    """Write under the locks of the plan's offsets, as a batch does, in a transaction that is rolled back in any case.
+    """Write under the locks of the plan's offsets, as for a batch, in a transaction that always rolls back.
 
     :raises StaleClaim: another claim has taken over.
     :raises PlanOutdated: the stored offsets have changed.
-    :raises RowsRefused: a deferred constraint, or what ``write`` raises.
+    :raises RowsRefused: by ``write``, or by a deferred constraint.
     """
 
     def work(tx: Transaction) -> None:
         lock_as_planned(tx, plan)
         write(tx.connection)
         check_deferred(tx.connection)
-        raise _TakenBack
+        raise _RollBack
 
-    with suppress(_TakenBack):
+    with suppress(_RollBack):
         claim.run(work)
 
 
-class _TakenBack(Exception):
-    """All rows were accepted."""
+class _RollBack(Exception):
+    """Rolls the transaction back: all rows were accepted."""
 
 
-class _GivenUp(Exception):
-    """The time is up, or something else than the records is in the way."""
+class _SearchEnded(Exception):
+    """The time is up, or an attempt failed for a reason that is not in the records."""
 
 
 class _Search:
-    """Tries parts of a batch; offsets are counted from 1, from partition to partition.
+    """Tries parts of a batch. Its offsets are numbered from 1, through all partitions in order.
 
-    ``accepted`` is how many of the first offsets are known to be accepted; ``told`` is the refusal of the fewest.
+    ``accepted``: how many of the first offsets are known to be accepted. ``error``: the refusal of the smallest part.
     """
 
     def __init__(self, refused: RowsRefused, ranges: Ranges, attempt: Attempt, deadline: float) -> None:
-        self.told = refused
+        self.error = refused
         self.size = sum(range_.until - range_.from_ for range_ in ranges.values())
         self.accepted = 0
         self._fewest = self.size
@@ -212,7 +214,8 @@ class _Search:
     def bisect(self, accepted: int, refused: int, without: Sequence[Record] = ()) -> int:
         """Return the number of the first offset with which the batch is refused.
 
-        :param accepted: so many of the first offsets are accepted; with ``refused`` of them the batch is refused.
+        :param accepted: how many of the first offsets are known to be accepted.
+        :param refused: how many of the first offsets are known to be refused.
         """
         while refused - accepted > 1:
             middle = (accepted + refused) // 2
@@ -225,15 +228,15 @@ class _Search:
         return refused
 
     def is_cause(self, first: int) -> bool:
-        """Tell whether the batch is accepted without the record, and without the other bad ones that it has.
+        """Tell whether the batch is accepted without the record and its other bad records.
 
-        With it the batch must be refused, whichever of the others are there too: a record that another makes good is no
-        cause, also where that other one looks bad without it, as the two legs of an entry do.
+        With the record, the batch must be refused whichever of the others it has: a record that another one makes good
+        is not the cause, even if that one looks bad without it, like the two legs of an entry.
         """
         record = self.record(first)
         others: list[Record] = []
         while self.refuses(self.size, [record, *others]):
-            if len(others) == _MOST_OTHERS:
+            if len(others) == _MAX_OTHERS:
                 return False
             first = self.bisect(first, self.size, [record, *others])
             others.append(self.record(first))
@@ -244,32 +247,32 @@ class _Search:
         )
 
     def refuses(self, count: int, without: Sequence[Record] = ()) -> bool:
-        """Try the first so many offsets.
+        """Try the first ``count`` offsets, and tell whether they are refused.
 
-        :raises _GivenUp: the time is up, or something else than the records is in the way.
+        :raises _SearchEnded: the time is up, or the attempt failed for a reason that is not in the records.
         """
         if time.monotonic() >= self._deadline:
-            raise _GivenUp("the time is up")
+            raise _SearchEnded("the time is up")
         try:
             self._attempt(_cut(self._ranges, 0, count), without)
         except (StaleClaim, PlanOutdated, StagedRowsLost):
             raise
-        except Exception as error:  # noqa: BLE001 - what hinders the search does not matter beside what it is about
+        except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
             if not (isinstance(error, RowsRefused) and is_of_records(error)):
-                raise _GivenUp(type(error).__name__) from None
+                raise _SearchEnded(type(error).__name__) from None
             if not without and count <= self._fewest:
-                self.told, self._fewest = error, count
+                self.error, self._fewest = error, count
             return True
         return False
 
     def record(self, number: int) -> Record:
-        """Return the offset of that number."""
+        """Return the record with this number."""
         [(tp, range_)] = _cut(self._ranges, number - 1, number).items()
         return tp, range_.from_
 
 
 def _cut(ranges: Ranges, begin: int, end: int) -> Ranges:
-    """Take out the offsets from number ``begin`` to before number ``end``, counted from partition to partition."""
+    """Take out the offsets from index ``begin`` up to but excluding ``end``, through all partitions in order."""
     part: dict[TopicPartition, OffsetRange] = {}
     for tp, range_ in sorted(ranges.items()):
         size = range_.until - range_.from_
@@ -281,12 +284,12 @@ def _cut(ranges: Ranges, begin: int, end: int) -> Ranges:
 
 
 def schema_of(claim: Claim) -> str | None:
-    """The schema of the store's tables, ``None`` where it has none."""
+    """The schema of the store's tables, ``None`` if it has none."""
     return claim.database.schema
 
 
-def _recipe(group: str, schema: str | None, record: Record) -> str:
-    """The command that moves the partition's stored offset behind the record, and only if it stands there."""
+def _reset_command(group: str, schema: str | None, record: Record) -> str:
+    """The command that moves the partition's stored offset past the record, if it is still at the record."""
     tp, offset = record
     words = ["offsetstore", "reset", "-g", group, "-t", f"{tp.topic}:{tp.partition}"]
     words += ["--from-offset", str(offset), "--to-offset", str(offset + 1)]

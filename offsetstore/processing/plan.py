@@ -1,4 +1,4 @@
-"""What remains of a batch: read from the stored offsets with nothing locked, before anything is computed."""
+"""What remains to be written of a batch: planned from the stored offsets, before anything is locked or computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ranges: TypeAlias = "Mapping[TopicPartition, OffsetRange]"
 
 
 class PlanOutdated(Exception):
-    """What was planned or computed no longer holds: the transaction is rolled back, and the batch planned again."""
+    """The plan or the computed rows are outdated: the transaction rolls back, and the batch is planned again."""
 
     def __init__(self, why: str = "the stored offsets changed") -> None:
         super().__init__(why)
@@ -28,9 +28,9 @@ class PlanOutdated(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The rows as they were read without a lock, and what follows from them for each range.
+    """The stored offsets, read without a lock, and the decision for each range.
 
-    A partition without a row gets one that starts at its range.
+    A partition without a row is planned from the beginning of its range.
     """
 
     rows: dict[TopicPartition, StoredOffset]
@@ -46,19 +46,19 @@ class Planned:
         return cls(rows, plan)
 
     def remaining(self) -> dict[TopicPartition, OffsetRange]:
-        """What is still to be written of each partition; those of which nothing is, are left out."""
+        """The range still to be written of each partition that has any."""
         return {tp: decision.remaining for tp, decision in self.plan.items() if decision.outcome is not Outcome.SKIP}
 
     def up_to(self, part: Mapping[TopicPartition, OffsetRange]) -> Planned:
-        """Plan the first records alone, ``part`` of what remains; partitions of which it has none are left out."""
+        """Limit the plan to ``part``, the first of the remaining records; partitions not in it are left out."""
         plan = {
             tp: decide(self.plan[tp].stored, OffsetRange(self.plan[tp].range.from_, range_.until))
             for tp, range_ in part.items()
         }
         return Planned(self.rows, plan)
 
-    def is_to_be_computed(self, claim: Claim) -> bool:
-        """Whether there is a point in computing: not for a stale claim, a gap, or where nothing is left.
+    def is_worth_computing(self, claim: Claim) -> bool:
+        """Whether to compute at all: not for a stale claim, after a gap, or if nothing remains.
 
         The transaction has the last word on each of these.
         """
@@ -68,13 +68,13 @@ class Planned:
 
 
 def create_rows(claim: Claim, planned: Planned) -> None:
-    """Make the rows of partitions that the claim did not know, each at its range's beginning.
+    """Create the missing rows of partitions, each at the beginning of its range.
 
-    Then no task has to share the group's row, and a partition whose first record is refused can be reset.
+    Then no task needs a share lock on the group's row, and a partition whose first record is refused can be reset.
     """
     unknown = {tp: decision.range.from_ for tp, decision in planned.plan.items() if tp not in planned.rows}
     if unknown:
-        # Nothing is left of an empty range, so that there is nothing to advance.
+        # An empty range leaves nothing to advance.
         empty = {tp: OffsetRange(offset, offset) for tp, offset in unknown.items()}
         claim.run(lambda tx: tx.lock(empty))
 
@@ -82,16 +82,16 @@ def create_rows(claim: Claim, planned: Planned) -> None:
 def check_topics(
     claim: Claim, rows: Mapping[TopicPartition, StoredOffset], partitions: Iterable[TopicPartition]
 ) -> None:
-    """Compare the topics' ids with the stored ones, once a batch.
+    """Compare the topics' ids with the stored ones, once per batch.
 
-    A topic that was recreated in mid run has other records under the same offsets. Asked after computing, when
-    everything was read, and before BEGIN, so that no lock waits for Kafka.
+    A topic recreated while the job runs has other records at the same offsets. Call this after computing, when
+    everything has been read, and before BEGIN, so no lock waits for Kafka.
 
-    :raises TopicRecreated: nothing was written.
+    :raises TopicRecreated: a topic has another id; nothing was written.
     """
     if claim.broker is None:
         return
-    # A partition that was created in mid run has no id in its row; the others of its topic have.
+    # The row of a partition created while the job runs has no id; the other rows of its topic have one.
     topics = {tp.topic for tp in partitions}
     known = {tp.topic: row.topic_id for tp, row in rows.items() if tp.topic in topics and row.topic_id}
     for topic, found in claim.broker.topic_ids(sorted(known)).items():

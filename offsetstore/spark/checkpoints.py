@@ -1,7 +1,7 @@
-"""Checkpoints on whatever file system Spark knows.
+"""Checkpoints on any file system that Spark supports.
 
-Those of stateless queries are pruned: each claim has one of its own, and nobody reads the earlier ones. That of a job
-that shall be adopted is read.
+Those of stateless queries are pruned: each claim has its own, and earlier ones are not read again. The checkpoint of a
+job to be adopted is read.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class HadoopFiles:
 
 
 def prune(session: SparkSession, base: str, *, epoch: int, retain: int) -> None:
-    """Remove the oldest checkpoints under ``base`` on whatever file system it is, and keep ``retain`` in all.
+    """Remove the oldest checkpoints under ``base``, on any file system, and keep ``retain`` in all.
 
-    Only directories that are named as `Claim.checkpoint` names them, of epochs before ``epoch``, are removed. What
-    can't be removed is left, with a warning: old checkpoints cost space, nothing else.
+    Removes only directories named as `Claim.checkpoint` names them, of epochs before ``epoch``. If that fails, it logs
+    a warning: old checkpoints only take space.
     """
     try:
         files, directory = _file_system(session, base)
@@ -69,11 +69,11 @@ def prune(session: SparkSession, base: str, *, epoch: int, retain: int) -> None:
         for name in outdated(found, epoch=epoch, retain=retain):
             files.delete(found[name], True)  # noqa: FBT003 - Hadoop's "recursive"
     except Py4JError as error:
-        _log.warning("old checkpoints under %s are left: %s", base, _first_line(error))
+        _log.warning("old checkpoints under %s could not be removed: %s", base, _first_line(error))
 
 
 def outdated(names: dict[str, Any], *, epoch: int, retain: int) -> list[str]:
-    """Which of the directories go."""
+    """The directories to remove."""
     epochs = {name: int(match["epoch"]) for name in names if (match := _OURS.fullmatch(name))}
     earlier = sorted((name for name, of in epochs.items() if of < epoch), key=lambda name: epochs[name])
     return earlier[: max(0, len(earlier) - (retain - 1))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.writers.arrow.kafka_column import KAFKA
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def crop(batch: DataFrame, plan: Mapping[TopicPartition, Decision]) -> DataFrame:
-    """Drop the records that are in the results already; the batch as it is where there are none."""
+    """Drop the records that are already in the results; return the batch itself if there are none."""
     begun = {tp: d.stored for tp, d in plan.items() if d.outcome in {Outcome.CROP, Outcome.SKIP}}
     if not begun:
         return batch
@@ -33,11 +33,11 @@ def within(
     ranges: Mapping[TopicPartition, OffsetRange],
     without: Iterable[tuple[TopicPartition, int]] = (),
 ) -> DataFrame:
-    """Keep the records of these ranges alone, ``without`` those of these offsets."""
+    """Keep only the records of the ranges, ``without`` those at the given offsets."""
     key = F.concat_ws("-", F.col("partition"), F.col("topic"))
     begin = [F.lit(part) for tp, range_ in ranges.items() for part in (f"{tp.partition}-{tp.topic}", range_.from_)]
     end = [F.lit(part) for tp, range_ in ranges.items() for part in (f"{tp.partition}-{tp.topic}", range_.until)]
-    # Of another partition, the map has NULL, which no offset is above or below.
+    # For another partition the map returns NULL, and the comparison is not true.
     kept = batch.where((F.col("offset") >= F.create_map(*begin)[key]) & (F.col("offset") < F.create_map(*end)[key]))
     for tp, offset in without:
         kept = kept.where(~((key == f"{tp.partition}-{tp.topic}") & (F.col("offset") == offset)))

@@ -1,6 +1,6 @@
-"""Large batches: copied by executors, in parallel, into tables that the driver then moves into the results by SQL.
+"""Large batches: executors copy them in parallel into staging tables, which the driver moves into the results by SQL.
 
-The tables are made and dropped in transactions of their own: DDL would be in the way of the results' one.
+The tables are created and dropped in separate transactions, to keep DDL out of the results' transaction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 StagingMode: TypeAlias = Literal["auto", "always", "never"]
 
 THRESHOLD: Final = 1_000_000
-"""So many offsets a batch may have for the driver to write it alone; see docs/decisions/0015-staging.md."""
+"""A batch with at most this many offsets is written by the driver alone; see docs/decisions/0015-staging.md."""
 
 _log = logging.getLogger(__name__)
 _DROP_SECONDS: Final = 3.0  # longer than an autovacuum takes to give way
@@ -44,27 +44,21 @@ _T = TypeVar("_T")
 class StagingPolicy:
     """When to stage.
 
-    :raises ConfigurationError: another word, or a threshold below zero.
+    :raises ConfigurationError: an unknown mode, or a threshold below 0.
     """
 
     mode: StagingMode = "auto"
     threshold: int = THRESHOLD
 
     def __post_init__(self) -> None:
-        """Refuse what can't be meant."""
+        """Check the settings."""
         if self.mode not in get_args(StagingMode):
-            raise ConfigurationError(
-                "staging= is none of the words that it can be",
-                found=repr(self.mode),
-                expected=", ".join(get_args(StagingMode)),
-            )
+            raise ConfigurationError('staging must be "auto", "always" or "never"', found=repr(self.mode))
         if self.threshold < 0:
-            raise ConfigurationError(
-                "staging_threshold= is not a number of offsets", found=self.threshold, expected="0 or more"
-            )
+            raise ConfigurationError("staging_threshold must be 0 or more offsets", found=self.threshold)
 
     def wants(self, offsets: int) -> bool:
-        """Tell whether a batch of so many offsets is to be staged."""
+        """Tell whether to stage a batch of this many offsets."""
         return self.mode == "always" or (self.mode == "auto" and offsets > self.threshold)
 
 
@@ -79,48 +73,48 @@ class StagingArea:
         self._made: list[Staging] = []
 
     def stage(self, writer: StagingWriter, frame: DataFrame) -> Staged:
-        """Let executors copy the rows into a new table.
+        """Have executors copy the rows into a new table.
 
-        :raises ExecutorEnvironment: they can't.
-        :raises SchemaError: there is no schema for the table.
-        :raises ColumnMismatch, RowsRefused: the rows don't fit; nothing was written.
-        :raises StagedRowsLost: somebody has dropped the table, as a newer claim does.
+        :raises ExecutorEnvironment: the executors can't write to the database.
+        :raises SchemaError: the schema for staging tables is missing, or the role can't use it.
+        :raises ColumnMismatch, RowsRefused: the rows don't fit the target; nothing was written.
+        :raises StagedRowsLost: the table was dropped, for example by a newer claim.
         """
         session = frame.sparkSession
         executors = self._prepare(session)
         schema = arrow_schema(frame)
-        staging = with_retries(self._claim.retries, lambda _: self._make(writer, schema))
+        staging = with_retries(self._claim.retries, lambda _: self._create(writer, schema))
         task = StagingTask(executors, self._claim.name, writer, staging)
 
         def run() -> list[StagingOutcome]:
             with sending_password(session, self._claim):
                 return task.run(frame)
 
-        outcomes = self._repeat(run)
+        outcomes = self._run_tasks(run)
         return Staged(staging, tuple(o.attempt for o in outcomes), sum(o.rows for o in outcomes))
 
     def drop_made(self) -> None:
-        """Drop what `stage` has made, now that it was moved, or won't be; what can't be dropped, the next time."""
+        """Drop the tables that `stage` has created, once they are no longer needed; retry failures at the next call."""
         self._made = [staging for staging in self._made if not self._drop(staging)]
 
     def drop_abandoned(self) -> None:
-        """Drop what claims of the store have left that own no group any more; failure is only logged."""
+        """Drop the tables left by claims of the store that no longer own a group; a failure is only logged."""
         database = self._claim.database
         if not isinstance(database, PostgresDatabase):
             return
         try:
             abandoned = self._run(
-                lambda connection: self._own().abandoned(connection, lambda: database.current_claims(connection))
+                lambda connection: self._get_owner().abandoned(connection, lambda: database.current_claims(connection))
             )
-        except Exception as error:  # noqa: BLE001 - tables that are left cost space, nothing else
+        except Exception as error:  # noqa: BLE001 - tables left behind only take space
             _log.warning("could not look for old staging tables: %s", type(error).__name__)
             return
         for staging in abandoned:
             if self._drop(staging):
-                _log.info("dropped the staging table %s of a claim that owns no group any more", staging.table)
+                _log.info("dropped the staging table %s of a claim that no longer owns a group", staging.table)
 
     def _prepare(self, session: SparkSession) -> ExecutorStore:
-        """Check once what all executors and the database need."""
+        """Check, once, all executors and the database."""
         if self._executors is None:
             self._executors = ExecutorStore.of(self._claim)
         if not self._checked:
@@ -129,20 +123,20 @@ class StagingArea:
             self._checked = True
         return self._executors
 
-    def _make(self, writer: StagingWriter, schema: pa.Schema) -> Staging:
-        staging = self._own().fresh()  # anew for each try: of the last one's COMMIT the answer may have been lost
+    def _create(self, writer: StagingWriter, schema: pa.Schema) -> Staging:
+        staging = self._get_owner().fresh()  # a new name for each try: the last COMMIT may have succeeded
         self._made.append(staging)
         self._run(lambda connection: writer.create_staging(connection, staging, schema))
         return staging
 
-    def _own(self) -> StagingOwner:
+    def _get_owner(self) -> StagingOwner:
         if self._owner is None:
             store_id = self._claim.database.store_id()
             self._owner = StagingOwner.of(store_id, self._claim.group, self._claim.token)
         return self._owner
 
-    def _repeat(self, run: Callable[[], list[StagingOutcome]]) -> list[StagingOutcome]:
-        """Run the tasks, all of them again where that may help: attempts that reported before are then not moved."""
+    def _run_tasks(self, run: Callable[[], list[StagingOutcome]]) -> list[StagingOutcome]:
+        """Run the tasks; retry all of them if the errors may pass. Rows of earlier attempts are not moved."""
 
         def attempt(_: int) -> list[StagingOutcome]:
             outcomes = run()
@@ -157,19 +151,19 @@ class StagingArea:
         try:
             self._run(lambda connection: drop(connection, staging), lock_timeout=_DROP_SECONDS)
         except Exception as error:  # noqa: BLE001 - see drop_abandoned
-            _log.warning("the staging table %s is left for later: %s", staging.table, type(error).__name__)
+            _log.warning("the staging table %s could not be dropped: %s", staging.table, type(error).__name__)
             return False
         return True
 
     def _run(self, work: Callable[[Connection], _T], *, lock_timeout: float | None = None) -> _T:
-        """Do it in a transaction of its own."""
+        """Run ``work`` in a transaction of its own."""
         timeout = self._claim.timeouts.lock if lock_timeout is None else lock_timeout
         try:
             with transaction(self._claim.database, name=self._claim.name, lock_timeout=timeout) as session:
                 return work(session.connection)
         except LockTimeout as error:
             raise LockTimeout(
-                f"could not acquire a lock on a table that is to be staged for within {timeout:g} s",
+                f"could not acquire a lock for a staging table within {timeout:g} s",
                 found=error.found,
-                next_step="See who has it locked (pg_locks).",
+                next_step="Find the session that holds the lock, in pg_locks.",
             ) from error.__cause__

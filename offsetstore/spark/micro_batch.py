@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What Spark hands to the sink, with the exact ranges that it reads."""
+    """A micro-batch, with the exact ranges that it reads."""
 
     frame: DataFrame = field(repr=False)
     number: int
@@ -28,6 +28,6 @@ class Way(Protocol):
     def write(self, batch: MicroBatch) -> None:
         """Plan and write one micro-batch, or nothing of it.
 
-        :raises PlanOutdated: it has to be planned again.
+        :raises PlanOutdated: it must be planned again.
         """
         ...

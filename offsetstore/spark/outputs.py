@@ -1,4 +1,4 @@
-"""What the user's transform returns, held against the writers and their tables before anything is computed."""
+"""What the user's transform returns, checked against the writers and their tables before anything is computed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
 UNNAMED: Final = ""
-"""The name of the output where there is only one."""
+"""The name of the output if there is only one."""
 
 
 class Outputs:
     """The transform and its writers.
 
-    ``writers`` are copies where they have a table: the schema that this claim's database has it in is not another's.
+    ``writers`` with a table are copies: another claim's database may have the table in another schema.
 
-    :raises ConfigurationError: no writer, or no function.
+    :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function.
     """
 
     def __init__(self, claim: Claim, transform: Transform, into: Writer | Mapping[str, Writer]) -> None:
@@ -41,11 +41,11 @@ class Outputs:
         for writer in into.values() if isinstance(into, Mapping) else [into]:
             if not callable(getattr(writer, "write", None)):
                 raise ConfigurationError(
-                    "into= is no writer", found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
+                    "into must be a writer", found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
                 )
         if not callable(transform):
             raise ConfigurationError(
-                "transform is no function", found=repr(transform), expected="a function of a DataFrame"
+                "transform must be a function", found=repr(transform), expected="a function of a DataFrame"
             )
         given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
         self.writers: Mapping[str, Writer] = {
@@ -58,27 +58,27 @@ class Outputs:
     def of(self, batch: DataFrame, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
         """Call the transform, and check what it returns.
 
-        :param keep_kafka: leave ``_kafka`` in, also where the writer does not look at it.
-        :raises SinkError: other names than the writers', or no DataFrames.
-        :raises ColumnMismatch, KafkaColumnsMissing: the columns don't fit the tables; no byte was written.
-        :raises UnsafeTarget: a table does not survive a crash, or commits apart; no byte was written.
+        :param keep_kafka: keep ``_kafka`` even if the writer does not use it.
+        :raises SinkError: the names are not the writers', or a value is not a DataFrame.
+        :raises ColumnMismatch, KafkaColumnsMissing: the columns don't fit the tables; nothing was written.
+        :raises UnsafeTarget: a table does not survive a crash, or commits separately; nothing was written.
         """
         result = self._transform(batch)
         frames: Mapping[Any, Any] = result if isinstance(result, Mapping) else {UNNAMED: result}
         if frames.keys() != self.writers.keys() or not all(isinstance(f, DataFrame) for f in frames.values()):
             raise SinkError(
-                "transform returned something else than the writers expect",
+                "transform did not return what the writers expect",
                 found=_described(frames),
                 expected=_described(self.writers) if UNNAMED not in self.writers else "one DataFrame",
-                next_step="Return a DataFrame, or a mapping with the names that into= has.",
+                next_step="Return a DataFrame, or a mapping with the same names as into=.",
             )
         needed = self._check_tables(frames)
         return {name: frame if keep_kafka or needed[name] else frame.drop(KAFKA) for name, frame in frames.items()}
 
     def _check_tables(self, frames: Mapping[str, DataFrame]) -> dict[str, bool]:
-        """Compare each frame with its table; return for which of them the writer looks at ``_kafka``.
+        """Compare each frame with its table; return, by name, whether the writer uses ``_kafka``.
 
-        Asked once for each schema: what has changed in a table since, the writer sees under the table's lock.
+        Done once per schema: the writer sees later changes of a table, under the table's lock.
         """
         schemas = {name: arrow_schema(frame) for name, frame in frames.items()}
         new = {name: schema for name, schema in schemas.items() if self._checked.get(name, (None,))[0] != schema}
@@ -93,7 +93,7 @@ class Outputs:
     def _check(self, name: str, schema: pa.Schema, connection: Any) -> bool:
         writer = self.writers[name]
         if isinstance(writer, (Append, Upsert)):
-            writer.resolve_table(connection)  # at the first look, before the writer is sent anywhere
+            writer.resolve_table(connection)  # now, before the writer is sent to executors
         writer.check(connection, schema)
         return writer.uses_offset(schema)
 
@@ -103,7 +103,7 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     convert: Any = to_arrow_schema
     try:
         return convert(frame.schema, timezone="UTC")
-    except TypeError:  # Spark 4.0 and 4.1 mean UTC without being told
+    except TypeError:  # Spark 4.0 and 4.1 have no such parameter: they use UTC
         return convert(frame.schema)
 
 

@@ -1,13 +1,12 @@
 """The foreachBatch sink: a micro-batch's results and its offsets, in one database transaction.
 
-What is checked once for every batch is here; how a batch is written is in `batch_atomicity`, `partition_atomicity`
-and `kept`.
+This module has the checks that all batches share; `offsetstore.spark.ways` has the ways to write a batch.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 from pyspark.sql.utils import is_remote
 
@@ -45,31 +44,31 @@ _KEPT_CHECKPOINTS: Final = 3
 
 
 class TransactionalSink:
-    """The callable for ``writeStream.foreachBatch``, on what ``load()`` returned; everything else is for ``transform``.
+    """The callable for ``foreachBatch`` on the DataFrame that ``load()`` returned; the rest belongs in ``transform``.
 
     :param claim: the group's claim; one sink, one query.
-    :param transform: gets the Kafka source's DataFrame with the struct column ``_kafka`` (topic, partition, offset,
-        timestamp), cropped to the records that are still to be written, and returns what is to be written: one
-        DataFrame, or a mapping of names to DataFrames. It may run more than once for a batch, and must not write
-        anything itself. With ``claim.checkpoint(base, keep=True)`` a query may have state before the sink, and it gets
-        the batch as it is, see docs/stateful.md.
+    :param transform: takes the Kafka source's DataFrame with the struct column ``_kafka`` (topic, partition, offset,
+        timestamp), cropped to the records still to be written, and returns the rows to write: one DataFrame, or a
+        mapping of names to DataFrames. It may run more than once for a batch, and must not write anything itself. With
+        ``claim.checkpoint(base, keep=True)`` a query may have state before the sink, and ``transform`` gets the whole
+        batch, see docs/stateful.md.
         Several outputs agree on what they share: a DataFrame that they all come from is computed once for them, and
-        ``current_timestamp()`` is the same in all. So a random id, a ``uuid()`` or the result of a Python function
-        belongs into a column of such a DataFrame; written into each output, it has values of its own in each. Other
-        data that outputs read apart is read at different times.
+        ``current_timestamp()`` is the same in all. So put a random id, a ``uuid()`` or the result of a Python function
+        in a column of such a DataFrame; if each output computes its own, their values differ. Other data that outputs
+        read separately is read at different times.
     :param into: the writer, or a mapping of the same names to writers.
     :param atomicity: ``"batch"``: one transaction for the micro-batch, and any transform. ``"partition"``: one for each
         Kafka partition, by Spark's tasks, in parallel: executors need the driver's packages, an `Execute` is called
-        there, once a partition, and after an error some partitions of a batch may be stored and others not. For one
-        output, and a transform that keeps ``_kafka`` and makes each row of one record (select, where, explode, joins
-        with other data).
-    :param staging: with ``atomicity="batch"``, whether executors copy a batch, in parallel, into tables of their own,
-        from which the driver moves it in the transaction: ``"always"``, ``"never"``, or where the batch is large. What
-        an `Execute` gets is collected on the driver all the same. Executors need the driver's packages then.
-    :param staging_threshold: above how many offsets, of those still to be written, a batch is large.
-    :raises ConfigurationError: no writer, no function, or a setting that can't be right; with
-        ``atomicity="partition"`` also several outputs, a writer that does not pickle, or a store to which executors
-        can't connect.
+        there, once per partition, and after an error some partitions of a batch may be stored and others not. It needs
+        one output, and a transform that keeps ``_kafka`` and makes each row from one record (select, where, explode,
+        joins with other data).
+    :param staging: with ``atomicity="batch"``, whether executors copy a batch, in parallel, into staging tables, from
+        which the driver moves it in the transaction: ``"always"``, ``"never"``, or ``"auto"``, only if the batch is
+        large. Executors then need the driver's packages. Rows for an `Execute` are always collected on the driver.
+    :param staging_threshold: a batch with more than this many offsets still to be written is large.
+    :raises ConfigurationError: there is no writer or no function, or a setting is invalid; with
+        ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors can't
+        connect to.
     :raises UnsupportedQuery: under Spark Connect, where the function would run in another process than the claim.
 
     ``error`` holds the typed error that ended the query; Spark's ``StreamingQueryException`` only has its text.
@@ -100,19 +99,19 @@ class TransactionalSink:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.
 
-        :raises OffsetStoreError: nothing of the batch was written; but for `RowsRefused`, which says what was stored
-            before the refused record, `CommitUnknown`, where that is the question, and `UnexpectedCommit`, where
-            an `Execute` did it.
+        :raises OffsetStoreError: nothing of the batch was written, except with `RowsRefused`, which tells what was
+            stored before the refused record, `CommitUnknown`, which leaves this open, and `UnexpectedCommit`,
+            where an `Execute` has committed.
         """
         self.error = None
         try:
             self._process(batch, batch_id)
-        except BaseException as error:  # noqa: BLE001 - raised below, where it does not get the database's for a context
+        except BaseException as error:  # noqa: BLE001 - raised below, without the database's error as its context
             strip_chain(error)
             self.error = stripped(error)
         if self.error is not None:
-            # Spark's own account of it is a hundred lines long.
-            ours = isinstance(self.error, OffsetStoreError)  # others' texts may hold values of rows
+            # Spark's own report of it is a hundred lines long.
+            ours = isinstance(self.error, OffsetStoreError)  # other texts may contain values of rows
             name = type(self.error).__name__
             _log.error("batch %d failed: %s%s", batch_id, name, f": {self.error}" if ours else "")
             raise self.error
@@ -133,7 +132,7 @@ class TransactionalSink:
         if query.run_id != self._admitted:
             self._kept = None
             if self._claim.keeps_checkpoint:
-                self._refuse_kept_by_partition()
+                self._refuse_partition_atomicity()
                 self._kept = StatefulWay(self._claim, self._outputs, self._policy, query, batch.columns)
             else:
                 admit(query.execution, batch.columns)
@@ -160,34 +159,30 @@ class TransactionalSink:
         if atomicity == "partition":
             if staging.mode == "always":
                 raise ConfigurationError(
-                    'staging="always" is for atomicity="batch": with "partition" there is nothing to stage',
+                    'staging="always" needs atomicity="batch"',
                     found='atomicity="partition", staging="always"',
                     expected="one of them",
                 )
             return PartitionWay(self._claim, self._outputs)
         if atomicity != "batch":
-            raise ConfigurationError(
-                "atomicity= is none of the words that it can be",
-                found=repr(atomicity),
-                expected=", ".join(get_args(Atomicity)),
-            )
+            raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(atomicity))
         return BatchWay(self._claim, self._outputs, staging)
 
-    def _refuse_kept_by_partition(self) -> None:
+    def _refuse_partition_atomicity(self) -> None:
         if self._atomicity == "partition":
             raise UnsupportedQuery(
-                "the claim keeps its checkpoint, for a query with state, and its rows are of no one partition",
+                "the claim keeps its checkpoint for a query with state, whose rows belong to no single partition",
                 found='atomicity="partition"',
                 expected='atomicity="batch"',
-                next_step="Or take claim.checkpoint(base) without keep=True, if the query has no state.",
+                next_step="If the query has no state, use claim.checkpoint(base) without keep=True.",
             )
 
     def _refuse_closed(self) -> None:
-        """A claim that was closed beats no heart: whoever asks is told that nobody writes."""
+        """A closed claim sends no heartbeats: others would be told that it no longer writes."""
         if self._claim.is_closed:
             raise ProtocolMisuse(
-                f"the claim of group {self._claim.group!r} was closed before the query had ended; nothing was written",
-                next_step="Keep the query inside of the store's with block, to the end of awaitTermination().",
+                f"the claim of group {self._claim.group!r} was closed before the query ended; nothing was written",
+                next_step="Keep the query inside the store's with block until awaitTermination() returns.",
             )
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
@@ -198,8 +193,8 @@ class TransactionalSink:
                 topic_partition=unclaimed[0],
                 found=", ".join(sorted({tp.topic for tp in unclaimed})),
                 expected=", ".join(self._claim.topics),
-                next_step="Claim with the options that the reader gets: Broker.from_spark(options), or topics=[...]. "
-                "If it has, then the checkpoint is another query's: take claim.checkpoint(base).",
+                next_step="Claim with the reader's options: Broker.from_spark(options), or topics=[...]. "
+                "If they are the same, the checkpoint is another query's: use claim.checkpoint(base).",
             )
 
     def _prune(self, batch: DataFrame) -> None:

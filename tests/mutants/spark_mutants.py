@@ -28,11 +28,11 @@ _RE_PLAN: Final = """\
 """
 _SKIP_IN_A_TASK: Final = """\
             if locked.outcome is Outcome.SKIP:
-                raise _Rolled(Ending.SKIPPED)
+                raise _RolledBack(Ending.SKIPPED)
 """
 _RE_PLAN_IN_A_TASK: Final = """\
             if locked != decision:
-                raise _Rolled(Ending.OUTDATED)
+                raise _RolledBack(Ending.OUTDATED)
 """
 
 TASKS: Final[tuple[Mutant, ...]] = (
@@ -163,8 +163,8 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         "rows-by-chance",
         (
             _POISON,
-            "        needed = proof(search.told)\n",
-            "        needed = proof(search.told)\n        needed = Proof.BATCH if needed is Proof.NONE else needed\n",
+            "        needed = proof(search.error)\n",
+            "        needed = proof(search.error)\n        needed = Proof.BATCH if needed is Proof.NONE else needed\n",
         ),
         tests=(f"{_SEARCHES}test_a_transform_that_makes_other_rows_each_time_names_no_record",),
         why="Of rows that differ each time, the one that was refused last would be accused.",

@@ -1,1 +1,1 @@
-"""What runs in Spark's tasks, and what they need for it."""
+"""What runs in Spark's tasks, and what it needs there."""

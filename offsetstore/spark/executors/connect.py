@@ -1,8 +1,9 @@
-"""The store in Spark's Python workers, and how they come by its password.
+"""The store in Spark's Python workers, and how they get its password.
 
-It travels apart from the pickled function, as a local property of the job. Spark writes those into its event log, so it
-is sealed; the key is in the environment that PySpark sends with a function, which is written nowhere. The password is
-not put there itself: each new environment leaves a process on every executor, and with ``credentials=`` it changes.
+The password is sent separately from the pickled function, as a local property of the job. Spark writes these to its
+event log, so the password is encrypted; the key is in the environment that PySpark sends with a function and does not
+log. The password itself is not put there: each new environment leaves a process on every executor, and with
+``credentials=`` the password changes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from offsetstore.store.store import OffsetStore
 
 PASSWORD_VARIABLE: Final = "OFFSETSTORE_PASSWORD"  # noqa: S105 - its name
-"""In an executor's environment: the password, where the driver has none to send."""
+"""In an executor's environment: the password, used if the driver sends none."""
 
 _PROPERTY: Final = "offsetstore.password"
 _KEY: Final = "OFFSETSTORE_EXECUTOR_SECRET"
@@ -38,7 +39,7 @@ _KEY: Final = "OFFSETSTORE_EXECUTOR_SECRET"
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStore:
-    """A store as a pickled function may hold it: where it is, without its password.
+    """The address of a store, without its password, for a pickled function.
 
     Made on the driver with `of`; `connect` is for the Python worker.
     """
@@ -54,11 +55,11 @@ class ExecutorStore:
         return cls(StoreAddress.of(store))
 
     def connect(self) -> OffsetStore:
-        """Return the worker's store, the same one for all its tasks: whoever gets it does not close it.
+        """Return the worker's store, the same one for all its tasks; callers must not close it.
 
         It holds at most one connection, which is checked before each transaction. It is closed when another store is
-        asked for, and with the worker, which Spark ends when none of its tasks came for a minute. It asks nothing of
-        the database until the first transaction; that the tables are there, the driver has seen.
+        requested, and with the worker, which Spark ends after a minute without tasks. It sends no query before the
+        first transaction: the driver has already checked that the tables exist.
         """
         mine = _workers.get(os.getpid())
         if mine is None or mine.described != self:
@@ -70,7 +71,7 @@ class ExecutorStore:
 
 
 class _Worker:
-    """What one process has open. ``secrets`` are those of its present task, should it have to connect."""
+    """The store of one process. ``secrets`` are those of its current task, in case it must connect."""
 
     def __init__(self, described: ExecutorStore) -> None:
         self.described = described
@@ -78,20 +79,20 @@ class _Worker:
         self.store = described.address.connect(lambda: self.secrets)
 
 
-# By process: a child that was forked finds nothing, and leaves alone what is its parent's.
+# By process id: a forked child finds no entry, and so does not use its parent's connection.
 _workers: dict[int, _Worker] = {}
 
 
 @contextmanager
 def sending_password(session: SparkSession, store: Connected) -> Generator[None]:
-    """Let jobs `connect` whose function is made, and which are started, by this thread inside of the block.
+    """Let jobs `connect` if this thread creates their function, and starts them, inside the block.
 
-    They are sent the password of ``store``: that of the URL, of the engine, or of ``credentials=``, which is asked anew
-    for each block. Where the store has none of its own, executors look into their environment (OFFSETSTORE_PASSWORD,
-    else the password in OFFSETSTORE_URL), and otherwise do as libpq does (PGPASSWORD, PGPASSFILE).
+    They are sent the password of ``store``: from the URL, from the engine, or from ``credentials=``, which is called
+    again for each block. If the store has none, executors look in their environment (OFFSETSTORE_PASSWORD, else the
+    password in OFFSETSTORE_URL), and otherwise do as libpq does (PGPASSWORD, PGPASSFILE).
 
     :raises ConfigurationError: see `ExecutorStore.of`.
-    :raises StoreUnavailable: the credentials could not be had.
+    :raises StoreUnavailable: could not obtain the credentials.
     """
     secrets = secrets_of(store)
     if not secrets:
@@ -104,7 +105,7 @@ def sending_password(session: SparkSession, store: Connected) -> Generator[None]
     try:
         yield
     finally:
-        restored: Any = before  # None takes it away
+        restored: Any = before  # None removes it
         context.setLocalProperty(_PROPERTY, restored)
 
 
@@ -123,7 +124,7 @@ def _key() -> str:
     if _KEY in os.environ:
         return os.environ[_KEY]
     raise ConfigurationError(
-        "the database's password was sent, and this Python worker can't read it",
+        "this Python worker can't decrypt the database's password",
         found=f"no {_KEY}",
-        expected="a function that is made inside of sending_password(...), too",
+        expected="a function that is also created inside sending_password(...)",
     )

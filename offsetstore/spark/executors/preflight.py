@@ -1,4 +1,4 @@
-"""Whether Spark's executors have the packages that write to the database: asked by a small job, before a batch is."""
+"""Check, with a small job before the first batch, that Spark's executors have the packages that a write needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES: Final = ("offsetstore", "cryptography", "psycopg", "pgpq", "pyarrow", 
 _TASKS_PER_CORE: Final = 2
 _SHOWN: Final = 3
 
-# What Spark says when a Python worker can't so much as begin.
+# What Spark says if a Python worker can't even start.
 _WORKER_FAILURES: Final = (
     "Python in worker has different version",
     "Cannot run program",
@@ -35,7 +35,7 @@ _WORKER_FAILURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PythonOnHost:
-    """A Python as an executor runs it. ``versions`` has the reason, in brackets, why a package can't be imported."""
+    """A Python on an executor. If a package can't be imported, ``versions`` has the reason, in brackets."""
 
     host: str
     executable: str
@@ -43,14 +43,14 @@ class PythonOnHost:
     versions: Mapping[str, str]
 
     def differs(self, expected: Mapping[str, str]) -> list[str]:
-        """What is missing or of another version, in words."""
+        """The packages that are missing or have another version, in words."""
         return [f"{name} {found}" for name, found in self.versions.items() if found != expected[name]]
 
 
 def check_executors(session: SparkSession, *, timeout: float = 300.0) -> list[PythonOnHost]:
     """Run a job of tiny tasks on all cores, which import the packages that a write needs.
 
-    :param timeout: seconds until the job is given up; they include the time in which Spark gets its executors.
+    :param timeout: seconds until the job is cancelled, including the time in which Spark gets its executors.
     :return: each Python that was found.
     :raises ExecutorEnvironment: an executor lacks a package, or has another version of it or of Python.
     """
@@ -69,10 +69,10 @@ def check_executors(session: SparkSession, *, timeout: float = 300.0) -> list[Py
 
 
 def looking_for(packages: Sequence[str]) -> Callable[[Iterable[Any]], list[tuple[str, str, str, dict[str, str]]]]:
-    """Make the function that looks for packages where it runs, with the standard library alone.
+    """Return a function that looks for packages where it runs, using only the standard library.
 
-    It is an inner function, since those are pickled with their code: an executor that lacks offsetstore could not load
-    one that is pickled by its name.
+    It is an inner function because these are pickled with their code: an executor without offsetstore could not load
+    a function pickled by name.
     """
 
     def look(_: Iterable[Any]) -> list[tuple[str, str, str, dict[str, str]]]:
@@ -91,7 +91,7 @@ def looking_for(packages: Sequence[str]) -> Callable[[Iterable[Any]], list[tuple
                 versions[package] = "(no version: its dist-info is missing)"
             except ModuleNotFoundError as error:
                 versions[package] = "(not installed)" if error.name == package else f"(needs {error.name})"
-            except Exception as error:  # noqa: BLE001 - a library of the system that is missing, a broken wheel
+            except Exception as error:  # noqa: BLE001 - a missing system library, a broken wheel
                 versions[package] = f"({type(error).__name__}: {str(error).strip()[:200]})"
         return [(socket.gethostname(), sys.executable, platform.python_version(), versions)]
 
@@ -110,21 +110,21 @@ def _run(session: SparkSession, look: Callable[[Iterable[Any]], Any], timeout: f
     tasks = _TASKS_PER_CORE * max(1, context.defaultParallelism)
     timer = threading.Timer(timeout, give_up)
     timer.daemon = True
-    context.addJobTag(tag)  # not a group: a streaming query stops its jobs by theirs
+    context.addJobTag(tag)  # not a job group: a streaming query cancels its jobs by group
     timer.start()
     try:
         return context.parallelize(range(tasks), tasks).mapPartitions(look).collect()
     except (Py4JJavaError, PySparkException) as error:
         if given_up.is_set():
             raise ExecutorEnvironment(
-                "the executors' packages could not be checked: no answer from them",
-                found=f"nothing within {timeout:g} s",
-                next_step="See whether the cluster gives this application any executor, and whether its "
-                "Python starts there.",
+                "could not check the executors' packages",
+                found=f"no answer within {timeout:g} s",
+                next_step="Check that the cluster gives this application an executor, and that its Python starts "
+                "there.",
             ) from error
         if (reason := _worker_failure(error)) is not None:
             raise ExecutorEnvironment(
-                "Python does not start on the executors as on the driver",
+                "Python does not start on the executors",
                 found=reason,
                 expected=f"Python {context.pythonVer}",
             ) from error
@@ -135,7 +135,7 @@ def _run(session: SparkSession, look: Callable[[Iterable[Any]], Any], timeout: f
 
 
 def _worker_failure(error: Exception) -> str | None:
-    """What in Spark's account tells why a worker did not start, ``None`` where that was not the matter."""
+    """The part of Spark's message that tells why a worker did not start, ``None`` if it is another error."""
     lines = str(error).splitlines()
     for sign in _WORKER_FAILURES:
         for line in lines:

@@ -1,9 +1,9 @@
 """What an executor's task does to stage its part of an output: one COPY, in a transaction of its own.
 
-It holds no token and locks no offset: a row in a staging table is of no consequence until the driver moves it, and the
-driver moves only those of attempts that reported themselves. An attempt that Spark repeats has an id of its own; one
-whose executor dies, and which takes the rows that it has got for all, has nobody to report to. What goes wrong comes
-back as an outcome, since of an error that is raised here the driver would see a text alone.
+It holds no token and locks no offset: a row in a staging table has no effect until the driver moves it, and the driver
+moves only the rows of attempts that reported back. Each attempt has an id of its own, even if Spark repeats a task. An
+attempt whose executor dies may take the rows that it received for all, but can't report back. Errors are returned as
+outcomes, since the driver would see only the text of an error that is raised here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SCHEMA: Final = "attempt binary, rows bigint, error binary"
 
 @dataclass(frozen=True, slots=True)
 class StagingOutcome:
-    """What became of one attempt. ``error`` is none of PostgreSQL's own."""
+    """The outcome of one attempt. ``error`` is never the database driver's own."""
 
     attempt: UUID
     rows: int
@@ -45,7 +45,7 @@ class StagingOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StagingTask:
-    """One output's, for any part of it; it pickles. ``name`` is the connection's ``application_name``."""
+    """Stages any part of one output; can be pickled. ``name`` is the connection's ``application_name``."""
 
     store: ExecutorStore
     name: str
@@ -53,7 +53,7 @@ class StagingTask:
     staging: Staging
 
     def run(self, frame: DataFrame) -> list[StagingOutcome]:
-        """Run it on the driver over all parts; return the outcomes of those that have rows."""
+        """Run the task for all parts, from the driver; return the outcomes of those that have rows."""
         failpoint = failpoints.setting()
 
         def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -75,7 +75,7 @@ class StagingTask:
         ]
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagingOutcome | None:
-        """Copy one part; ``None`` if it has no rows. What it went through is never repeated in place."""
+        """Copy one part; return ``None`` if it has no rows. Rows that were consumed are never retried in place."""
         rows = Stream.of(batches)  # before the transaction, which would wait for the first row
         if rows is None:
             return None
@@ -85,7 +85,7 @@ class StagingTask:
         except (OffsetStoreError, StagedRowsLost) as error:
             return StagingOutcome(attempt, 0, error)
         except Exception as error:
-            # Spark logs it, with all that led to it.
+            # Spark logs it with all its causes.
             strip_chain(error)
             if (bare := translate(error)) is not error:
                 raise bare from None

@@ -1,8 +1,8 @@
 """What a Spark task does with ``atomicity="partition"``: the transaction of one Kafka partition.
 
-It happens once, or not at all: what has consumed the task's rows is never repeated in place. The task returns how it
-ended, errors included, so that Spark does not repeat it either; the driver may, from Kafka. Only a task that dies is
-Spark's to repeat, and finds out by the stored offset whether it was too late.
+It happens once or not at all: after the task's rows are consumed, nothing is retried in place. The task returns how it
+ended, errors included, so Spark does not retry it either; the driver may, from Kafka. Spark retries only a task that
+died; the new attempt sees from the stored offset whether the old one committed.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _pickler: Any = cloudpickle
 
 
 class Ending(Enum):
-    """How a task ended. But for ``WRITTEN``, it has written nothing."""
+    """How a task ended. Unless ``WRITTEN``, it has written nothing."""
 
     WRITTEN = "written"
     SKIPPED = "skipped"
-    """All was in the results already: another attempt at this task was faster."""
+    """All rows were already in the results: another attempt at this task was faster."""
     EMPTY = "empty"
-    """There was no row, and the offset has not moved."""
+    """There were no rows, and the offset has not moved."""
     OUTDATED = "outdated"
-    """The stored offset is not the one that was planned with."""
+    """The stored offset has changed since the plan was made."""
     AGAIN = "again"
-    """The database was in the way, and may not be the next time."""
+    """The database failed in a way that a retry may solve."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How the task of one partition ended. ``error`` is pickled, and `why` gives it back."""
+    """How the task of one partition ended. ``error`` is pickled; `why` loads it."""
 
     topic_partition: TopicPartition
     ending: Ending
@@ -67,10 +67,10 @@ class Result:
     error: bytes | None = None
 
     def why(self) -> Exception:
-        """What the task failed with; a `SinkError` in its stead if it can't be loaded here."""
+        """The task's error, or a `SinkError` if that can't be loaded here."""
         try:
             return pickle.loads(self.error or b"")  # noqa: S301 - from our own task
-        except Exception as error:  # noqa: BLE001 - whatever a class does to be loaded
+        except Exception as error:  # noqa: BLE001 - loading may raise anything
             return SinkError(
                 "a task failed with an error that can't be loaded on the driver",
                 topic_partition=self.topic_partition,
@@ -80,10 +80,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the tasks of one action need: the same for all of them, so that Spark sends it once an executor.
+    """What the tasks of one action need: the same for all, so Spark sends it once per executor.
 
-    :param tasks: by Spark's number of the task.
-    :param failpoint: the driver's setting of `failpoints`, which holds for the tasks too.
+    :param tasks: the decisions, by Spark's number of the task.
+    :param failpoint: the driver's setting of `failpoints`, which applies to the tasks too.
     :param lock_timeout: in seconds.
     """
 
@@ -96,7 +96,7 @@ class Work:
     lock_timeout: float
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do the present task's part; for ``mapInArrow``."""
+        """Run the current task; for ``mapInArrow``."""
         failpoints.follow(self.failpoint)
         task = cast("Any", TaskContext.get())
         result = self.perform(task.partitionId(), batches)
@@ -109,8 +109,8 @@ class Work:
         try:
             ending = self._write(tp, decision, rows)
         except InputCutOff:
-            raise  # nobody reads what we return
-        except _Rolled as back:
+            raise  # the executor would not read a result
+        except _RolledBack as back:
             return Result(tp, back.ending)
         except Exception as error:  # noqa: BLE001 - the driver raises it
             ending = Ending.AGAIN if may_pass(error) else Ending.FAILED
@@ -118,15 +118,15 @@ class Work:
         return Result(tp, ending, rows.count if ending is Ending.WRITTEN else 0)
 
     def _write(self, tp: TopicPartition, decision: Decision, rows: _Rows) -> Ending:
-        # No transaction is open until there is something to write: a filter may drop all, after a long time.
+        # Open no transaction before the first row: a filter may run for long, and drop all rows.
         if not rows.begin():
             return Ending.EMPTY
         with self.store.connect().transaction(self.claim, lock_timeout=self.lock_timeout) as tx:
             locked = tx.lock({tp: decision.range})[tp]
             if locked.outcome is Outcome.SKIP:
-                raise _Rolled(Ending.SKIPPED)
+                raise _RolledBack(Ending.SKIPPED)
             if locked != decision:
-                raise _Rolled(Ending.OUTDATED)
+                raise _RolledBack(Ending.OUTDATED)
             self.writer.write(tx.connection, rows)
             rows.finish()
             tx.advance({tp: locked.remaining})
@@ -137,7 +137,7 @@ class Work:
 class _Rows:
     """The task's record batches, each checked to be of the task's partition; iterable once.
 
-    ``count`` is how many rows were taken out.
+    ``count`` is the number of rows taken out.
     """
 
     def __init__(self, tp: TopicPartition, decision: Decision, batches: Iterator[pa.RecordBatch]) -> None:
@@ -147,7 +147,7 @@ class _Rows:
         self._filled = (self._checked(batch) for batch in batches if batch.num_rows)
 
     def begin(self) -> bool:
-        """Whether there is any row; all are still to be had."""
+        """Whether there are any rows; takes none out."""
         for first in self._filled:
             self._filled = chain([first], self._filled)
             return True
@@ -158,18 +158,18 @@ class _Rows:
         return self._filled
 
     def finish(self) -> None:
-        """Go through what the writer has left, and make sure that it was all.
+        """Read the rows that the writer left, and check that all rows arrived.
 
-        :raises InputCutOff: it was not.
+        :raises InputCutOff: rows are missing.
         """
         for _ in self._filled:
             pass
         check_whole()
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Let it pass if its rows belong to what the transaction has locked.
+        """Return the batch if its rows belong to the range that the transaction has locked.
 
-        :raises SinkError: they don't, so that Spark has spread the rows in a way that we do not know.
+        :raises SinkError: they don't: Spark has distributed the rows in an unexpected way.
         """
         compute: Any = pc
         kafka: Any = cast("Any", batch).column(KAFKA)
@@ -184,18 +184,18 @@ class _Rows:
         )
         if not ours:
             raise SinkError(
-                "rows of other records came into the task of a partition; nothing of it was written",
+                "the task of a partition got rows of other records; nothing of the partition was written",
                 topic_partition=self._tp,
                 found=f"offsets {bounds['min']} to {bounds['max']}",
                 expected=f"rows of {self._tp} {expected}",
-                next_step='Use atomicity="batch", which does not depend on how rows are spread.',
+                next_step='Use atomicity="batch", which does not depend on how rows are distributed.',
             )
         self.count += batch.num_rows
         return batch
 
 
-class _Rolled(Exception):
-    """The partition is not where the driver has planned with."""
+class _RolledBack(Exception):
+    """The stored offset is not the one that the driver planned with."""
 
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending)
@@ -203,17 +203,17 @@ class _Rolled(Exception):
 
 
 def _pickled(error: Exception, tp: TopicPartition) -> bytes:
-    """Make bytes of which `Result.why` makes an error again."""
+    """Pickle the error for `Result.why`."""
     if isinstance(error, OffsetStoreError):
         error.locate(tp)
     else:
-        # Where it was raised, without what was in the variables there.
+        # Where it was raised, without the values of variables there.
         error.add_note(f"in the task of {tp}:\n{''.join(traceback.format_tb(error.__traceback__))}")
     try:
         pickled: bytes = _pickler.dumps(error)
-        pickle.loads(pickled)  # noqa: S301 - our own: many an error pickles, and does not come back
-    except Exception:  # noqa: BLE001 - whatever a class does to be pickled
-        # Not as an error of ours, whose text the sink logs: this one may quote a row.
+        pickle.loads(pickled)  # noqa: S301 - our own; some errors pickle, but can't be loaded
+    except Exception:  # noqa: BLE001 - pickling may raise anything
+        # Not one of our errors, whose text the sink logs: this text may quote a row.
         stand_in = RuntimeError(f"a task of {tp} failed with {type(error).__qualname__}: {error}")
         return pickle.dumps(stand_in)
     return pickled

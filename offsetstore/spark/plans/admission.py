@@ -1,7 +1,7 @@
-"""Whether exactly-once can be had from a streaming query; asked once a run, before anything of it is written.
+"""Whether a streaming query can be written exactly once; checked once per run, before anything is written.
 
 The sink crops a replayed batch by the records' coordinates, so each row must be of this batch, and carry the
-coordinates that Kafka gave it. What is refused here belongs into the sink's transform, where it does no harm.
+coordinates that Kafka gave it. Operators that are refused here belong in the sink's transform, where they do no harm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SOURCE = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 _RELATION = "StreamingRelationV2"
 
-# What may stand between load() and writeStream: nothing that keeps records for a later batch or makes one of several.
+# Allowed between load() and writeStream: they keep no records for a later batch, and make no row from several.
 _ROW_BY_ROW = frozenset(
     {
         "CollectMetrics",
@@ -37,7 +37,7 @@ _ROW_BY_ROW = frozenset(
 COORDINATES = ("topic", "partition", "offset", "timestamp")
 """The columns of the Kafka source that the sink needs."""
 
-# Pass their input's rows on, of this batch alone; which of them, they know by a state.
+# They pass on rows of this batch only; their state tells which.
 _PASSING = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
 
 _STATEFUL = _PASSING | {
@@ -50,18 +50,18 @@ _STATEFUL = _PASSING | {
     "TransformWithStateInPySpark",
 }
 
-_TRANSFORM = "Do it in the sink's transform, which may name its columns as it likes."
+_TRANSFORM = "Do it in the sink's transform, which may name its columns freely."
 _KEEP = (
-    "Do it in the sink's transform if it is about one batch. If it goes over batches, keep its state: "
+    "Do it in the sink's transform if it concerns one batch. If it spans batches, keep its state: use "
     'claim.checkpoint(base, keep=True) as "checkpointLocation".'
 )
 
 
 def admit_stateful(execution: Any, columns: Collection[str]) -> bool:
-    """Check the sources of a query whose checkpoint is kept, so that anything may stand before the sink.
+    """Check the sources of a query whose checkpoint is kept; it may use any operator before the sink.
 
     :return: whether each row has the coordinates that Kafka gave it.
-    :raises UnsupportedQuery: not of Kafka sources alone, or one that may skip records.
+    :raises UnsupportedQuery: the query has other sources than Kafka, or may skip records.
     """
     _check_sources(execution)
     try:
@@ -75,7 +75,7 @@ def admit(execution: Any, columns: Collection[str]) -> None:
     """Check a query's sources and its plan.
 
     :param columns: the names in the batch's DataFrame.
-    :raises UnsupportedQuery: not of Kafka sources alone, one that may skip records, or one that changes them.
+    :raises UnsupportedQuery: the query has other sources than Kafka, or may skip or change records.
     :raises KafkaColumnsMissing: the DataFrame has lost a coordinate.
     """
     _check_sources(execution)
@@ -86,12 +86,12 @@ def _check_coordinates(execution: Any, columns: Collection[str], allowed: Collec
     missing = [name for name in COORDINATES if name not in columns]
     plan = execution.analyzedPlan()
     if missing:
-        _origins(plan, allowed)  # an operator that is to be refused says more than the columns that it took away
+        _origins(plan, allowed)  # a refused operator tells more than the columns that it removed
         raise KafkaColumnsMissing(
             "the streaming DataFrame has lost Kafka's columns",
             found=f"columns {', '.join(columns)}",
             expected=f"also {', '.join(missing)}",
-            next_step="Give writeStream what load() returned, and do the rest in the sink's transform.",
+            next_step="Call writeStream on what load() returned, and do the rest in the sink's transform.",
         )
     origins = _origins(plan, allowed)
     for attribute in each(plan.output()):
@@ -109,9 +109,9 @@ def _check_sources(execution: Any) -> None:
         name = source.getClass().getName()
         if name != _SOURCE:
             raise UnsupportedQuery(
-                "the query reads something else than Kafka",
+                "the query reads from a source other than Kafka",
                 found=name,
-                expected="Kafka sources alone",
+                expected="only Kafka sources",
                 next_step="Join other data inside transform, as a static DataFrame.",
             )
     for leaf in each(execution.analyzedPlan().collectLeaves()):
@@ -130,7 +130,7 @@ def _check_data_loss(option: str | None) -> None:
 
 
 def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:
-    """Which of the plan's columns, by Spark's expression id, hold which coordinate as Kafka gave it.
+    """Map the plan's columns, by Spark's expression id, to the coordinates that they hold as Kafka gave them.
 
     Names prove nothing: an alias, an exploded column or another column of a union can have any.
     """
@@ -164,7 +164,7 @@ def _outputs(plan: Any, allowed: Collection[str]) -> list[str | None]:
 
 
 def _common(children: list[list[str | None]], union: Any) -> dict[int, str]:
-    """A union goes by position: a column is a coordinate where it is the same one in every child."""
+    """A union matches columns by position: one is a coordinate if it is the same one in every child."""
     common: dict[int, str] = {}
     for column, *origins in zip(each(union.output()), *children, strict=True):
         first = origins[0]

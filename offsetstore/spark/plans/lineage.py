@@ -1,9 +1,9 @@
-"""Whether each row of what transform returned is made of one Kafka record, and says truly of which.
+"""Whether each row that transform returned is made from one Kafka record, and has that record's coordinates.
 
-With a transaction for each Kafka partition, a row is written in that of the record which it came from. A row of two
-partitions has no such transaction: after a crash, one partition would be replayed without the other, and a sum would be
-of fewer records than before. So a transform may look at the records of the batch only one by one; other data it may use
-as it likes. Names prove nothing here: it is Spark's expression id that says which column is the sink's ``_kafka``.
+With a transaction for each Kafka partition, a row is written in the transaction of the record it came from. A row from
+two partitions has no such transaction: after a crash, one partition would be replayed without the other, and a sum
+would be of fewer records than before. So a transform must use the records of the batch one by one; it may use other
+data freely. Names prove nothing here: Spark's expression id tells which column is the sink's ``_kafka``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from offsetstore.writers.arrow.kafka_column import KAFKA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Each of their rows comes of one row below.
+# Each of their rows comes from one row of their input.
 _ROW_BY_ROW: Final = frozenset(
     {
         "CollectMetrics",
@@ -33,25 +33,25 @@ _ROW_BY_ROW: Final = frozenset(
         "View",
     }
 )
-# With the batch on the left or on the right: those that make no row without a record of the batch.
+# With the batch on the left, and on the right: joins that make no row without a record of the batch.
 _JOINS: Final = (
     frozenset({"INNER", "CROSS", "LEFT OUTER", "LEFT SEMI", "LEFT ANTI"}),
     frozenset({"INNER", "CROSS", "RIGHT OUTER"}),
 )
 _NEXT_STEP: Final = (
-    'Use atomicity="batch", which takes any transform; or keep to what Spark does row by row: select, where, explode, '
+    'Use atomicity="batch", which allows any transform, or only what Spark does row by row: select, where, explode, '
     "joins with other data."
 )
 
 
 def check_row_by_row(batch: DataFrame, result: DataFrame) -> None:
-    """Check the plan of what a transform made of a batch. Nothing is computed.
+    """Check the plan of a transform's result. Nothing is computed.
 
-    What a transform finds out with an action of its own (``batch.count()``) and puts into its result can't be seen.
+    The plan does not show values that a transform got by an action of its own (``batch.count()``).
 
-    :param batch: what transform was given, with the sink's ``_kafka``.
+    :param batch: the DataFrame that transform got, with the sink's ``_kafka``.
     :raises KafkaColumnsMissing: the result has no ``_kafka``, or it is not the sink's.
-    :raises UnsupportedQuery: a row may come of several records, or of none.
+    :raises UnsupportedQuery: a row may come from several records, or from none.
     """
     if KAFKA not in result.columns:
         raise _missing(f"columns {', '.join(result.columns)}")
@@ -61,7 +61,7 @@ def check_row_by_row(batch: DataFrame, result: DataFrame) -> None:
 
 
 def is_row_by_row(batch: DataFrame, result: DataFrame) -> bool:
-    """Tell whether each row of the result is of one record of the batch, with ``_kafka`` or without; from the plan."""
+    """Tell from the plan whether each row of the result comes from one record of the batch, even without ``_kafka``."""
     try:
         _kafka_columns(_analyzed(batch), _analyzed(result))
     except UnsupportedQuery:
@@ -70,14 +70,14 @@ def is_row_by_row(batch: DataFrame, result: DataFrame) -> bool:
 
 
 def is_deterministic(result: DataFrame) -> bool:
-    """Tell whether the result has the same rows each time; as far as its plan says (``rand()``, ``uuid()``, ...)."""
+    """Tell from the plan whether the result has the same rows each time (no ``rand()``, ``uuid()``, ...)."""
     return bool(_analyzed(result).deterministic())
 
 
 def _kafka_columns(given: Any, made: Any) -> set[int]:
     """Return which columns of the result are the sink's ``_kafka``.
 
-    :raises UnsupportedQuery: a row may come of several records, or of none.
+    :raises UnsupportedQuery: a row may come from several records, or from none.
     """
     lineage = _Lineage({leaf.rdd().id() for leaf in each(given.collectLeaves())}, _kafka_column(given))
     if any(lineage.has_batch(subquery) for subquery in each(made.subqueriesAll())):
@@ -86,7 +86,7 @@ def _kafka_columns(given: Any, made: Any) -> set[int]:
 
 
 class _Lineage:
-    """Goes down a plan, and finds the columns that are ``_kafka`` as the sink made it.
+    """Searches down a plan for the columns that are ``_kafka`` as the sink made it.
 
     :param batch: the ids of the RDDs that hold the batch.
     :param kafka: the expression id of the sink's column.
@@ -97,23 +97,23 @@ class _Lineage:
         self._kafka = kafka
 
     def has_batch(self, plan: Any) -> bool:
-        """Whether the batch is anywhere below."""
+        """Whether the plan contains the batch."""
         return any(
             simple_name(leaf) == "LogicalRDD" and leaf.rdd().id() in self._batch for leaf in each(plan.collectLeaves())
         )
 
     def columns(self, plan: Any) -> set[int]:
-        """Return the expression ids of those of the plan's columns that are ``_kafka``."""
+        """Return the expression ids of the plan's columns that are ``_kafka``."""
         operator = simple_name(plan)
         made = list(each(plan.projectList())) if operator == "Project" else []
         if any(_id(column) == self._kafka and simple_name(column) == "Alias" for column in made):
-            return {self._kafka}  # here the sink itself has made it
+            return {self._kafka}  # the sink itself made it here
         found = self.columns(self._below(plan, operator))
         found |= {_id(column) for column in made if _is_renamed(column) and _id(column.child()) in found}
         return found.intersection(_id(column) for column in each(plan.output()))
 
     def _below(self, plan: Any, operator: str) -> Any:
-        """Return what the plan takes the batch's rows from."""
+        """Return the plan's input that has the batch's rows."""
         if operator == "Join":
             return self._side(plan)
         if operator in _ROW_BY_ROW:
@@ -154,7 +154,7 @@ def _id(column: Any) -> int:
 
 def _missing(found: str) -> KafkaColumnsMissing:
     return KafkaColumnsMissing(
-        'transform has lost the coordinates, by which atomicity="partition" knows each row\'s transaction',
+        'transform lost the coordinates, which tell atomicity="partition" the transaction of each row',
         found=found,
         expected=f"the column {KAFKA} as transform got it",
         next_step=f'Keep it: select("{KAFKA}", ...); it is not written. For groupBy and the like use '
@@ -164,8 +164,8 @@ def _missing(found: str) -> KafkaColumnsMissing:
 
 def _refused(found: str) -> UnsupportedQuery:
     return UnsupportedQuery(
-        'a row may be made of several records, and atomicity="partition" has no transaction for it',
+        'a row may be made from several records, and atomicity="partition" has no transaction for it',
         found=found,
-        expected="each row made of one record of the batch",
+        expected="each row made from one record of the batch",
         next_step=_NEXT_STEP,
     )

@@ -1,4 +1,4 @@
-"""What a streaming query says of its progress, in Spark's JSON, turned into exact ranges. Pure.
+"""Turn the progress of a streaming query, in Spark's JSON, into exact ranges. Pure.
 
 The ranges never come from the rows: a batch of 100 offsets may hold 70 records, or none.
 """
@@ -30,7 +30,7 @@ def ranges_between(
 ) -> dict[TopicPartition, OffsetRange]:
     """The ranges of one batch of one source, in order; partitions without new offsets are left out.
 
-    A partition that ``begin`` does not have was created since: the source reads it from 0 (and fails where its log
+    A partition that is not in ``begin`` was created since: the source reads it from 0 (and fails if its log
     begins later, since ``failOnDataLoss`` is true).
     """
     ranges = {tp: OffsetRange(begin.get(tp, 0), until) for tp, until in sorted(end.items())}
@@ -40,7 +40,7 @@ def ranges_between(
 def refuse_shared(sources: Iterable[Mapping[TopicPartition, int]]) -> None:
     """Check that no partition is read by two sources, whether or not both have new records of it.
 
-    :raises UnsupportedQuery: its rows would count twice.
+    :raises UnsupportedQuery: one is, and its rows would count twice.
     """
     seen: set[TopicPartition] = set()
     for end in sources:
@@ -55,5 +55,5 @@ def refuse_shared(sources: Iterable[Mapping[TopicPartition, int]]) -> None:
 
 
 def merge(sources: Iterable[Mapping[TopicPartition, OffsetRange]]) -> dict[TopicPartition, OffsetRange]:
-    """Put the ranges of all sources of a query in one order; `refuse_shared` has seen to it that they are disjoint."""
+    """Put the ranges of all sources of a query in one order; `refuse_shared` has checked that they are disjoint."""
     return dict(sorted((tp, range_) for ranges in sources for tp, range_ in ranges.items()))

@@ -1,7 +1,7 @@
 """The running query behind a micro-batch: which one it is, and exactly which ranges it has read.
 
 In ``foreachBatch`` the DataFrame's session is a clone whose stream manager does not list the query; the state that all
-sessions share does. What is asked here is Spark's own, over py4j: there is no public way to a batch's exact ranges.
+sessions share does. This module reads Spark's internals, over py4j: no public API gives a batch's exact ranges.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _QUERY_ID = "sql.streaming.queryId"
 class Positions:
     """Where a batch begins (the end of the last committed one) and ends; a partition is in both if it is in ``end``.
 
-    One that was created since begins at 0.
+    A partition that was created since begins at 0.
     """
 
     begin: dict[TopicPartition, int]
@@ -36,7 +36,7 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class RunningQuery:
-    """The query that is calling ``foreachBatch``. ``execution`` is Spark's own object of it."""
+    """The query that is calling ``foreachBatch``. ``execution`` is Spark's own object for it."""
 
     query_id: str
     run_id: str
@@ -46,7 +46,7 @@ class RunningQuery:
     def of(cls, batch: DataFrame) -> RunningQuery:
         """Find the query that the batch belongs to.
 
-        :raises UnsupportedQuery: there is none.
+        :raises UnsupportedQuery: the batch belongs to no running query.
         """
         query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         execution = _execution(batch, query_id)
@@ -59,12 +59,12 @@ class RunningQuery:
         return cls(query_id, execution.runId().toString(), execution)
 
     def is_active(self) -> bool:
-        """Whether the query runs, in this run or in one that was started since; any thread may ask."""
+        """Whether the query is running, in this run or a later one; any thread may call this."""
         queries = self.execution.sparkSession().sharedState().activeStreamingQueries()
         return bool(queries.containsKey(self.execution.id()))
 
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
-        """Exactly what the current batch reads, in order; empty ranges are left out.
+        """The exact ranges that the current batch reads, in order, without empty ones.
 
         :raises UnsupportedQuery: two of its sources read the same topic.
         """
@@ -73,19 +73,19 @@ class RunningQuery:
         return merge(ranges_between(begin, end) for begin, end in spans)
 
     def positions(self) -> Positions:
-        """Where the current batch begins and ends in every partition of its sources, with new records or without."""
+        """Where the current batch begins and ends in every partition of its sources, with or without new records."""
         spans = list(self._spans())
         begin = {tp: offset for one, _ in spans for tp, offset in one.items()}
         end = {tp: offset for _, one in spans for tp, offset in one.items()}
         return Positions({tp: begin.get(tp, 0) for tp in end} | begin, end)
 
     def initial(self) -> dict[TopicPartition, int]:
-        """Where the query's checkpoint began, once."""
+        """Where the query's checkpoint first began."""
         sources = each(self.execution.sources())
         return {tp: at for source in sources for tp, at in parse_offsets(source.initialOffset().json()).items()}
 
     def _spans(self) -> Iterator[tuple[dict[TopicPartition, int], dict[TopicPartition, int]]]:
-        """Each source's begin and end of the current batch."""
+        """The begin and end of the current batch, for each source."""
         committed, available = (
             _progress(self.execution.committedOffsets()),
             _progress(self.execution.availableOffsets()),
@@ -93,7 +93,7 @@ class RunningQuery:
         for source in each(self.execution.sources()):
             key = source.toString()
             if key in available:
-                # Nothing is committed before batch 0, also when it is run again: the source keeps where it began.
+                # Nothing is committed before batch 0, even if it is run again: the source remembers where it began.
                 begin = committed.get(key) or source.initialOffset().json()
                 yield parse_offsets(begin), parse_offsets(available[key])
 

@@ -1,8 +1,8 @@
-"""Which Spark task reads which range of Kafka: proven from the RDD that will run, or else made so by a repartition.
+"""Give each Spark task the rows of one Kafka partition: proven from the RDD that will run, or else by a repartition.
 
-One task a Kafka partition is what Spark does by default, and nothing that it promises: ``[0, 400)`` can arrive as three
-tasks (``minPartitions``, ``maxRecordsPerPartition``), and counting tasks proves nothing. So the RDD is walked down to
-Kafka's scan, over dependencies that are one to one, and what is then run is that very RDD: nobody plans it anew.
+Spark runs one task per Kafka partition by default, but does not guarantee it: ``[0, 400)`` can arrive as three tasks
+(``minPartitions``, ``maxRecordsPerPartition``), and counting tasks proves nothing. So the RDD is followed down to
+Kafka's scan, over one-to-one dependencies, and that same RDD is then run, without being planned again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition
@@ -32,7 +32,7 @@ _SHUFFLE_PARTITION: Final = "CoalescedPartitionSpec"
 class Placed:
     """A DataFrame whose task ``i`` has exactly the rows of partition ``tasks[i]``.
 
-    ``moved`` says why the rows had to be repartitioned for that, ``None`` where Kafka's scan did it.
+    ``moved`` tells why the rows had to be repartitioned, ``None`` if they were not.
     """
 
     frame: DataFrame
@@ -41,19 +41,19 @@ class Placed:
 
 
 class _Unproven(Exception):
-    """Why the tasks can't be said to be Kafka's partitions."""
+    """Why the tasks can't be proven to be Kafka's partitions."""
 
 
 def place(
     frame: DataFrame, ranges: Mapping[TopicPartition, OffsetRange], remaining: Sequence[TopicPartition]
 ) -> Placed:
-    """See to it that each task has the rows of one Kafka partition, and all of them.
+    """Make sure that each task has the rows of one Kafka partition, and all of them.
 
-    Where ``frame`` needs a shuffle, that is computed here, and once.
+    If ``frame`` needs a shuffle, it is computed here, once.
 
     :param frame: with the column ``_kafka``.
     :param ranges: all that the batch reads.
-    :param remaining: the partitions of which there are rows, if they are not on Kafka's scan.
+    :param remaining: the partitions that may have rows, for a repartition.
     :raises SinkError: the rows could not be repartitioned either.
     """
     rdd = _rdd(frame)
@@ -69,7 +69,7 @@ def _proven(rdd: Any, ranges: Mapping[TopicPartition, OffsetRange]) -> list[Topi
         raise _Unproven(f"the rows come from a {simple_name(scan)}, not straight from Kafka's scan")
     read = [_scanned(partition) for partition in scan.partitions()]
     if len(read) != rdd.getNumPartitions():
-        raise _Unproven("there are other tasks than parts of Kafka's scan")
+        raise _Unproven("the tasks are not as many as the parts of Kafka's scan")
     found = dict(read)
     if len(found) != len(read):
         raise _Unproven(f"{len(read)} tasks read {len(found)} Kafka partitions")
@@ -79,7 +79,7 @@ def _proven(rdd: Any, ranges: Mapping[TopicPartition, OffsetRange]) -> list[Topi
 
 
 def _narrow_root(rdd: Any) -> Any:
-    """Go down as long as each partition is made of the one with the same number."""
+    """Go down as long as each partition is made only from the one with the same number."""
     while True:
         dependencies = list(each(rdd.dependencies()))
         if len(dependencies) != 1 or dependencies[0].getClass().getName() != _ONE_TO_ONE:
@@ -90,7 +90,7 @@ def _narrow_root(rdd: Any) -> Any:
 def _scanned(partition: Any) -> tuple[TopicPartition, OffsetRange]:
     inputs = list(each(_inputs(partition)))
     if len(inputs) != 1 or simple_name(inputs[0]) != "KafkaBatchInputPartition":
-        raise _Unproven("a task reads something else than one part of a Kafka partition")
+        raise _Unproven("a task reads other input than one part of a Kafka partition")
     scanned = inputs[0].offsetRange()
     topic_partition = scanned.topicPartition()
     return (
@@ -120,10 +120,10 @@ def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> DataFra
     expected = [_shuffle_partition(number) for number in range(len(tasks))]
     if found != expected:
         raise SinkError(
-            "Spark repartitioned the rows otherwise than it was told to",
+            "Spark did not repartition the rows as requested",
             found=", ".join(found),
             expected=f"{len(tasks)} tasks, one for each Kafka partition",
-            next_step='Use atomicity="batch", which does not depend on how rows are spread.',
+            next_step='Use atomicity="batch", which does not depend on how rows are distributed.',
         )
     return _of_rdd(moved, rdd)
 
@@ -131,7 +131,7 @@ def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> DataFra
 def _hashed_to(frame: DataFrame, count: int) -> list[int]:
     """For each task, an integer that Spark's hash partitioning sends to it.
 
-    Spark computes it without a job, since nothing in it depends on a row.
+    Spark computes them without a job, since they depend on no row.
     """
     candidates = 16 * count
     found: dict[int, int] = {}
@@ -160,11 +160,11 @@ def _name(tp: TopicPartition) -> str:
 
 def _rdd(frame: DataFrame) -> Any:
     classic: Any = frame
-    return classic._jdf.queryExecution().toRdd()  # noqa: SLF001 - Spark's own, as all that is asked here
+    return classic._jdf.queryExecution().toRdd()  # noqa: SLF001 - Spark's own, like all that is used here
 
 
 def _of_rdd(frame: DataFrame, rdd: Any) -> DataFrame:
-    """The rows of the frame as that RDD has them, as Spark itself hands a micro-batch to ``foreachBatch``."""
+    """Make a DataFrame of the RDD's rows, as Spark itself does to call ``foreachBatch``."""
     classic: Any = frame
     session: Any = frame.sparkSession
     made = session._jsparkSession.internalCreateDataFrame(rdd, classic._jdf.schema(), False)  # noqa: FBT003, SLF001

@@ -1,8 +1,8 @@
-"""What several outputs of one batch have in common is computed once, so that they agree on it.
+"""Compute once what several outputs of one batch share, so that they agree on it.
 
-Spark computes each output in a job of its own, and computes for each of them again what they come from: with another
-uuid from a Python function, another clock, another choice of a LIMIT. So before the first is computed, the largest
-parts that more than one output's plan contains are persisted, and may then neither be computed again nor be there twice
+Spark computes each output in a job of its own, and for each one computes again what it comes from: with another uuid
+from a Python function, another clock, another choice of a LIMIT. So before the first job, the largest parts that more
+than one output's plan contains are persisted; from then on they must not be computed again, nor exist twice
 (docs/decisions/0027-outputs-that-agree.md).
 """
 
@@ -31,10 +31,10 @@ _LOST: Final = "executors have lost a part of what the outputs share, or compute
 def computed_once(
     batch: DataFrame, level: StorageLevel
 ) -> Generator[Callable[[Mapping[str, DataFrame]], dict[str, DataFrame]]]:
-    """Give a function that takes a batch's outputs and returns them so that they agree; compute them in the block.
+    """Yield a function that takes a batch's outputs, and returns outputs that agree; compute these in the block.
 
     :param level: where to keep what they share. It must not evict.
-    :raises PlanOutdated: a part of what they share was lost, or computed twice: the outputs may differ.
+    :raises PlanOutdated: a shared part was lost, or computed twice: the outputs may differ.
     """
     sharing = _Sharing(batch, level)
     try:
@@ -51,7 +51,7 @@ def computed_once(
 
 
 class _Sharing:
-    """The persisted parts of one batch. The batch itself is persisted first, for actions of the transform's own."""
+    """The persisted parts of one batch. The batch itself is persisted first, for the transform's own actions."""
 
     def __init__(self, batch: DataFrame, level: StorageLevel) -> None:
         self._batch = batch
@@ -74,23 +74,23 @@ class _Sharing:
             self._materialize(batch, is_ours=True)
         for plan in shared.plans:
             self._materialize(plan)
-        self._blocks = self._look()
-        # A DataFrame that was planned already, for an action of the transform, would not read what is persisted now.
+        self._blocks = self._shared_blocks()
+        # A DataFrame already planned, for an action of the transform, would not read what is persisted now.
         return {name: _frame(frame, plan) for (name, frame), plan in zip(frames.items(), plans, strict=True)}
 
     def is_intact(self) -> bool:
-        """Whether each block is where it was first, and there alone: a speculative twin has computed others."""
-        blocks = self._look()
+        """Whether each block is only where it was first; a speculative copy of a task would have computed others."""
+        blocks = self._shared_blocks()
         names = {block.partition(" ")[0] for block in blocks}
         return blocks == self._blocks and len(names) == len(blocks) == sum(rdd.getNumPartitions() for rdd in self._rdds)
 
     def end(self) -> None:
-        """Free what was persisted; first what was made of other parts."""
+        """Unpersist all parts, those made from other parts first."""
         for frame in reversed(self._persisted):
             frame.unpersist()
 
     def _with_one_clock(self, plans: list[Any]) -> list[Any]:
-        """Fix ``current_timestamp()`` and the like as Spark does for one query, at one time for all of the plans."""
+        """Fix ``current_timestamp()`` and the like as Spark does for one query, but once for all plans."""
         if not any(plan.containsPattern(self._patterns.CURRENT_LIKE()) for plan in plans):
             return plans
         jvm = _jvm(self._batch)
@@ -103,18 +103,18 @@ class _Sharing:
             self._persisted.append(_frame(self._batch, plan).persist(self._level))
             rows, is_ours = self._cached(plan), True
         rdd = rows.cachedColumnBuffers()
-        if is_ours:  # else the user persisted it, for later batches too perhaps, and must not lose it for good
-            rdd.localCheckpoint()  # a block that is lost is then an error, and not computed again
+        if is_ours:  # else the user persisted it, perhaps for later batches, and must not lose it
+            rdd.localCheckpoint()  # a lost block is then an error, and is not computed again
         rdd.count()
         self._rdds.append(rdd)
 
     def _cached(self, plan: Any) -> Any:
-        """Return what builds the persisted rows that the plan gives, or ``None`` if they are not persisted."""
+        """Return the builder of the plan's persisted rows, or ``None`` if they are not persisted."""
         found = _any(_frame(self._batch, plan))._jdf.queryExecution().withCachedData()  # noqa: SLF001 - Spark's own
         return found.cacheBuilder() if simple_name(found) == "InMemoryRelation" else None
 
-    def _look(self) -> list[str]:
-        """Return each block of what is shared, with the executor that has it."""
+    def _shared_blocks(self) -> list[str]:
+        """Return each block of the shared parts, with the executor that has it."""
         ours = tuple(f"rdd_{rdd.id()}_" for rdd in self._rdds)
         master = _jvm(self._batch).org.apache.spark.SparkEnv.get().blockManager().master()
         return sorted(
@@ -134,7 +134,7 @@ class _Node:
     nested: list[_Node] = field(default_factory=list["_Node"])
 
     def all(self) -> set[_Node]:
-        """Itself and everything below."""
+        """The node itself and everything below."""
         found: set[_Node] = set()
         waiting = [self]
         while waiting:
@@ -146,10 +146,10 @@ class _Node:
 
 
 class _Shared:
-    """What more than one plan contains.
+    """The parts that more than one plan contains.
 
-    ``plans``: the largest parts that might come out differently if they were computed twice, those first that are
-    contained in others. ``needs_batch``: there are outputs that read the batch outside of these.
+    ``plans``: the largest parts that might differ if they were computed twice; those contained in others come first.
+    ``needs_batch``: some outputs read the batch outside these parts.
     """
 
     def __init__(self, patterns: Any, batch: Any, plans: list[Any]) -> None:
@@ -166,7 +166,7 @@ class _Shared:
         self.plans = [node.plan for node in sorted(found, key=lambda node: len(node.all()))]
 
     def _node(self, plan: Any) -> _Node:
-        """Return the node of all plans that give the same result. The batch's is a leaf."""
+        """Return the one node for all plans that give the same result. The batch's is a leaf."""
         same = self._nodes.setdefault(plan.semanticHash(), [])
         if (known := _known(same, plan)) is not None:
             return known
@@ -191,24 +191,24 @@ class _Shared:
                 self.needs_batch = True
             elif sum(node in content for content in contents) > 1 and self._is_whole(*place) and self._may_differ(node):
                 found.add(node)
-            elif _is_rdd(node):  # of which only Spark knows whether it was made of the batch
+            elif _is_rdd(node):  # only Spark knows whether it was made from the batch
                 self.needs_batch = True
             else:
                 is_inner = is_inner or simple_name(node.plan) == "WithCTE"
                 waiting += [(below, is_inner) for below in node.below] + [(below, True) for below in node.nested]
 
     def _is_whole(self, node: _Node, is_inner: bool) -> bool:  # noqa: FBT001 - a place, see _search
-        """Whether a part of a subquery, or of a WITH, can be computed without what is around it."""
+        """Whether a part of a subquery, or of a WITH, can be computed on its own."""
         return not is_inner or not any(node.plan.containsPattern(one) for one in (self._outer, self._cte))
 
     def _may_differ(self, node: _Node) -> bool:
-        """Whether it might come out differently the second time. Of any function that is not Spark's own, it might."""
+        """Whether it might differ the second time. With any function that is not Spark's own, it might."""
         plan = node.plan
         if not plan.deterministic() or any(plan.containsPattern(function) for function in self._functions):
             return True
         content = node.all()
         if not any(one is self._batch or _is_rdd(one) for one in content):
-            return False  # of other data: each output reads it for itself
+            return False  # other data: each output reads it separately
         return _is_rdd(node) or any(simple_name(one.plan) not in _PLAIN for one in content if one is not self._batch)
 
 

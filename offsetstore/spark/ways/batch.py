@@ -1,8 +1,8 @@
-"""``atomicity="batch"``: one transaction for the micro-batch, whatever the transform does with its rows.
+"""``atomicity="batch"``: one transaction for the micro-batch, with any transform.
 
 In this order: read the stored offsets and plan the crop; compute, with no transaction open; begin, lock, and compare
-with the plan (if a stored offset has changed, plan again); write, advance, commit. What is computed waits as Arrow on
-the driver; that of a large batch in staging tables, which executors fill.
+with the plan (if a stored offset has changed, plan again); write, advance, commit. The computed rows wait as Arrow
+on the driver; those of a large batch, in staging tables that executors fill.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OnDriver:
-    """Rows that were collected."""
+    """Rows that were collected on the driver."""
 
     writer: Writer
     table: pa.Table
 
     def write(self, connection: Connection) -> int:
-        """Copy them in."""
+        """Write the rows; return their number."""
         return self.writer.write(connection, self.table.to_batches())
 
 
@@ -62,7 +62,7 @@ class InStaging:
     staged: Staged
 
     def write(self, connection: Connection) -> int:
-        """Move them."""
+        """Move the rows; return their number."""
         return self.writer.move(connection, self.staged) if self.staged.rows else 0
 
 
@@ -79,7 +79,7 @@ class BatchWay:
     def write(self, batch: MicroBatch) -> None:
         """Write one micro-batch.
 
-        :raises PlanOutdated: the stored offsets have changed, or staged rows are lost; nothing was written.
+        :raises PlanOutdated: the stored offsets have changed, or staged rows were lost; nothing was written.
         """
         if not self._has_begun:
             self._has_begun = True
@@ -99,7 +99,7 @@ class BatchWay:
             raise self._isolate(refused, batch, planned) from None
 
     def _isolate(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
-        """Find out which record it is, and store those before it."""
+        """Find the refused record, and store those before it."""
         if not is_of_records(refused):
             return refused
         create_rows(self._claim, planned)
@@ -112,20 +112,20 @@ class BatchWay:
             self._write_as(planned.up_to(part), within(batch.frame, part))
 
         remaining = planned.remaining()
-        verdict = isolate(refused, remaining, attempt, proof=lambda told: self._proof(told, batch))
+        verdict = isolate(refused, remaining, attempt, proof=lambda found: self._proof(found, batch))
         return conclude(verdict, remaining, store, group=self._claim.group, schema=schema_of(self._claim))
 
-    def _proof(self, told: RowsRefused, batch: MicroBatch) -> Proof:
+    def _proof(self, refused: RowsRefused, batch: MicroBatch) -> Proof:
         given = with_coordinates(batch.frame)
         frames = self._outputs.of(given)
         if not all(map(is_deterministic, frames.values())):
             return Proof.NONE
-        if told.output is None or not is_of_values(told, self._outputs.writers[told.output]):
+        if refused.output is None or not is_of_values(refused, self._outputs.writers[refused.output]):
             return Proof.BATCH
-        return Proof.ROW if is_row_by_row(given, frames[told.output]) else Proof.BATCH
+        return Proof.ROW if is_row_by_row(given, frames[refused.output]) else Proof.BATCH
 
     def _write_as(self, planned: Planned, frame: DataFrame) -> None:
-        """Write and advance what remains by the plan; ``frame`` has just those records."""
+        """Write and advance what remains of the plan; ``frame`` has exactly those records."""
         given = with_coordinates(frame)
         write_planned(self._claim, planned, lambda remaining: self._compute(given, _offsets(remaining)))
 
@@ -136,7 +136,7 @@ class BatchWay:
         level = StorageLevel.DISK_ONLY if staging else StorageLevel.MEMORY_AND_DISK_DESER
         with computed_once(batch, level) if len(writers) > 1 else nullcontext(dict) as sharing:
             frames = sharing(self._outputs.of(batch))
-            # What is collected first: it can fail by itself, and costs no table.
+            # Collect first: that may fail, and creates no table.
             collected = {
                 name: OnDriver(writers[name], frames[name].toArrow()) for name in frames if name not in staging
             }
@@ -151,5 +151,5 @@ class BatchWay:
 
 
 def _offsets(remaining: Ranges) -> int:
-    """How many offsets are still to be written: at least as many as records."""
+    """The number of offsets still to be written; the number of records may be lower."""
     return sum(range_.until - range_.from_ for range_ in remaining.values())

@@ -1,18 +1,18 @@
-"""Does a batch of a kept checkpoint go on exactly where the database stands? Pure.
+"""Does a batch of a kept checkpoint continue exactly at the stored offsets? Pure.
 
-Spark numbers a query's batches without a hole, and begins one only after it has committed the one before. The database
-holds the number of the last batch that is in the results, the mark, and the stored offsets, which moved with it. So:
+Spark numbers a query's batches without gaps, and begins one only after it has committed the one before. The database
+holds the number of the last batch in the results (the mark), and the stored offsets, which moved with it. So:
 
 ==========================  ====================================================================================
 no mark                     the batch must begin at the stored offsets: APPLY
 the batch after the mark    the same
-the marked batch itself     Spark did not hear that it was written: it must end at the stored offsets: SKIP
-a batch below the mark      the checkpoint is an older copy: its batches are others than those with these numbers
+the marked batch itself     Spark does not know that it was written; it must end at the stored offsets: SKIP
+a batch below the mark      the checkpoint is an older copy: its batches are not those with these numbers
 a batch beyond that         results of batches in between are missing: the database is an older copy
 ==========================  ====================================================================================
 
-Offsets alone would not do: windows also fire in batches without data, which move none. A batch that was begun and not
-written is not committed in the checkpoint either, so a crash in its middle is none of these errors.
+Offsets alone are not enough: windows also fire in batches without data, which move no offset. A batch that was begun
+but not written is not committed in the checkpoint either, so a crash in the middle of it causes none of these errors.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import TopicPartition
 
-_ELSEWHERE = (
-    'Give the reader .option("startingOffsets", claim.starting_offsets), and remove this checkpoint: it has begun '
-    "elsewhere. If a reset or another tool has moved the stored offset since, removing it is enough."
+_START_OVER = (
+    'Give the reader .option("startingOffsets", claim.starting_offsets), and remove this checkpoint: it began at other '
+    "offsets. If a reset or another tool has moved the stored offset since, removing the checkpoint is enough."
 )
 
 
@@ -41,9 +41,9 @@ def judge(
     end: Mapping[TopicPartition, int],
     stored: Mapping[TopicPartition, int],
 ) -> Outcome:
-    """Decide whether a batch is to be written, APPLY, or is in the results, SKIP.
+    """Decide whether a batch must be written (APPLY) or is already in the results (SKIP).
 
-    :param mark: the last batch of this query that is in the results, if any is.
+    :param mark: the last batch of this query that is in the results, if any.
     :param begin: where the batch begins: the end of the last batch that Spark has committed.
     :param stored: the stored offset of every partition in ``begin`` and ``end``.
     :raises CheckpointAhead: results that the checkpoint has committed are missing.
@@ -52,13 +52,13 @@ def judge(
     """
     if mark is not None and batch_id < mark:
         raise CheckpointBehind(
-            f"the kept checkpoint goes on with batch {batch_id}, and later ones of this query are in the results",
+            f"the kept checkpoint continues with batch {batch_id}, but later ones of this query are in the results",
             found=f"batch {batch_id}",
             expected=f"batch {mark} or {mark + 1}",
         )
     if mark is not None and batch_id > mark + 1:
         raise CheckpointAhead(
-            f"the kept checkpoint goes on with batch {batch_id}, and the one before is not in the results",
+            f"the kept checkpoint continues with batch {batch_id}, but the one before it is not in the results",
             found=f"batch {mark} in the database",
             expected=f"batch {batch_id - 1}",
         )
@@ -90,7 +90,7 @@ def _expect(where: str, offsets: Mapping[TopicPartition, int], stored: Mapping[T
 
 
 def _expect_start(begin: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
-    """Nothing is committed before batch 0: the checkpoint is new, and began at what the reader was told."""
+    """Nothing is committed before batch 0: the checkpoint is new, and began at the reader's startingOffsets."""
     for tp, offset in sorted(begin.items()):
         if stored[tp] < offset:
             raise OffsetGap(
@@ -98,7 +98,7 @@ def _expect_start(begin: Mapping[TopicPartition, int], stored: Mapping[TopicPart
                 topic_partition=tp,
                 found=f"{stored[tp]} stored",
                 expected=str(offset),
-                next_step=_ELSEWHERE,
+                next_step=_START_OVER,
             )
         if stored[tp] > offset:
             raise CheckpointBehind(
@@ -106,5 +106,5 @@ def _expect_start(begin: Mapping[TopicPartition, int], stored: Mapping[TopicPart
                 topic_partition=tp,
                 found=f"{stored[tp]} stored",
                 expected=str(offset),
-                next_step=_ELSEWHERE,
+                next_step=_START_OVER,
             )

@@ -1,9 +1,9 @@
 """``atomicity="partition"``: each Kafka partition's rows and its offset in a transaction of their own, in parallel.
 
-In this order: read the stored offsets and plan the crop; ask transform, and check that each row is of one record; see
-to it that each Spark task has one Kafka partition, and let the tasks write (see `task`); advance the partitions that
-had no rows. What fails leaves the partitions that were done as they are: a new plan, of this batch or of the next job's
-first one, finds them stored and skips them.
+In this order: read the stored offsets and plan the crop; call transform, and check that each row is made from one
+record; give each Spark task one Kafka partition, and let the tasks write (see `task`); advance the partitions that had
+no rows. A failure leaves finished partitions as they are: a new plan, for this batch or for the next job's first one,
+finds them stored and skips them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _pickler: Any = cloudpickle
 
 
 class PartitionWay:
-    """Lets Spark's tasks write, and advances what they had nothing for.
+    """Lets Spark's tasks write, and advances the partitions that had no rows.
 
     :raises ConfigurationError: several outputs, a writer that can't be sent to executors, or a store to which they
         can't connect.
@@ -71,7 +71,7 @@ class PartitionWay:
     def __init__(self, claim: Claim, outputs: Outputs) -> None:
         if len(outputs.writers) > 1:
             raise ConfigurationError(
-                'atomicity="partition" has one output',
+                'atomicity="partition" allows only one output',
                 found=", ".join(map(repr, outputs.writers)),
                 next_step='Use atomicity="batch", or one Execute that writes into all tables.',
             )
@@ -81,34 +81,34 @@ class PartitionWay:
         self._claim = claim
         self._outputs = outputs
         self._was_checked = False
-        self._was_told = False
-        self._passing: Exception | None = None
+        self._has_warned = False
+        self._retryable: Exception | None = None
 
     def write(self, batch: MicroBatch) -> None:
         """Write one micro-batch.
 
-        :raises PlanOutdated: some of the stored offsets have changed; nothing was written by the old ones.
+        :raises PlanOutdated: some of the stored offsets have changed; nothing was written for the old ones.
         """
         with_retries(
             self._claim.retries,
             lambda attempt: self._attempt(batch, attempt),
-            retry_if=lambda error: error is self._passing,  # others were repeated where they came from
+            retry_if=lambda error: error is self._retryable,  # others were retried where they occurred
         )
 
     def _attempt(self, batch: MicroBatch, number: int) -> None:
         """Write what is not stored yet."""
         planned = Planned.of(self._claim, batch.ranges)
-        if not planned.is_to_be_computed(self._claim):
+        if not planned.is_worth_computing(self._claim):
             self._advance(planned.plan, batch.ranges)
             return
         create_rows(self._claim, planned)
         results = self._run(batch, planned, number)
         try:
-            self._passing = _judge(results)
+            self._retryable = _raise_failed(results)
         except RowsRefused as refused:
             raise self._isolate(refused, batch, planned) from None
-        if self._passing is not None:
-            raise self._passing
+        if self._retryable is not None:
+            raise self._retryable
         if any(result.ending is Ending.OUTDATED for result in results):
             raise PlanOutdated
         done = {result.topic_partition for result in results if result.ending is not Ending.EMPTY}
@@ -117,9 +117,9 @@ class PartitionWay:
             self._advance(planned.plan, left, empty=True)
 
     def _advance(self, plan: Plan, partitions: Collection[TopicPartition], *, empty: bool = False) -> None:
-        """Check these partitions under their locks, and advance them where they had no rows.
+        """Check these partitions under their locks, and advance those that had no rows.
 
-        :param empty: whether all of their rows were computed, and there was none.
+        :param empty: whether their rows were computed, and there were none.
         """
 
         def work(tx: Transaction) -> None:
@@ -131,13 +131,13 @@ class PartitionWay:
         self._claim.run(work)
 
     def _isolate(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
-        """Find out which record it is, and store those before it; here on the driver, as a task would."""
+        """Find the refused record, and store those before it; on the driver, as a task would."""
         tp = refused.topic_partition
         if tp not in planned.plan or not is_of_records(refused):
             return refused
         decision = planned.plan[tp]
         ranges = {tp: decision.remaining}
-        # The rows of the parts are collected, as those of a whole batch are up to so many offsets.
+        # The rows of a part are collected on the driver, as a whole batch is up to this many offsets.
         is_small = decision.remaining.until - decision.remaining.from_ <= THRESHOLD
 
         def rows(part: Ranges, without: Collection[Record] = ()) -> OnDriver:
@@ -157,11 +157,11 @@ class PartitionWay:
 
             self._claim.run(work)
 
-        def proof(told: RowsRefused) -> Proof:
+        def proof(found: RowsRefused) -> Proof:
             [frame] = self._outputs.of(with_coordinates(batch.frame), keep_kafka=True).values()
             if not is_deterministic(frame):
                 return Proof.NONE
-            return Proof.ROW if is_of_values(told, self._writer) else Proof.BATCH
+            return Proof.ROW if is_of_values(found, self._writer) else Proof.BATCH
 
         verdict = isolate(refused, ranges, attempt, proof=proof, seconds=SECONDS if is_small else 0)
         return conclude(verdict, ranges, store, group=self._claim.group, schema=schema_of(self._claim))
@@ -174,7 +174,7 @@ class PartitionWay:
         self._check_executors(session)
         remaining = [tp for tp, decision in planned.plan.items() if decision.outcome is not Outcome.SKIP]
         placed = place(frame, batch.ranges, remaining)
-        self._tell(placed)
+        self._warn_if_moved(placed)
         work = Work(
             self._store,
             replace(TaskClaim.of(self._claim), partitions=set(planned.plan)),
@@ -184,17 +184,17 @@ class PartitionWay:
             failpoints.setting(),
             self._lock_timeout(session, attempt),
         )
-        # The tasks write while they read, so that it can't be asked in between.
+        # The tasks write while they read, so this can't be checked in between.
         check_topics(self._claim, planned.rows, batch.ranges)
         failpoints.reach("before_lock")
         with sending_password(session, self._claim):
             return _collect(placed, work)
 
     def _lock_timeout(self, session: SparkSession, attempt: int) -> float:
-        """Return for how many seconds a task waits for its partition's row.
+        """Return for how many seconds a task waits for the lock on its partition's row.
 
-        A speculative twin that gives up ends its original, which is what a frozen one needs, and one that is only slow
-        does not: so each attempt has twice the patience of the last.
+        If a speculative copy of a task times out, that also ends the original: right if it is frozen, wrong if it is
+        only slow. So each attempt waits twice as long as the last.
         """
         is_speculative = session.sparkContext.getConf().get("spark.speculation", "false") == "true"
         return self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative else 1)
@@ -204,9 +204,9 @@ class PartitionWay:
             check_executors(session)
             self._was_checked = True
 
-    def _tell(self, placed: Placed) -> None:
-        if placed.moved is not None and not self._was_told:
-            self._was_told = True
+    def _warn_if_moved(self, placed: Placed) -> None:
+        if placed.moved is not None and not self._has_warned:
+            self._has_warned = True
             _log.warning("each batch is repartitioned by Kafka's topics and partitions: %s", placed.moved)
 
 
@@ -225,18 +225,18 @@ def _collect(placed: Placed, work: Work) -> Sequence[Result]:
     return sorted(results, key=lambda result: result.topic_partition)
 
 
-def _judge(results: Sequence[Result]) -> Exception | None:
-    """Raise what a task has failed with, if any has; return what is passing.
+def _raise_failed(results: Sequence[Result]) -> Exception | None:
+    """Raise the error of a failed task, if there is one; else return an error that a retry may solve.
 
-    All tasks have ended by then, so that nothing is still being written.
+    All tasks have ended by then, so nothing is still being written.
     """
     errors = [result.why() for result in results if result.ending is Ending.FAILED]
     if errors:
-        # A job that is stale has nothing else to worry about.
+        # If the claim is stale, no other error matters.
         first = next((error for error in errors if isinstance(error, StaleClaim)), errors[0])
         for error in errors:
             if error is not first:
-                text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others' may hold values of rows
+                text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
                 _log.error("another partition's task failed too: %s%s", type(error).__name__, text)
         raise first
     return next((result.why() for result in results if result.ending is Ending.AGAIN), None)
@@ -244,11 +244,11 @@ def _judge(results: Sequence[Result]) -> Exception | None:
 
 def _check_pickles(writer: object) -> None:
     try:
-        pickle.loads(_pickler.dumps(writer))  # noqa: S301 - our own: some pickle, and do not come back
+        pickle.loads(_pickler.dumps(writer))  # noqa: S301 - our own; some pickle, but can't be loaded
     except Exception as error:
         raise ConfigurationError(
-            f"{writer!r} can't be sent to Spark's executors, which write with it",
+            f"{writer!r} can't be sent to Spark's executors",
             found=f"{type(error).__name__}: {error}",
-            expected='a writer that pickles, with all that its function uses (atomicity="partition")',
-            next_step="Make connections and clients inside the function.",
+            expected='a writer that can be pickled, with all that its function uses (atomicity="partition")',
+            next_step="Create connections and clients inside the function.",
         ) from error

@@ -1,11 +1,11 @@
-"""The way of a query whose checkpoint is kept, so that its state is: windows, deduplication, joins of streams.
+"""Queries with state, whose checkpoint is kept: windows, deduplication, joins of streams.
 
-A row may come of any earlier batch, so nothing can be cropped, and a batch without data may have rows. What counts is
-the mark, (query id, batch id), written in the transaction of the results; the ranges are held against it, see
-`continuity`.
+A row may come from any earlier batch, so nothing can be cropped, and a batch without data may have rows. The mark
+(query id, batch id), written in the transaction of the results, tells which batches are in them; the ranges are checked
+against it, see `continuity`.
 
-The state lives in Spark's checkpoint and moves where the batch is computed, whatever becomes of the rows. So each batch
-is computed as a whole, also one that is in the results already, before the transform may leave some of it out.
+The state is in Spark's checkpoint, and changes when a batch is computed, even if its rows are not written. So each
+batch, even one that is already in the results, is computed as a whole before the transform can leave some of it out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What was read without a lock, and what follows; ``None`` for a stale claim, which the transaction will refuse."""
+    """The rows read without a lock, and the decision; ``None`` for a stale claim, which the transaction will refuse."""
 
     rows: dict[TopicPartition, StoredOffset]
     outcome: Outcome | None
@@ -53,7 +53,7 @@ class StatefulWay(BatchWay):
     """Writes the batches of one run of a query with a kept checkpoint, each in one transaction.
 
     :param columns: the names in the batch's DataFrame.
-    :raises UnsupportedQuery: not of Kafka sources alone, one that may skip records, or one that would append its whole
+    :raises UnsupportedQuery: the query has other sources than Kafka, may skip records, or would append its whole
         result with each batch.
     """
 
@@ -65,9 +65,9 @@ class StatefulWay(BatchWay):
         _check_output_mode(query.execution, outputs)
 
     def _write(self, batch: MicroBatch) -> None:
-        """Write one micro-batch, with ranges or without.
+        """Write one micro-batch, with or without ranges.
 
-        :raises CheckpointAhead, CheckpointBehind: the checkpoint and the database are of different times.
+        :raises CheckpointAhead, CheckpointBehind: the checkpoint and the database are from different times.
         """
         query_id = UUID(batch.query.query_id)
         planned = self._plan(batch, query_id)
@@ -75,7 +75,7 @@ class StatefulWay(BatchWay):
         if planned.outcome is Outcome.APPLY:
             computed = self._compute_whole(batch)
         elif planned.outcome is Outcome.SKIP:
-            _log.info("batch %d is in the results: it is computed for its state alone", batch.number)
+            _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
             batch.frame.count()
         if planned.outcome is not None and batch.ranges:
             check_topics(self._claim, planned.rows, batch.ranges)
@@ -106,13 +106,13 @@ class StatefulWay(BatchWay):
         at = batch.query.positions()
         stored = {tp: row.next_offset for tp, row in rows.items()}
         if not at.begin.keys() <= stored.keys():
-            # Without a broker a partition gets its row with its first records: until then it stands where it began.
+            # Without a broker, a partition gets its row with its first records; until then, use where it began.
             stored = dict.fromkeys(at.begin, 0) | batch.query.initial() | stored
         outcome = judge(batch.number, mark, begin=at.begin, end=at.end, stored=stored)
         if outcome is Outcome.APPLY and batch.number == 0 and any(row.transaction_id for row in rows.values()):
             _log.warning(
-                "the kept checkpoint of group %r is a new one: the query goes on at the stored offsets, and what an "
-                "earlier one had in its state (open windows, seen keys) is lost",
+                "the kept checkpoint of group %r is new: the query continues at the stored offsets, and the state of "
+                "an earlier checkpoint (open windows, seen keys) is lost",
                 claim.group,
             )
         return _Planned(rows, outcome)
@@ -121,7 +121,7 @@ class StatefulWay(BatchWay):
         frame = batch.frame
         frame.persist()
         try:
-            frame.count()  # all of it: a transform that needs less would leave the rest of the state behind
+            frame.count()  # all rows: a transform that needs only some would leave out the state of the rest
             with_kafka = with_coordinates(frame) if self._has_coordinates else frame
             return self._compute(with_kafka, sum(range_.until - range_.from_ for range_ in batch.ranges.values()))
         finally:
@@ -134,8 +134,8 @@ def _check_output_mode(execution: Any, outputs: Outputs) -> None:
     appended = sorted(str(writer) for writer in outputs.writers.values() if isinstance(writer, Append))
     if appended:
         raise UnsupportedQuery(
-            "the query's output mode is complete: each batch holds the whole result, and would be appended",
+            "the query's output mode is complete: each batch would append the whole result",
             found=", ".join(appended),
             expected="Upsert, by the grouping columns, or an Execute that replaces",
-            next_step='Or take the output mode "append", which gives each window once, when it is over.',
+            next_step='Or use the output mode "append", which emits each window once, when it closes.',
         )

@@ -154,7 +154,7 @@ def test_a_transform_that_returns_something_else_is_told_what_was_expected(
     claim = world.claim(topic)
     failed = world.run_to_failure(claim, WRONG[result], {"events": Append("events")})
     assert isinstance(failed.error, SinkError)
-    assert "transform returned something else" in failed.text
+    assert "transform did not return what the writers expect" in failed.text
     assert world.stored(topic) == {0: 0}
     # The claim is as good as before: the same query runs with a better transform.
     world.run(claim, lambda batch: {"events": events(batch)}, {"events": Append("events")})

@@ -89,7 +89,7 @@ def test_executors_that_have_no_time_are_given_up(offsetstore_spark: SparkSessio
     begun.wait()
     wait_until(lambda: context.statusTracker().getActiveJobsIds())
     try:
-        with pytest.raises(ExecutorEnvironment, match=r"nothing within 0\.5 s"):
+        with pytest.raises(ExecutorEnvironment, match=r"no answer within 0\.5 s"):
             check_executors(offsetstore_spark, timeout=0.5)
     finally:
         context.cancelJobsWithTag("occupy")

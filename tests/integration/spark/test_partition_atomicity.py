@@ -414,9 +414,9 @@ def test_what_cannot_work_is_refused_when_the_sink_is_made(world: World, offsets
         connection.execute("SELECT 1")
 
     word: Any = "task"
-    with pytest.raises(ConfigurationError, match="batch, partition"):
+    with pytest.raises(ConfigurationError, match='"batch" or "partition"'):
         TransactionalSink(claim, traced, into=Append("events"), atomicity=word)
-    with pytest.raises(ConfigurationError, match="nothing to stage"):
+    with pytest.raises(ConfigurationError, match='needs atomicity="batch"'):
         TransactionalSink(claim, traced, into=Append("events"), atomicity="partition", staging="always")
     with pytest.raises(ConfigurationError, match="one output"):
         TransactionalSink(claim, traced, into={"a": Append("a"), "b": Append("b")}, atomicity="partition")

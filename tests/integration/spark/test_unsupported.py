@@ -55,7 +55,7 @@ def test_a_claim_that_was_closed_writes_nothing(world: World, offsetstore_topic:
     failed = world.run_to_failure(claim, events, Append("events"))
 
     assert isinstance(failed.error, ProtocolMisuse)
-    assert "inside of the store's with block" in str(failed.error)
+    assert "inside the store's with block" in str(failed.error)
     assert world.database.column(VALUES) == []
 
 
@@ -151,7 +151,7 @@ def test_a_source_that_is_not_kafka_is_refused(world: World, offsetstore_topic: 
     query = world.start(sink, stream, checkpoint=f"{world.checkpoints}/rate", trigger={"processingTime": "0 seconds"})
     failed = world.failure(query, sink)
     assert isinstance(failed.error, UnsupportedQuery)
-    assert "the query reads something else than Kafka" in failed.text
+    assert "the query reads from a source other than Kafka" in failed.text
 
 
 CHANGES: dict[str, Callable[[DataFrame], DataFrame]] = {

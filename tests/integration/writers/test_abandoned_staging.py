@@ -46,7 +46,7 @@ def leave(database: psycopg.Connection[tuple[Any, ...]]) -> Callable[[Claim], st
     """Make a table as the claim does for a batch, and leave it there."""
 
     def make(owner: Claim) -> str:
-        name = StagingArea(owner)._own().fresh().name
+        name = StagingArea(owner)._get_owner().fresh().name
         database.execute(f'CREATE UNLOGGED TABLE {STAGING_SCHEMA}."{name}" ()'.encode())
         return name
 

@@ -151,7 +151,7 @@ def test_a_record_that_a_later_one_makes_good_is_not_blamed() -> None:
 @pytest.mark.parametrize("local", [True, False])
 def test_a_refusal_that_does_not_recur_names_no_record(*, local: bool) -> None:
     table = Table(lambda _: False)
-    with pytest.raises(PlanOutdated, match="a moment later they were not"):
+    with pytest.raises(PlanOutdated, match="accepted a moment later"):
         isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt, proof=lambda _: Proof.ROW if local else Proof.BATCH)
 
 
@@ -197,7 +197,7 @@ def test_what_no_record_can_cause_ends_the_search(error: Exception, caplog: pyte
 
     assert (verdict.suspects, verdict.record) == ({P0: OffsetRange(32, 64)}, None)
     assert verdict.accepted == {P0: OffsetRange(0, 32)}
-    assert f"given up: {type(error).__name__}" in caplog.text
+    assert f"gave up the search: {type(error).__name__}" in caplog.text
 
 
 @pytest.mark.behaviour("TX-18")
