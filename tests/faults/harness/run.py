@@ -124,6 +124,7 @@ class Stage:
         """Run one fault to its end, and verify."""
         begin = time.monotonic()
         scene = self.scene(fault, way, seed)
+        shutil.rmtree(scene.directory, ignore_errors=True)  # what a failed run has left: a gate, a checkpoint
         violations: list[str] = []
         with scene:
             try:
