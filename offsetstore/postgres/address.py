@@ -24,14 +24,14 @@ Secrets: TypeAlias = "dict[str, str]"
 
 _SECRET: Final = frozenset({"oauth_client_secret", "password", "scram_client_key", "scram_server_key", "sslpassword"})
 _ITS_OWN: Final = frozenset({"context"})  # SQLAlchemy's adapters, which every engine adds itself
-_looking: ContextVar[bool] = ContextVar("looking", default=False)
+_capturing: ContextVar[bool] = ContextVar("capturing", default=False)
 
 
-class _Found(Exception):
-    """No error: it takes the parameters out of SQLAlchemy, before it connects."""
+class _Captured(Exception):
+    """Not an error: it carries the parameters out of SQLAlchemy before it connects."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
-        super().__init__()  # without arguments, so that nobody who logs it has a password to show
+        super().__init__()  # without arguments, so that a log of it shows no password
         self.parameters = parameters
 
 
@@ -39,8 +39,8 @@ class _Found(Exception):
 class DatabaseAddress:
     """Where a database is, and in which schema our tables are.
 
-    ``parameters`` are what the driver is given, without `Secrets`. What the environment adds to them (``PGPASSWORD``,
-    ``PGPASSFILE``, ``PGSSLROOTCERT``) is each process's own.
+    ``parameters`` are the driver's, without `Secrets`. Each process adds those of its own environment (``PGPASSWORD``,
+    ``PGPASSFILE``, ``PGSSLROOTCERT``).
     """
 
     parameters: tuple[tuple[str, str | int | None], ...]
@@ -48,7 +48,7 @@ class DatabaseAddress:
 
     @classmethod
     def of(cls, database: PostgresDatabase) -> Self:
-        """Describe a database, with the schema in which our tables were found. Nothing is asked of it.
+        """Describe a database, with the schema in which our tables were found, without connecting.
 
         :raises ConfigurationError: its connections are made by code that can't be sent elsewhere.
         """
@@ -56,9 +56,9 @@ class DatabaseAddress:
         return cls(tuple(sorted(plain.items())), database.schema)
 
     def connect(self, secrets: Callable[[], Mapping[str, str]], *, idle_timeout: float) -> PostgresDatabase:
-        """Make a database of at most one connection, opened by the first transaction and checked before each.
+        """Make a database with at most one connection, opened by the first transaction and checked before each.
 
-        :param secrets: asked for each new connection.
+        :param secrets: called for each new connection.
         :param idle_timeout: as for `PostgresDatabase`.
         """
 
@@ -75,27 +75,27 @@ class DatabaseAddress:
 
 
 def secrets_of(database: PostgresDatabase) -> Secrets:
-    """What the database would be given for a new connection now: ``credentials=`` is called, if there is one.
+    """The secrets for a new connection now; calls ``credentials=`` if there is one.
 
     :raises ConfigurationError: see `DatabaseAddress.of`.
-    :raises StoreUnavailable: the credentials could not be had.
+    :raises StoreUnavailable: ``credentials=`` failed.
     """
     found = _parameters(database.engine)
     return {name: str(value) for name, value in found.items() if name in _SECRET and value}
 
 
 def _parameters(engine: Engine) -> dict[str, Any]:
-    """What the engine would give psycopg, with ``connect_args`` and what listeners add (tokens)."""
-    if not event.contains(engine, "do_connect", _look):
-        event.listen(engine, "do_connect", _look)
-    pool = engine.pool.recreate()  # it has no connection yet, so that it makes one, and comes by the listeners
-    token = _looking.set(True)
+    """The parameters that the engine would pass to psycopg, with ``connect_args`` and those of listeners (tokens)."""
+    if not event.contains(engine, "do_connect", _capture):
+        event.listen(engine, "do_connect", _capture)
+    pool = engine.pool.recreate()  # it has no connection yet, so it makes one and calls the listeners
+    token = _capturing.set(True)
     try:
         pool.connect().close()
-    except _Found as found:
+    except _Captured as found:
         return {name: _sendable(name, value) for name, value in found.parameters.items() if name not in _ITS_OWN}
     finally:
-        _looking.reset(token)
+        _capturing.reset(token)
         pool.dispose()
     raise ConfigurationError(
         "the engine's connections are made by a function, which executors do not have",
@@ -106,11 +106,11 @@ def _parameters(engine: Engine) -> dict[str, Any]:
     )
 
 
-def _look(_dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]) -> None:
-    if _looking.get():
+def _capture(_dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]) -> None:
+    if _capturing.get():
         conninfo = conninfo_to_dict(arguments[0]) if arguments and arguments[0] else {}
         named = conninfo_to_dict(parameters.pop("conninfo", None) or "")
-        raise _Found({**conninfo, **named, **parameters})
+        raise _Captured({**conninfo, **named, **parameters})
 
 
 def _sendable(name: str, value: object) -> str | int | None:

@@ -1,4 +1,4 @@
-"""What an application's ``alembic revision --autogenerate`` must leave alone: it drops what its models don't have."""
+"""Hides our tables from an application's ``alembic revision --autogenerate``, which drops tables without a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS = frozenset({*metadata.tables, VERSION_TABLE})
 
 
 class IncludeName(Protocol):
-    """Alembic's ``include_name`` of ``context.configure``: whether autogenerate looks at what has this name."""
+    """Alembic's ``include_name`` of ``context.configure``: whether autogenerate considers a name."""
 
     def __call__(self, name: str | None, kind: str, parents: MutableMapping[str, str | None], /) -> bool:
         """Return whether it does; ``kind`` is Alembic's: schema, table, column, index and so on."""
@@ -26,26 +26,27 @@ class IncludeName(Protocol):
 def exclude(include_name: IncludeName | None = None, *, schema: str | None = None) -> IncludeName:
     """Make an ``include_name`` that leaves our tables out, for ``context.configure`` of an application's env.py.
 
-    :param include_name: the application's own, asked about everything else.
-    :param schema: what `upgrade` got. Without it, tables with our names are left alone in every schema, so that none
-        is ever dropped; with it, the application may have tables of the same names (``heartbeats``, say) elsewhere.
+    :param include_name: the application's own, called for everything else.
+    :param schema: the argument of `upgrade`. Without it, tables with our names are left alone in every schema, so that
+        none is ever dropped; with it, the application may have tables of the same names (``heartbeats``, say)
+        elsewhere.
     """
 
     def include(name: str | None, kind: str, parents: MutableMapping[str, str | None], /) -> bool:
         if kind == "schema" and name == STAGING_SCHEMA:
             return False
-        if kind == "table" and name in OURS and _is_place(parents.get("schema_name"), schema):
+        if kind == "table" and name in OURS and _is_our_schema(parents.get("schema_name"), schema):
             return False
         return include_name is None or include_name(name, kind, parents)
 
     return include
 
 
-def _is_place(found: str | None, schema: str | None) -> bool:
-    """Whether ``found`` is our schema; for Alembic the connection's default one has no name."""
+def _is_our_schema(found: str | None, schema: str | None) -> bool:
+    """Whether ``found`` is our schema; Alembic gives ``None`` for the connection's default one."""
     if found is not None or schema is None:
         return schema in {None, found}
     try:
         return alembic.context.get_context().dialect.default_schema_name in {None, schema}
-    except NameError:  # no env.py is running: rather look past a table than drop it
+    except NameError:  # no env.py is running: rather ignore a table than drop it
         return True

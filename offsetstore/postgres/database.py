@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: where sessions come from, and what is asked beside them."""
+"""Connections to PostgreSQL: begins sessions, and runs the queries beside them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _WITHOUT_OPTIONS = (
-    "PgBouncer takes no `options` in a URL, nor JDBC's currentSchema: name the schema with schema= (--schema), and "
-    "leave settings to ALTER ROLE ... SET."
+    "PgBouncer supports neither `options` in a URL nor JDBC's currentSchema: name the schema with schema= (--schema), "
+    "and make settings with ALTER ROLE ... SET."
 )
 
 
@@ -40,7 +40,7 @@ class PostgresDatabase:
         self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool, dedicated: Engine | None = None
     ) -> None:
         self.engine = _hiding_parameters(engine)
-        # Heartbeats and what frees a claim must not wait until the job's own transactions leave a connection over.
+        # Heartbeats and the termination of blockers must not wait for a connection of the job's pool.
         self._dedicated = dedicated or Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
         self._pid = os.getpid()
         self._set_place(schema)
@@ -51,7 +51,7 @@ class PostgresDatabase:
     def _set_place(self, schema: str | None) -> None:
         self.schema = schema
         self._place = f"{quoted(schema)}." if schema else ""
-        # In a statement's text a colon would begin the name of a value.
+        # In a statement's text a colon would begin a bind parameter.
         self._schema = self._place.replace(":", r"\:")
 
     def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> PostgresSession:
@@ -64,7 +64,7 @@ class PostgresDatabase:
         try:
             return PostgresSession(connection, self._schema, settings)
         except BaseException as error:
-            # That gives it back to its pool. close() would end its transaction, which the session's guard refuses.
+            # This returns it to its pool. close() would roll back, which the session's guard refuses.
             connection.invalidate()
             if isinstance(error, DBAPIError):
                 raise errors.unavailable(error) or _unavailable(error) from errors.stripped(error)
@@ -80,8 +80,8 @@ class PostgresDatabase:
             )
         try:
             connection = engine.connect()
-            # Behind PgBouncer the next transaction is on another connection, which has not prepared it. `make_engine`
-            # says so too; an application's own engine may not.
+            # Behind PgBouncer the next transaction may run on another server connection, without the prepared
+            # statement. `make_engine` sets this too; an application's own engine may not.
             cast("Any", connection.connection.driver_connection).prepare_threshold = None
             return connection.execution_options(isolation_level="READ COMMITTED")
         except SQLAlchemyError as error:
@@ -93,7 +93,7 @@ class PostgresDatabase:
     @contextmanager
     def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:
         assert isinstance(session, PostgresSession)
-        # Asked of the server: behind PgBouncer, what the client library knows is not the backend's process.
+        # Ask the server: behind PgBouncer the client library does not know the backend's pid.
         with errors.translated():
             pid, _ = session.connection.execute(text(sql.UNBLOCKED)).one()
         done = threading.Event()
@@ -119,8 +119,8 @@ class PostgresDatabase:
                     for row in connection.execute(text(sql.TERMINATE_BLOCKERS), {"pid": pid, "prefix": prefix}):
                         _log.warning("terminated %s (pid %d), which held the group's locks", *row[1::-1])
                     connection.commit()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next look may succeed
-                _log.warning("could not terminate what blocks the claim: %s", type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - the next attempt may succeed
+                _log.warning("could not terminate the connections that block the claim: %s", type(error).__name__)
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         asked = {"topics": [tp.topic for tp in partitions], "partitions": [tp.partition for tp in partitions]}
@@ -140,26 +140,26 @@ class PostgresDatabase:
             try:
                 schema = connection.execute(text(sql.SCHEMA_OF), {"table": versions}).scalar()
                 if schema is not None:
-                    # From now on by name: a SET search_path in somebody's SQL must not lead us to other tables.
+                    # Qualify names from now on: SET search_path in user code must not lead us to other tables.
                     self._set_place(schema)
                 found = connection.execute(self._text(sql.REVISION)).scalar() if schema else None
                 self._store_id = connection.execute(self._text(sql.STORE_ID)).scalar() if found == HEAD else None
             except DBAPIError as error:
                 raise _unavailable(error) from error
-        if found is None:  # also after a downgrade, which leaves the table of versions empty
+        if found is None:  # also after a downgrade, which leaves the version table empty
             raise SchemaMissing(
                 "the database has no offsetstore tables",
                 found=f"no revision in {versions}",
                 expected=f"revision {HEAD}",
             )
         if found != HEAD:
-            what = "the offsetstore tables are of another revision"
-            # Revisions are numbered: a larger one is of a later version of this package.
+            what = "the offsetstore tables are at another revision"
+            # Revisions are numbered: a larger one belongs to a later version of this package.
             newer = "Update offsetstore: the tables were migrated by a later version." if found > HEAD else None
             raise SchemaNotAtHead(what, found=f"revision {found}", expected=f"revision {HEAD}", next_step=newer)
 
     def current_claims(self, connection: Connection) -> set[UUID]:
-        """The claims that own a group of this store, as the connection's transaction sees it now."""
+        """The claims that own a group of this store, as the connection's transaction sees them now."""
         return {row.claim_id for row in connection.execute(self._text(sql.CURRENT_CLAIMS))}
 
     def store_id(self) -> UUID:
@@ -167,8 +167,8 @@ class PostgresDatabase:
             self.check_schema()
         if self._store_id is None:
             raise SchemaNotAtHead(
-                "the table store_identity is empty, so that this store does not know who it is",
-                next_step="Restore its row; offsetstore's migration writes it.",
+                "the table store_identity is empty, so this store has no id",
+                next_step="Restore its row, which offsetstore's migration wrote.",
             )
         return self._store_id
 
@@ -182,7 +182,7 @@ class PostgresDatabase:
 
 
 def _hiding_parameters(engine: Engine) -> Engine:
-    """Return the engine, or a view of the application's own, whose errors and log lines leave parameters out."""
+    """Return the engine, or a view of an application's own, with parameters hidden in errors and log lines."""
     if engine.hide_parameters:
         return engine
     view = engine.execution_options()  # it has the engine's pool and listeners
@@ -191,16 +191,16 @@ def _hiding_parameters(engine: Engine) -> Engine:
 
 
 def _milliseconds(seconds: float | None) -> int:
-    """What PostgreSQL takes for a time limit: 0 is none, and 31 bits hold the longest."""
+    """A time limit as PostgreSQL takes it: 0 for none, and at most 31 bits."""
     return 0 if seconds is None else min(2**31 - 1, max(1, round(seconds * 1000)))
 
 
 def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
-    # Of several hosts, each has lines of its own.
+    # libpq writes separate lines for each host.
     lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
     found = " ".join(filter(None, lines)) or type(error).__name__
     return StoreUnavailable(
-        "the database can't be reached, or refuses us",
+        "the database can't be reached, or refused the request",
         found=found,
         next_step=_WITHOUT_OPTIONS if "startup parameter" in found else None,
     )

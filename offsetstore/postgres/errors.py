@@ -1,4 +1,4 @@
-"""The one place where a driver's error becomes ours: by SQLSTATE, wrapped by SQLAlchemy or raised by psycopg (COPY)."""
+"""The one place that translates drivers' errors, by SQLSTATE: wrapped by SQLAlchemy, or raised by psycopg (COPY)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LOCK_NOT_AVAILABLE = "55P03"
 _REPEATABLE = frozenset({"40001", "40P01"})
 # The server ended the connection: shutdowns (57P01 to 57P03), and the idle-in-transaction limit.
 _CONNECTION_ENDED = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
-# The disk, the memory, the number of connections or locks; errors of the system that the server runs on.
+# Out of disk, memory, connections or locks; errors of the server's operating system.
 _SHORTAGE = ("53", "58")
 _READ_ONLY = "25006"
 _CANCELLED = "57014"
 
-# Files of PostgreSQL's languages: where a function or trigger raised the error, and its author wrote the message.
+# Source files of PostgreSQL's languages: a function or trigger raised the error, and its author wrote the message.
 _LANGUAGES = ("pl_", "plperl", "plpy", "pltcl")
-# What an error may keep: names of the catalogue, never DETAIL, HINT or CONTEXT, which quote rows.
+# The fields that an error keeps: names from the catalog, never DETAIL, HINT or CONTEXT, which quote rows.
 _NAMES: Final = (
     DiagnosticField.SQLSTATE,
     DiagnosticField.SCHEMA_NAME,
@@ -39,10 +39,10 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 def translate(error: BaseException) -> BaseException:
-    """Return our error for the database's, with the driver's as its cause; else the error without a row's values.
+    """Return our error for the database's, with the driver's as its cause; else the error without row values.
 
-    Ours are `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`: what has nothing to do with
-    the rows.
+    Ours are `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`, which do not concern the
+    rows.
     """
     ours = _ours(error)
     if ours is None:
@@ -69,7 +69,7 @@ def _ours(error: BaseException) -> OffsetStoreError | None:
         return ConnectionLost("the connection to the database was lost", found=words(error))
     if is_repeatable(error):
         return TransactionConflict(
-            "the database gave the transaction up (a deadlock, or a serialization failure); nothing was written",
+            "the database aborted the transaction (a deadlock or a serialization failure); nothing was written",
             found=words(error),
         )
     return unavailable(error)
@@ -83,7 +83,7 @@ def driver_error(error: BaseException) -> psycopg.Error | None:
 
 
 def words(error: BaseException) -> str:
-    """The database's or the driver's own first words: what comes after them can quote a row's values."""
+    """The first line of the database's or the driver's message; the rest can quote row values."""
     inner = driver_error(error)
     if inner is None:
         return type(error).__name__
@@ -95,15 +95,15 @@ def _first_line(error: psycopg.Error) -> str:
     if (diagnostic.source_file or "").startswith(_LANGUAGES):
         return "raised by a function or trigger, whose message may quote a row"
     lines = (diagnostic.message_primary or str(error)).splitlines()
-    return lines[0].strip() if lines else "no words"
+    return lines[0].strip() if lines else "no message"
 
 
 def stripped(error: _E) -> _E | psycopg.Error | StatementError:
-    """Return the database's error without what may quote a row, and without what led to it; another's, as it is.
+    """Return a database error without its chain and anything that may quote a row; return other errors as they are.
 
-    It is of the same class, with the same SQLSTATE, and the names of table, column and constraint. What is left out are
-    DETAIL, HINT and CONTEXT, the statement with its parameters, and all but the first line of the message. A group of
-    errors becomes one of stripped errors.
+    It keeps its class, its SQLSTATE, and the names of table, column and constraint. It loses DETAIL, HINT and CONTEXT,
+    the statement with its parameters, and all but the first line of the message. An exception group becomes a group of
+    stripped errors.
     """
     if isinstance(error, psycopg.Error):
         return _stripped_driver(error).with_traceback(error.__traceback__)
@@ -119,15 +119,15 @@ def stripped(error: _E) -> _E | psycopg.Error | StatementError:
 
 
 def raise_stripped(error: BaseException) -> None:
-    """Raise the database's error as `stripped` makes it; return, where it is another's."""
+    """Raise a database error as `stripped` returns it; return if it is another error."""
     if (bare := stripped(error)) is not error:
         raise bare from None
 
 
 def strip_chain(error: BaseException) -> None:
-    """Strip the database's errors among those that ``error`` was raised from, or in the handling of.
+    """Strip the database errors in the chain of ``error``: its causes and contexts.
 
-    Those that are not shown (``raise ... from None``) are let go.
+    Hidden contexts (``raise ... from None``) are dropped.
     """
     waiting = [error]
     seen: set[int] = set()
@@ -165,41 +165,41 @@ def _stripped_alchemy(error: StatementError) -> StatementError:
 
 
 def is_lock_timeout(error: BaseException) -> bool:
-    """A lock was not had within ``lock_timeout``; the transaction is gone."""
+    """Whether a lock could not be acquired within ``lock_timeout``; the transaction is aborted."""
     inner = driver_error(error)
     return inner is not None and inner.sqlstate == LOCK_NOT_AVAILABLE
 
 
 def is_repeatable(error: BaseException) -> bool:
-    """A serialization failure or a deadlock: the whole transaction may be tried again."""
+    """Whether it is a serialization failure or a deadlock: the whole transaction may be retried."""
     inner = driver_error(error)
     return inner is not None and inner.sqlstate in _REPEATABLE
 
 
 def unavailable(error: BaseException) -> StoreUnavailable | None:
-    """What to raise where the server can't do the work now, whatever the rows are: no record is to blame.
+    """Return our error if the server can't do the work now, and no record is to blame.
 
-    It lacks something, such as room on its disk (classes 53 and 58); it is read-only (25006); or the statement was
-    cancelled (57014). The transaction is gone.
+    It is out of resources or has a system error (classes 53 and 58), it is read-only (25006), or the statement was
+    cancelled (57014). The transaction is aborted.
     """
     inner = driver_error(error)
     state = None if inner is None else inner.sqlstate
     if inner is None or state is None:
         return None
     if state.startswith(_SHORTAGE):
-        what = "the database gave the transaction up because its server lacks something; nothing was written"
-        step = "See to the server, such as room on its disk; the job, started anew, goes on where it was."
+        what = "the server ran out of disk, memory or connections, or had a system error; nothing was written"
+        step = "Check the server, for example its free disk space, and start the job again: it continues where it was."
     elif state == _READ_ONLY:
-        what = "the database takes no writes: it is a standby, or read-only by its settings; nothing was written"
+        what = "the database accepts no writes: it is a standby, or read-only by its settings; nothing was written"
         step = (
             "Connect to the primary: several hosts in the URL and target_session_attrs=read-write find it. If this is "
-            "the primary, see default_transaction_read_only (ALTER ROLE or ALTER DATABASE ... SET)."
+            "the primary, check default_transaction_read_only (ALTER ROLE or ALTER DATABASE ... SET)."
         )
     elif state == _CANCELLED:
         what = "the database cancelled a statement; nothing was written"
         step = (
             "If it ran into statement_timeout, raise it for this role (ALTER ROLE ... SET), or make batches smaller; "
-            "otherwise see who called pg_cancel_backend."
+            "otherwise find out who called pg_cancel_backend."
         )
     else:
         return None
@@ -207,12 +207,12 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """The connection is gone: an open transaction will not happen, one in COMMIT may have."""
+    """Whether the connection is gone: an open transaction is rolled back, one in COMMIT may have been committed."""
     inner = driver_error(error)
     if inner is None:
         return False
     state = inner.sqlstate
     if state is None:
-        # libpq's own words carry no SQLSTATE; neither do errors of the client's own making, such as a closed cursor.
+        # libpq's own errors have no SQLSTATE; neither do those that psycopg raises itself, such as a closed cursor.
         return isinstance(inner, psycopg.OperationalError)
     return state.startswith("08") or state in _CONNECTION_ENDED

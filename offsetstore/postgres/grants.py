@@ -1,4 +1,4 @@
-"""What each role may do, as SQL: the job's own has no DDL but in the staging schema, a dashboard's reads."""
+"""Each role's privileges, as SQL: a job's role has DDL in the staging schema only, a dashboard's only reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _USUAL = ("SELECT", "INSERT", "UPDATE")
 
-# Where it differs from the usual: history is only ever added to, a store's identity only ever read by a job.
+# The exceptions: a job only adds to the history, and only reads the store's identity.
 _DIFFERENT: Final = {
     "heartbeats": (*_USUAL, "DELETE"),
     "offset_history": ("SELECT", "INSERT"),
@@ -21,26 +21,26 @@ _DIFFERENT: Final = {
 
 
 def privileges() -> dict[str, tuple[str, ...]]:
-    """What a job does to each of our tables; nothing else is granted to its role."""
+    """The privileges that a job needs on each of our tables; its role gets no others."""
     return {table: _DIFFERENT.get(table, _USUAL) for table in (*metadata.tables, VERSION_TABLE)}
 
 
 def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
-    """Statements that let ``role`` run jobs; each may be run again. They need the owner of the tables.
+    """Statements that let ``role`` run jobs; they may be repeated. The owner of the tables must run them.
 
-    The last ones need the owner of the schema of the staging tables, who may create schemas in the database.
+    The last two must be run by the owner of the staging schema, who may create schemas in the database.
     """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     for table, allowed in privileges().items():
         yield f"GRANT {', '.join(allowed)} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
-    # A migration that may not create schemas leaves it out.
+    # A migration that may not create schemas does not create it.
     yield f"CREATE SCHEMA IF NOT EXISTS {quoted(STAGING_SCHEMA)}"
     # Not OWNER: several jobs of one database, each with a role of its own, share the schema.
     yield f"GRANT USAGE, CREATE ON SCHEMA {quoted(STAGING_SCHEMA)} TO {quoted(role)}"
 
 
 def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
-    """Statements that let ``role`` read all of our tables; each may be run again. They need the owner of the tables."""
+    """Statements that let ``role`` read all our tables; they may be repeated. The owner of the tables must run them."""
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     for table in privileges():
         yield f"GRANT SELECT ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"

@@ -1,8 +1,8 @@
-"""JDBC URLs of PostgreSQL, as Spark jobs have them at hand, turned into libpq's parameters.
+"""Turns JDBC URLs for PostgreSQL, which Spark jobs often use, into libpq's parameters.
 
-Source of the forms and names: the PostgreSQL JDBC driver's documentation, "Initializing the Driver". What only tunes
-that driver (``reWriteBatchedInserts``, ``prepareThreshold``, ...) means nothing to libpq and is left out, with a line
-in the log.
+Source of the forms and names: the PostgreSQL JDBC driver's documentation, "Initializing the Driver". Parameters that
+only tune that driver (``reWriteBatchedInserts``, ``prepareThreshold``, ...) mean nothing to libpq; they are left out
+and logged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _RENAMED = {
     "loginTimeout": "connect_timeout",
     "requireAuth": "require_auth",
 }
-# What else the driver takes (PGProperty in its sources). A name that is not among these may be the rest of a password
-# that has an & in it.
+# The driver's other parameters (PGProperty in its sources). Any other name may be the rest of a password with an & in
+# it.
 _ITS_OWN = """
 adaptiveFetch adaptiveFetchMaximum adaptiveFetchMinimum allowEncodingChanges assumeMinServerVersion
 authenticationPluginClassName autosave binaryTransfer binaryTransferDisable binaryTransferEnable cancelSignalTimeout
@@ -62,7 +62,7 @@ _SERVER_TYPES = {
 def libpq_parameters(url: str) -> dict[str, str]:
     """Libpq's parameters for a URL that begins with ``jdbc:postgresql:``.
 
-    :raises ValueError: not one of the driver's forms. The text is empty: it could hold the password.
+    :raises ValueError: not one of the driver's forms. The message is empty, because it could show the password.
     """
     match = _URL.fullmatch(url)
     if match is None:
@@ -102,11 +102,11 @@ def _translated(given: Mapping[str, str]) -> dict[str, str]:
             ignored.append(name)
     its_own = sorted(set(_ITS_OWN.split()).intersection(ignored))
     if its_own:
-        _log.info("parameters of the JDBC URL that only its driver knows are left out: %s", ", ".join(its_own))
+        _log.info("left out parameters of the JDBC URL that only its driver knows: %s", ", ".join(its_own))
     if unknown := len(ignored) - len(its_own):
         _log.warning(
-            "parameters of the JDBC URL that its driver does not know either are left out: %d. If they are the rest of "
-            "a password, write %%26 for the & in it",
+            "left out %d parameters of the JDBC URL that its driver does not know either. If they are the rest of a "
+            "password, write %%26 for the & in it",
             unknown,
         )
     return parameters
@@ -123,6 +123,6 @@ def _tls(given: Mapping[str, str]) -> dict[str, str]:
 def _search_path(given: Mapping[str, str]) -> dict[str, str]:
     if not given.get("currentSchema"):
         return {}
-    # Inside of `options` a space ends the value, unless a backslash stands before it.
+    # In `options` a space ends the value unless a backslash precedes it.
     escaped = re.sub(r"([\\ ])", r"\\\1", given["currentSchema"])
     return {"options": f"{given.get('options', '')} -c search_path={escaped}".strip()}

@@ -1,7 +1,7 @@
-"""Our migrations, run from the installed package or from an application's own deploy.
+"""Our migrations, run from the installed package or from an application's own deployment.
 
-`upgrade` is one transaction with a transaction-scoped advisory lock at its start, so that five deploys at once migrate
-once, also through PgBouncer.
+`upgrade` is one transaction that first takes a transaction-level advisory lock, so that concurrent deployments migrate
+once, even through PgBouncer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from alembic.environment import EnvironmentContext
     from sqlalchemy import Connection
 
-# Any constant does, as long as nobody else uses it: "offsetst" in ASCII.
+# Any constant that nothing else uses: "offsetst" in ASCII.
 _LOCK = 0x6F66_6673_6574_7374
 _IN_ENV = (
     "Call it inside `with context.begin_transaction():`; with transaction_per_migration=True, inside `with "
@@ -43,9 +43,9 @@ _IN_ENV = (
 def upgrade(connection: Connection, *, schema: str | None = None, revision: str = "head") -> None:
     """Bring our tables to ``revision``, in the connection's transaction, which the caller commits.
 
-    :param schema: where the tables are or shall be; made if it is not there. ``None``: the first of the search path.
-    :raises ConfigurationError: the connection commits by itself (AUTOCOMMIT), so that half of it could stay; or an
-        env.py calls outside of its transaction, so that none of it would.
+    :param schema: the schema of the tables, created if it does not exist. ``None``: the first of the search path.
+    :raises ConfigurationError: the connection is in AUTOCOMMIT, so half of it could remain; or an env.py calls it
+        outside of its transaction, so none of it would be committed.
     """
     _run(command.upgrade, connection, schema, revision)
 
@@ -59,7 +59,7 @@ def downgrade(connection: Connection, *, schema: str | None = None, revision: st
 
 
 def current_revision(connection: Connection, *, schema: str | None = None) -> str | None:
-    """The revision of the tables that are there, ``None`` if there are none."""
+    """The current revision of the tables, ``None`` if there are none."""
     options = {"version_table": VERSION_TABLE, "version_table_schema": schema}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
 
@@ -80,12 +80,12 @@ def config() -> Config:
 def _run(what: Any, connection: Connection, schema: str | None, revision: str) -> None:
     if getattr(connection.connection.driver_connection, "autocommit", False):
         raise ConfigurationError(
-            "the migrations need a transaction, and the connection commits each statement by itself",
+            "the migrations need a transaction, but the connection commits each statement by itself",
             found="AUTOCOMMIT",
             next_step="Pass a connection of `engine.begin()`.",
         )
     if _running(alembic.context) is not None and not connection.in_transaction():
-        # A transaction that we begin would be taken for the application's by Alembic, which then commits neither.
+        # Alembic would take a transaction that we begin for the application's, and commit neither.
         raise ConfigurationError(
             "the migrations were called from an env.py outside of its transaction, and would not be committed",
             next_step=_IN_ENV,
@@ -93,15 +93,15 @@ def _run(what: Any, connection: Connection, schema: str | None, revision: str) -
     made = config()
     made.attributes["connection"] = connection
     made.attributes["schema"] = schema
-    with _inside_another():
+    with _restoring_alembic():
         what(made, revision)
 
 
 @contextmanager
-def _inside_another() -> Generator[None]:
-    """Let an application's env.py, or a revision of its own, call us and go on.
+def _restoring_alembic() -> Generator[None]:
+    """Let an application's env.py, or one of its revisions, call us and continue.
 
-    Alembic keeps what runs in ``alembic.context`` and ``alembic.op``, has one place for it, and empties it at the end.
+    ``alembic.context`` and ``alembic.op`` hold one running environment each, which Alembic clears at its end.
     """
     running = [_running(module) for module in (alembic.context, alembic.op)]
     try:
@@ -117,17 +117,17 @@ def _running(module: Any) -> Any:
 
 
 def upgrade_as_sql(*, schema: str | None = None, since: str = "base") -> str:
-    """What `upgrade` would do to tables of revision ``since``, as one transaction's SQL; needs no database."""
+    """The SQL of `upgrade` from revision ``since``, as one transaction; needs no database."""
     made = config()
     made.output_buffer = StringIO()
     made.attributes["schema"] = schema
-    with _inside_another():
+    with _restoring_alembic():
         command.upgrade(made, f"{since}:head", sql=True)
     return made.output_buffer.getvalue()
 
 
 def run_environment(context: EnvironmentContext | Any) -> None:
-    """What ``migrations/env.py`` does: on the connection it was given, or on OFFSETSTORE_URL's.
+    """Migrate for ``migrations/env.py``, on the given connection or on one to OFFSETSTORE_URL.
 
     Alembic's command line takes the schema as ``-x schema=...``, and writes SQL instead of running it with ``--sql``.
     """
@@ -146,19 +146,19 @@ def run_environment(context: EnvironmentContext | Any) -> None:
 
 @contextmanager
 def _own_connection(url: str | None) -> Generator[Connection]:
-    """Give Alembic's command line a connection; what it can't help comes as one line, not as a traceback."""
+    """Give Alembic's command line a connection; expected errors are shown as one line, not as a traceback."""
     try:
         engine = make_engine(url)
     except ConfigurationError as error:
         raise CommandError(str(error)) from error
-    # In REPEATABLE READ, which a database may have as its default, whoever waited for the lock would go on with what
-    # it saw before.
+    # In REPEATABLE READ, which may be the database's default, a migration that waited for the lock would continue with
+    # its old snapshot.
     engine.update_execution_options(isolation_level="READ COMMITTED")
     try:
         try:
             connection = engine.connect()
         except OperationalError as error:
-            raise CommandError(f"the database can't be reached, or refuses us: {error.orig}") from error
+            raise CommandError(f"the database can't be reached, or refused the request: {error.orig}") from error
         with connection, connection.begin():
             yield connection
     finally:
@@ -166,7 +166,7 @@ def _own_connection(url: str | None) -> Generator[Connection]:
 
 
 def wait_for_others(connection: Connection) -> None:
-    """Wait until nobody else migrates, and keep others waiting until the end of the transaction."""
+    """Wait until no other migration runs, and make others wait until the end of the transaction."""
     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
 
 
@@ -197,19 +197,19 @@ def _write_sql(context: EnvironmentContext | Any, schema: str | None) -> None:
 
 @contextmanager
 def _in_schema(connection: Connection, schema: str | None) -> Generator[None]:
-    """Let unqualified names mean ``schema`` inside the block, and in this transaction alone."""
+    """Resolve unqualified names in ``schema`` inside the block, in this transaction alone."""
     if schema is None:
         yield
         return
     path = quoted(schema)
-    # IF NOT EXISTS alone would ask for the right to create schemas where there is nothing to create.
+    # IF NOT EXISTS alone would need the privilege to create schemas even if the schema exists.
     if connection.execute(text("SELECT to_regnamespace(:path) IS NULL"), {"path": path}).scalar_one():
         connection.execute(CreateSchema(schema))
     before = connection.execute(text("SELECT current_setting('search_path')")).scalar_one()
     search_path = text("SELECT set_config('search_path', :path, true)")
     connection.execute(search_path, {"path": path})
     yield
-    # After an error there is nothing to put back: the transaction is over, and with it the setting.
+    # After an error there is nothing to restore: the setting ends with the transaction.
     connection.execute(search_path, {"path": before})
 
 

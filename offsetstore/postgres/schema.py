@@ -30,16 +30,16 @@ HEAD = "0003"
 """The Alembic revision that this version works with."""
 
 VERSION_TABLE = "offsetstore_version"
-"""Our own version table, so that an application's Alembic and ours live in one database."""
+"""Our own version table, so that an application's Alembic and ours can share a database."""
 
 STAGING_SCHEMA = "offsetstore_staging"
-"""Where executors put large batches, in tables of one batch each that the runtime role makes and drops."""
+"""The schema where executors stage large batches, one per table; the runtime role creates and drops the tables."""
 
 metadata = MetaData()
 
 
 def quoted(identifier: str) -> str:
-    """Quote a name for SQL, whatever is in it; unlike SQLAlchemy's own way, without doubling its percent signs."""
+    """Quote any name for SQL; unlike SQLAlchemy, without doubling percent signs."""
     return '"' + identifier.replace('"', '""') + '"'
 
 

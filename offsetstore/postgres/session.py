@@ -1,4 +1,4 @@
-"""PostgreSQL as the store's database: `statements` behind the `Session` protocol."""
+"""Sessions on PostgreSQL: `statements` behind the `Session` protocol."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from sqlalchemy import CursorResult
 
 _log = logging.getLogger(__name__)
-_NOBODY = uuid.UUID(int=0)
+_NO_CLAIM = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
-# How many ids are taken after each failed try; some millions in all, which takes a minute.
+# How many ids are consumed after each failed attempt; some millions in all, which takes a minute.
 _IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))
 
 
 def discard_at_end(connection: object) -> None:
-    """Let the session of this connection close it at its end, for code that may change its settings: see 0024.
+    """Close this connection when its session ends, since the caller may change its settings (decision 0024).
 
-    Where the transaction is no database's, there is nothing to close.
+    Does nothing for a transaction without a database connection.
     """
     if isinstance(connection, Connection):
         connection.execution_options(**{_DISCARD: True})
 
 
 class PostgresSession:
-    """One transaction on one connection, which goes back to its pool at the end, unless it is to be discarded."""
+    """One transaction on one connection, which returns to its pool at the end unless it is discarded."""
 
     def __init__(self, connection: Connection, schema: str, settings: Mapping[str, str]) -> None:
         self._connection = connection
@@ -76,8 +76,8 @@ class PostgresSession:
             self._connection.commit()
         try:
             self._close()
-        except Exception as error:  # noqa: BLE001 - it has happened, whatever the pool says to the connection
-            _log.warning("the connection was not given back after COMMIT: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the COMMIT has happened, even if the pool fails
+            _log.warning("could not return the connection to its pool after COMMIT: %s", type(error).__name__)
 
     def rollback(self) -> None:
         if self._closed:
@@ -86,14 +86,14 @@ class PostgresSession:
         try:
             self._connection.rollback()
             if not self._connection.invalidated and self._is_read_only():
-                self._connection.invalidate()  # another one may be the new primary's
+                self._connection.invalidate()  # a new one may reach the new primary
             self._close()
-        except Exception:  # noqa: BLE001 - of no further use, whatever is wrong with it
+        except Exception:  # noqa: BLE001 - a connection that fails here is of no further use
             self._connection.invalidate()
             self._close()
 
     def _is_read_only(self) -> bool:
-        """As the server has told, without a question: PostgreSQL reports these settings when they change."""
+        """As the server has reported, without a query: PostgreSQL sends these settings when they change."""
         told = map(self._psycopg.pgconn.parameter_status, (b"in_hot_standby", b"default_transaction_read_only"))
         return b"on" in told
 
@@ -112,7 +112,7 @@ class PostgresSession:
             raise UnexpectedCommit("COMMIT or ROLLBACK was called on tx.connection")
 
     def lock_group(self, group: str) -> Token:
-        self._run(sql.CREATE_GROUP, group=group, nobody=_NOBODY)
+        self._run(sql.CREATE_GROUP, group=group, no_claim=_NO_CLAIM)
         row = self._run(sql.LOCK_GROUP, group=group).one()
         return Token(row.epoch, row.claim_id)
 
@@ -224,15 +224,15 @@ class PostgresSession:
                     return
                 last = row.last
                 # The identity's sequence lags behind the rows: logical replication does not copy sequences.
-                _log.warning("the ids of offset_history lag behind its rows, of which the last is %d", last)
-                self._run(sql.TAKE_HISTORY_IDS, nobody=_NOBODY, count=count)
+                _log.warning("the ids of offset_history lag behind its rows, the last of which is %d", last)
+                self._run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)
                 savepoint.rollback()
-        what = "the ids of offset_history lag so far behind its rows that no line can be added"
+        what = "the ids of offset_history lag so far behind its rows that no row can be added"
         table = f"{self._schema}offset_history".replace("\\:", ":")
         raise SchemaError(
             what,
-            found=f"the last line has id {last}",
-            next_step=f"As the owner of the table: SELECT setval(pg_get_serial_sequence('{table}', 'id'), {last}).",
+            found=f"the last row has id {last}",
+            next_step=f"Run as the owner of the table: SELECT setval(pg_get_serial_sequence('{table}', 'id'), {last}).",
         )
 
     def history(self, group: str) -> list[HistoryEvent]:

@@ -5,7 +5,7 @@ Values are bound, never written into the text; lists go in as arrays, so that a 
 
 from __future__ import annotations
 
-# The number of the transaction is asked for at once: it is how a COMMIT behind our back is noticed.
+# The transaction's number is read at once: it shows later whether user code sent COMMIT.
 BEGIN = """
 SELECT set_config('application_name', :name, true),
        set_config('lock_timeout', :lock_timeout, true),
@@ -23,7 +23,7 @@ SELECT CAST(pg_current_xact_id_if_assigned() AS text) AS transaction_number,
 
 CREATE_GROUP = """
 INSERT INTO {s}consumer_groups (consumer_group, epoch, claim_id, owner)
-VALUES (:group, 0, :nobody, '')
+VALUES (:group, 0, :no_claim, '')
 ON CONFLICT (consumer_group) DO NOTHING
 """
 
@@ -52,14 +52,14 @@ SET epoch = :epoch, claim_id = :claim_id, owner = :owner, claimed_at = clock_tim
 WHERE consumer_group = :group
 """
 
-# Whatever its topic: a job that is fenced in one partition is fenced in all.
+# Of all topics: a job that is fenced in one partition is fenced in all.
 WRITE_TOKENS = """
 UPDATE {s}kafka_partitions SET epoch = :epoch, claim_id = :claim_id WHERE consumer_group = :group
 """
 
 FIRST_BEAT = "INSERT INTO {s}heartbeats (claim_id) VALUES (:claim_id)"
 
-# An UPDATE, so that a fenced job, whose row the new claim has removed, doesn't come back to life.
+# An UPDATE, so that a fenced job does not restore the row that the new claim removed.
 BEAT = "UPDATE {s}heartbeats SET beat_at = clock_timestamp() WHERE claim_id = :claim_id"
 
 END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
@@ -115,8 +115,8 @@ SET next_offset = excluded.next_offset, topic_id = excluded.topic_id, cluster_id
     updated_at = clock_timestamp()
 """
 
-# The comparison and the token stand in the statement too, although the lock guards both: belt and braces. The setting
-# goes back with the rows where a savepoint is rolled back: it is how that is noticed.
+# The statement compares offset and token again, although the lock protects both. The setting is rolled back with the
+# rows at ROLLBACK TO, which shows that they were.
 ADVANCE = """
 WITH moved AS (
 UPDATE {s}kafka_partitions AS p
@@ -132,7 +132,7 @@ RETURNING 1)
 SELECT count(*) AS moved, set_config('offsetstore.moved', CAST(:moved_before + count(*) AS text), true) FROM moved
 """
 
-# ``appended`` counts the lines that come after all lines that were there before.
+# ``appended`` counts the new rows whose ids follow those of all earlier rows.
 APPEND_HISTORY = """
 WITH before AS (SELECT coalesce(max(id), 0) AS last FROM {s}offset_history),
 appended AS (
@@ -151,10 +151,10 @@ SELECT count(*) FILTER (WHERE appended.id > before.last) AS appended, before.las
 FROM before LEFT JOIN appended ON true GROUP BY before.last
 """
 
-# Takes ids from the identity's sequence, which a job's role may not set; no ROLLBACK gives them back.
+# Consumes ids of the identity's sequence, which a job's role may not set; ROLLBACK does not return them.
 TAKE_HISTORY_IDS = """
 INSERT INTO {s}offset_history (consumer_group, event, epoch, claim_id, actor, reason)
-SELECT '', '', 0, :nobody, '', '' FROM generate_series(1, :count)
+SELECT '', '', 0, :no_claim, '', '' FROM generate_series(1, :count)
 ON CONFLICT (id) DO NOTHING
 """
 
@@ -164,7 +164,7 @@ UPDATE {s}kafka_partitions SET consumer_group = :new WHERE consumer_group = :gro
 
 RENAME_MARKS = "UPDATE {s}batch_marks SET consumer_group = :new WHERE consumer_group = :group"
 
-# Under the rows' locks, which are taken in their order before.
+# The caller has locked the rows, in their order.
 UNPIN = """
 UPDATE {s}kafka_partitions AS p SET pinned = false, contested = false
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
@@ -181,7 +181,8 @@ WHERE p.consumer_group = :group AND p.topic = asked.topic AND p.partition = aske
 
 BATCH_MARK = "SELECT batch_id FROM {s}batch_marks WHERE consumer_group = :group AND query_id = :query_id"
 
-# No row comes back where the mark is there already: of two transactions at once, one gets it, the other waits and sees.
+# Returns no row if the mark is already there: of two concurrent transactions, one sets it, and the other waits and gets
+# no row.
 MARK_BATCH = """
 INSERT INTO {s}batch_marks AS m (consumer_group, query_id, batch_id) VALUES (:group, :query_id, :batch_id)
 ON CONFLICT (consumer_group, query_id) DO UPDATE
@@ -202,7 +203,7 @@ SELECT EXISTS (SELECT FROM {s}offset_history
                WHERE consumer_group = :group AND event = 'rename' AND epoch > :epoch)
 """
 
-# A row that is locked FOR UPDATE carries its holder's transaction number as xmax (not where several share it).
+# A row that is locked FOR UPDATE has its holder's transaction id as xmax (unless several share the lock).
 LOCK_HOLDER = """
 SELECT p.topic, p.partition, l.pid, a.application_name, a.state
 FROM {s}kafka_partitions AS p
@@ -215,7 +216,7 @@ ORDER BY p.topic, p.partition
 LIMIT 1
 """
 
-# A role's statement_timeout would end a wait before what it waits for is ended.
+# A role's statement_timeout could end the wait before the blockers are terminated.
 UNBLOCKED = "SELECT pg_backend_pid(), set_config('statement_timeout', '0', true)"
 
 TERMINATE_BLOCKERS = """

@@ -1,4 +1,4 @@
-"""The URL forms that people have at hand, turned into one engine on psycopg 3. No error here shows a password."""
+"""Turns database URLs of all usual forms into an engine on psycopg 3. No error here shows a password."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _EXPECTED = (
     "postgresql://user@host:5432/database, postgresql+psycopg://..., jdbc:postgresql://... or host=... dbname=..."
 )
 _NAME = f"Set {VARIABLE}, or pass a URL."
-_ONLY = "Name a PostgreSQL database: offsetstore keeps its tables in no other."
-_ENCODE = "Percent-encode what is special in the password: %40 for @, %2F for /, %3A for :, %23 for #, %25 for %."
-_QUERY = "Put ? before the first parameter, and & between them; in the form host=... dbname=... a space."
+_ONLY = "Name a PostgreSQL database: offsetstore supports no other."
+_ENCODE = "Percent-encode special characters in the password: %40 for @, %2F for /, %3A for :, %23 for #, %25 for %."
+_QUERY = "Put ? before the first parameter and & between parameters; the form host=... dbname=... takes spaces."
 _TIMES: Final[dict[str, Any]] = {
     "connect_timeout": 10,
-    # A server that fell silent (its machine is gone, a firewall forgot us) is noticed within half a minute: the
-    # system's own limits are hours where nothing was sent, and a quarter of an hour where COMMIT was.
+    # Detect a silent server (a dead machine, a firewall that dropped the connection) within half a minute. The system's
+    # own limits are hours if nothing was sent, and a quarter of an hour after COMMIT.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 4,
@@ -44,21 +44,21 @@ _PORTS = re.compile(r"[0-9, ]*")
 
 
 def connection_parameters(url: str | None) -> dict[str, Any]:
-    """Libpq's parameters for any of the forms; without a URL, those of the environment variable.
+    """Libpq's parameters for a URL of any form, by default the environment variable's.
 
-    :raises ConfigurationError: no URL at all, or one that is not PostgreSQL's.
+    :raises ConfigurationError: no URL, or one that is not for PostgreSQL.
     """
     url = (url or os.environ.get(VARIABLE) or "").strip()
     if not url:
         raise ConfigurationError(
-            "no database was named", found=f"{VARIABLE} is not set", expected=_EXPECTED, next_step=_NAME
+            "no database URL was given", found=f"{VARIABLE} is not set", expected=_EXPECTED, next_step=_NAME
         )
     try:
         parameters: dict[str, Any] = dict(conninfo_to_dict(_libpq_form(url)))
     except (psycopg.Error, ValueError):
-        # Their own words may repeat the URL, and with it the password.
-        raise ConfigurationError("the database URL is not understood", expected=_EXPECTED, next_step=_ENCODE) from None
-    _check_place(parameters)
+        # Their messages may repeat the URL, with the password.
+        raise ConfigurationError("could not parse the database URL", expected=_EXPECTED, next_step=_ENCODE) from None
+    _check_address(parameters)
     return {**_TIMES, **parameters}
 
 
@@ -68,21 +68,21 @@ def _libpq_form(url: str) -> str:
         return url  # "host=... dbname=..."
     jdbc, scheme, driver = match.groups()
     if scheme not in {"postgresql", "postgres"} or (jdbc and driver):
-        # What stands before a colon is a scheme only where // follows; else it may be anything.
+        # The text before a colon is a scheme only if // follows; otherwise it may be anything.
         found = match[0] if jdbc or url.startswith("//", match.end()) else None
         raise ConfigurationError("not a PostgreSQL URL", found=found, expected=_EXPECTED, next_step=_ONLY)
     if jdbc:
         return make_conninfo("", **libpq_parameters(url))
     rest = url[match.end() :]
     before_query = rest.partition("?")[0]
-    # A URL has one @, before the host. Elsewhere it is part of a password that is not encoded, of which libpq would
-    # take a piece for the host and name it in its errors.
+    # A URL has one @, before the host. Any other belongs to a password that is not encoded; libpq would take a part of
+    # it for the host and show it in its errors.
     if not rest.startswith("//") or "@" in before_query.rpartition("@")[0] or "@" in before_query[2:].partition("/")[2]:
         raise ValueError
     return f"postgresql:{rest}"
 
 
-def _check_place(parameters: dict[str, Any]) -> None:
+def _check_address(parameters: dict[str, Any]) -> None:
     if "@" in parameters.get("host", "") or not _PORTS.fullmatch(parameters.get("port", "")):
         raise ConfigurationError("the database URL has no valid host and port", expected=_EXPECTED, next_step=_ENCODE)
     for name in ("host", "dbname", "user"):
@@ -93,15 +93,15 @@ def _check_place(parameters: dict[str, Any]) -> None:
 
 
 def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -> Engine:
-    """Make an engine on psycopg 3, without prepared statements, so that PgBouncer may be in between.
+    """Make an engine on psycopg 3, without prepared statements, so that it works through PgBouncer.
 
-    :param credentials: called for each new connection, returns its password: for tokens that expire. Where it raises,
-        the connection fails with `StoreUnavailable`.
+    :param credentials: called for each new connection, returns its password: for tokens that expire. If it raises, the
+        connection fails with `StoreUnavailable`.
     :raises ConfigurationError: see `connection_parameters`.
     """
     parameters = connection_parameters(url)
     parameters["prepare_threshold"] = None
-    # The parameters go past SQLAlchemy's URL, so that nothing which prints the engine has a password to show.
+    # The parameters bypass SQLAlchemy's URL, so that printing the engine shows no password.
     engine = create_engine(
         URL.create("postgresql+psycopg"), connect_args=parameters, hide_parameters=True, pool_pre_ping=True
     )
@@ -114,7 +114,7 @@ def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -
                 parameters["password"] = ask()
             except Exception as error:
                 raise StoreUnavailable(
-                    "the credentials could not be had",
+                    "could not get the credentials",
                     found=type(error).__name__,
                     next_step="See the error of credentials() above.",
                 ) from error
@@ -123,20 +123,20 @@ def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -
 
 
 def check_engine(engine: Engine) -> Engine:
-    """Return the engine if it is PostgreSQL's on psycopg 3.
+    """Return the engine if it is for PostgreSQL on psycopg 3.
 
-    :raises ConfigurationError: it is another database's or another driver's, or shares connections.
+    :raises ConfigurationError: it is for another database or driver, or shares connections.
     """
     if (engine.dialect.name, engine.dialect.driver) != ("postgresql", "psycopg"):
         raise ConfigurationError(
-            "the engine is not PostgreSQL's on psycopg 3",
+            "the engine is not for PostgreSQL on psycopg 3",
             found=f"{engine.dialect.name}+{engine.dialect.driver}",
             expected="postgresql+psycopg",
             next_step='Make it with create_engine("postgresql+psycopg://...").',
         )
     if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
         raise ConfigurationError(
-            "the engine's pool gives one connection to several users",
+            "the engine's pool gives one connection to several transactions",
             found=type(engine.pool).__name__,
             expected="QueuePool (the default) or NullPool",
         )

@@ -1,1 +1,1 @@
-"""What exactly-once means: offsets, ranges, decisions, and the ports through which the rest is reached. No I/O."""
+"""The rules of exactly-once: offsets, ranges, decisions, and the ports to everything else. No I/O."""

@@ -1,4 +1,4 @@
-"""Work that is done now and then beside the job."""
+"""Work that a background thread repeats at intervals."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class Background:
-    """Calls ``turn`` from a daemon thread, after each ``interval()`` seconds, until it returns ``False`` or `stop`.
+    """Calls ``turn`` in a daemon thread every ``interval()`` seconds, until it returns ``False`` or `stop` is called.
 
-    :param name: the thread's.
+    :param name: the thread's name.
     :param turn: returns whether there is more to do. An exception ends the thread.
-    :param at_end: called last, by the same thread.
+    :param at_end: called at the end, in the same thread.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Background:
         return self._thread.is_alive()
 
     def stop(self, timeout: float) -> bool:
-        """Make it end, and wait for that for ``timeout`` seconds at most; return whether it has ended."""
+        """Tell the thread to end, wait at most ``timeout`` seconds, and return whether it has ended."""
         self._stopping.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()

@@ -1,7 +1,7 @@
-"""What the protocol asks of a database, as a Protocol: one `Session` is one database transaction.
+"""The database as the store sees it: one `Session` is one database transaction.
 
-`offsetstore.postgres.session` answers in SQL, `offsetstore.testing` in memory; the claim and the transaction are
-written once, against this.
+`offsetstore.postgres.session` implements it in SQL, `offsetstore.testing` in memory; claims and transactions are
+written once, against this interface.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from offsetstore.protocol.metadata import Keep
 
 LIVE: Final = timedelta(seconds=15)
-"""An owner is live whose last heartbeat is younger, by the database's clock: two may be lost."""
+"""An owner is live if its last heartbeat is younger, by the database's clock. It may miss two."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One line of the audit: everything that sets an offset, but plain advances.
+    """One line of the audit trail: anything that sets an offset, except an advance.
 
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
-    have), ``skip`` (records passed over by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that
-    is older than its copy in Kafka), ``contested`` (another application uses the group in Kafka, or it was decided that
-    its offset does not count), ``reset`` or ``rename``. ``from_offset`` is ``None`` where there was no row.
-    ``at`` is of the database's clock, ``None`` until written.
+    have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
+    older than its copy in Kafka), ``contested`` (another application uses the group in Kafka, or a decision ignored its
+    offset), ``reset`` or ``rename``. ``from_offset`` is ``None`` if there was no row. ``at`` comes from the database's
+    clock, and is ``None`` until the event is written.
     """
 
     event: str
@@ -45,7 +45,7 @@ class HistoryEvent:
 
 
 def renamed(history: Sequence[HistoryEvent]) -> HistoryEvent | None:
-    """Return the renaming that was the last thing that happened to the group as a whole, if it was one."""
+    """Return the group's last event without a partition if it is a rename, else ``None``."""
     last = next((event for event in reversed(history) if event.topic_partition is None), None)
     return last if last is not None and last.event == "rename" else None
 
@@ -61,25 +61,25 @@ class GroupRow:
 
     @property
     def is_live(self) -> bool:
-        """Whether a job owns the group and runs, for claims, resets and `offsetstore status` alike.
+        """Whether a running job owns the group; claims, resets and `offsetstore status` all use this.
 
-        A heartbeat of the future is not one: the database's clock has stepped back since (a failover, a restored
-        machine), and would call a dead owner live until it has caught up. A job that runs is live again with its next
+        A heartbeat in the future does not count: the database's clock has stepped back since (a failover, a restored
+        machine), and a dead owner would seem live until the clock caught up. A running job is live again with its next
         heartbeat, at most five seconds later.
         """
         return self.alive_for is not None and -LIVE < self.alive_for < LIVE
 
     def in_words(self) -> str:
-        """Who it is, for an error's text."""
+        """Describe the owner, for an error message."""
         seen = "" if self.alive_for is None else f", seen {max(0.0, self.alive_for.total_seconds()):.0f} s ago"
         return f"{self.owner}, {self.token}{seen}"
 
 
 @dataclass(frozen=True, slots=True)
 class NewOffset:
-    """What a claim or a reset sets a partition to; where it is ``pinned``, the row keeps the token's epoch for that.
+    """The new state of a partition, set by a claim or a reset; if ``pinned``, the row also keeps the token's epoch.
 
-    A decision ends what was ``contested``; a claim that has nothing to decide leaves it as it was.
+    A decision clears ``contested``; a claim without a decision leaves it as it was.
     """
 
     next_offset: int
@@ -92,13 +92,13 @@ class NewOffset:
 class Session(Protocol):
     """One database transaction, READ COMMITTED.
 
-    Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. What is
-    written with `connection` raises the driver's own errors, see `Database.translate`.
+    Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
+    that runs on `connection` raises the driver's own errors; see `Database.translate`.
     """
 
     @property
     def connection(self) -> Any:
-        """What user code writes with: a SQLAlchemy ``Connection``."""
+        """The SQLAlchemy ``Connection`` that user code writes with."""
         ...
 
     def in_savepoint(self) -> bool:
@@ -108,20 +108,21 @@ class Session(Protocol):
     def is_whole(self) -> bool:
         """Whether it is still the transaction that was begun, with all its advances.
 
-        ``False`` after a COMMIT or ROLLBACK that somebody sent, and after a ROLLBACK TO a savepoint before an advance.
+        ``False`` after a COMMIT or ROLLBACK in user code, and after ROLLBACK TO a savepoint that is older than an
+        advance.
         """
         ...
 
     def commit(self) -> None:
-        """End it, with all that was written."""
+        """Commit the transaction."""
         ...
 
     def rollback(self) -> None:
-        """End it without writing; also where the connection is gone. Raises nothing."""
+        """Roll the transaction back, even if the connection is gone. Raises nothing."""
         ...
 
     def lock_group(self, group: str) -> Token:
-        """Create the group's row if need be, lock it FOR UPDATE, return its token."""
+        """Create the group's row if it is missing, lock it FOR UPDATE, and return its token."""
         ...
 
     def share_group(self, group: str) -> Token | None:
@@ -133,7 +134,7 @@ class Session(Protocol):
         ...
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
-        """Write the token to the group's row and to every partition's row of the group, and a first heartbeat."""
+        """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat."""
         ...
 
     def lock_partitions(
@@ -147,11 +148,11 @@ class Session(Protocol):
         ...
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
-        """Insert rows in order, leave those that exist alone, return those that were inserted."""
+        """Insert rows in order, skip those that exist, and return those that were inserted."""
         ...
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
-        """Insert or overwrite rows; only a claim may, under the group's lock and the rows'."""
+        """Insert or overwrite rows. The caller must hold the locks of the group and of the rows."""
         ...
 
     def advance(
@@ -162,19 +163,19 @@ class Session(Protocol):
         metadata: str | Keep | None,
         transaction_id: UUID,
     ) -> int:
-        """Move each partition from ``from_`` to ``until`` where row and token still say so; return how many moved."""
+        """Move partitions from ``from_`` to ``until`` if their rows have that offset and the token; return how many."""
         ...
 
     def rename_group(self, group: str, new: str) -> None:
-        """Give the group's rows and batch marks to ``new``, which has none; under both groups' locks and the rows'."""
+        """Move the group's rows and batch marks to ``new``, which has none. Needs both groups' locks and the rows'."""
         ...
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
-        """Take pins and contests off, where the rows are still the token's; under the rows' locks."""
+        """Clear ``pinned`` and ``contested`` in rows that still have the token. Needs the rows' locks."""
         ...
 
     def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
-        """Note that another application uses the group in Kafka, where the rows are still the token's; as `unpin`."""
+        """Set ``contested`` in rows that still have the token. Needs the rows' locks."""
         ...
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
@@ -182,11 +183,11 @@ class Session(Protocol):
         ...
 
     def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> bool:
-        """Write it; ``False`` where the mark is there already, or beyond it: it never goes back."""
+        """Move the mark to ``batch_id``; return ``False`` if it is already there or beyond. It never goes back."""
         ...
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
-        """Write the events, in order; ``at`` is the database's."""
+        """Write the events in order; the database sets ``at``."""
         ...
 
     def history(self, group: str) -> list[HistoryEvent]:
@@ -194,11 +195,11 @@ class Session(Protocol):
         ...
 
     def renamed_since(self, group: str, epoch: int) -> bool:
-        """Whether the group got another name, or another group this one, in a later epoch."""
+        """Whether, after ``epoch``, the group was renamed or another group was given its name."""
         ...
 
     def beat(self, claim_id: UUID) -> bool:
-        """Renew the heartbeat; ``False`` where a newer claim has removed it."""
+        """Renew the heartbeat; return ``False`` if a newer claim has removed it."""
         ...
 
     def end_beat(self, claim_id: UUID) -> None:
@@ -211,7 +212,7 @@ class Session(Protocol):
 
 
 class Database(Protocol):
-    """Where sessions come from. ``schema`` is that of our tables, ``None`` where they are found without one."""
+    """Begins sessions. ``schema`` is the schema of our tables, ``None`` if they are found without one."""
 
     schema: str | None
 
@@ -219,30 +220,30 @@ class Database(Protocol):
         """Begin a transaction.
 
         :param name: shown to operators as the connection's ``application_name``.
-        :param lock_timeout: seconds to wait for any one lock, ``None`` for ever.
-        :param dedicated: on a connection that the job's transactions can't use up, for a heartbeat.
+        :param lock_timeout: seconds to wait for any one lock, ``None`` for no limit.
+        :param dedicated: use connections apart from the job's pool, which the job's transactions can't exhaust.
         :raises StoreUnavailable: no connection.
         """
         ...
 
     def translate(self, error: BaseException) -> BaseException:
-        """Return our error for the driver's, with the driver's as its cause; else the error without a row's values."""
+        """Return our error for a driver's, with the driver's as its cause; else the error without row values."""
         ...
 
     def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:
-        """While the block runs, terminate what blocks ``session`` for longer than ``after`` seconds.
+        """While the block runs, terminate connections that block ``session`` for longer than ``after`` seconds.
 
-        Only transactions whose name begins as ``older_than`` does are terminated: claims of the same group. A
-        ``statement_timeout`` that the role or the database has does not end the wait; the lock's own limit does.
+        Only those whose name begins with ``older_than`` are terminated: claims of the same group. A
+        ``statement_timeout`` of the role or the database does not end the wait; the session's ``lock_timeout`` does.
         """
         ...
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
-        """The first of the rows that another transaction holds, and who that is, in words; ``None`` if unknown."""
+        """The first of the rows that another transaction has locked, and its description; ``None`` if unknown."""
         ...
 
     def store_id(self) -> UUID:
-        """Who this store is, wherever it is moved or restored to; asked once."""
+        """The store's id, which it keeps when it is moved or restored; read once."""
         ...
 
     def check_schema(self) -> None:
@@ -253,5 +254,5 @@ class Database(Protocol):
         ...
 
     def close(self) -> None:
-        """Close what it has opened itself."""
+        """Close the connections that it opened itself."""
         ...

@@ -1,9 +1,9 @@
 """Named places at which a test or the demo can break the job: ``OFFSETSTORE_FAILPOINT=name[:nth][:action]``.
 
 Off unless the variable is set. ``nth`` counts from 1 within the process and is 1 by default; ``kill`` (the default)
-sends SIGKILL to this Python process alone, ``raise`` raises `FailpointReached`, ``hang`` sleeps for ever, so that
-somebody else can send the signal, ``stop`` sends SIGSTOP to this process, which SIGCONT lets go on. Whoever fires says
-so in one line on standard error first: the evidence that the fault really happened.
+sends SIGKILL to this Python process alone, ``raise`` raises `FailpointReached`, ``hang`` sleeps forever, so that a test
+can send the signal, ``stop`` sends SIGSTOP to this process, and SIGCONT continues it. The process first prints one line
+on standard error, as evidence that the fault happened.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FailpointReached(Exception):
 
 
 def reach(name: str) -> None:
-    """Break here if the environment asks for it; otherwise nothing, at the price of one look-up."""
+    """Break here if the environment asks for it; otherwise do nothing, at the cost of one look-up."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return
@@ -62,7 +62,7 @@ def reach(name: str) -> None:
 
 
 def armed(name: str) -> bool:
-    """Whether the next `reach` of this name will break; for a point that needs to prepare itself."""
+    """Whether the next `reach` of this name will break, for code that must prepare for it."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return False
@@ -71,12 +71,12 @@ def armed(name: str) -> bool:
 
 
 def setting() -> str | None:
-    """What the environment asks for, to be sent to where the work is done."""
+    """The variable's value, to send to the process that does the work."""
     return os.environ.get(VARIABLE)
 
 
 def follow(sent: str | None) -> None:
-    """Ask for what somebody else's `setting` was, and for nothing otherwise."""
+    """Set the variable to another process's `setting`, or unset it for ``None``."""
     if sent is None:
         os.environ.pop(VARIABLE, None)
     else:
@@ -89,7 +89,7 @@ def _parse(wanted: str) -> tuple[str, int, str]:
     number = rest.pop() if rest else "1"
     if point not in POINTS or rest or re.fullmatch("[1-9][0-9]*", number) is None:
         raise ConfigurationError(
-            f"{VARIABLE} is not understood",
+            f"{VARIABLE} is not a valid failpoint",
             found=wanted,
             expected=f"name[:nth][:{'|'.join(_ACTIONS)}] with a name of {', '.join(POINTS)}",
         )
@@ -97,14 +97,14 @@ def _parse(wanted: str) -> tuple[str, int, str]:
 
 
 def _fire(name: str, action: str) -> None:
-    print(f"offsetstore failpoint {name}: {action} (pid {os.getpid()})", file=sys.stderr, flush=True)  # noqa: T201 - to whoever watches the process
+    print(f"offsetstore failpoint {name}: {action} (pid {os.getpid()})", file=sys.stderr, flush=True)  # noqa: T201 - for tests that watch the process
     if action == "raise":
         raise FailpointReached(name)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(_STOPPING)  # another thread may take the signal: this one must not run on meanwhile
+        time.sleep(_STOPPING)  # another thread may take the signal: don't continue before the process stops
         return
     while True:
         time.sleep(3600)

@@ -1,7 +1,7 @@
 """The metadata of an offset: any JSON value, kept as text in the offset's row, written in the same transaction.
 
-It is what Karafka calls offset metadata: a note of the job to its next owner. Never pickle: the next owner may be
-another version, another language, or an attacker's reader.
+Karafka calls this offset metadata: a note from the job to its next owner. It is never a pickle: the next owner may use
+another version or language, and loading an attacker's pickle runs code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEEP: Final = Keep.KEEP
 
 
 def dump(value: object) -> str | None:
-    """Text for the table; ``None`` stays none.
+    """Return the text for the table, ``None`` for ``None``.
 
     :raises MetadataError: not a JSON value, or larger than `MAX_BYTES`.
     """
@@ -58,7 +58,7 @@ def dump(value: object) -> str | None:
 
 
 def _refuse_other_keys(value: object) -> None:
-    """JSON's own writer would make text of them: 1 and "1" would become one key."""
+    """``json.dumps`` would convert them to text: 1 and "1" would become one key."""
     if isinstance(value, dict):
         members = cast("dict[object, object]", value)
         if not all(isinstance(key, str) for key in members):
@@ -84,5 +84,5 @@ def load(text: str | None) -> object:
             "the stored metadata is not JSON",
             found=f"{len(text)} characters",
             expected="JSON",
-            next_step="See who else writes kafka_partitions.",
+            next_step="Find out what else writes to kafka_partitions.",
         ) from None

@@ -1,4 +1,4 @@
-"""What a job start may do where the safe answer is to stop."""
+"""What a job's start may do when the safe answer is to stop."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ OnMembers = Literal["warn", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class StartPolicy:
-    """How a start is resolved.
+    """How a job's start is resolved.
 
-    The defaults skip nothing, but for what another tool has committed in Kafka beyond the stored offset while no job
-    ran, which is recorded.
+    The defaults skip nothing, with one exception: if another tool committed an offset in Kafka beyond the stored one
+    while no job ran, the job starts there, and the skip is recorded.
 
-    ``prefer``: where the store and Kafka both have an offset: the ``"larger"`` (a foreign commit is adopted, and the
-    skipped range recorded), the ``"stored"`` one, or ``"agree"``, which raises where they differ. A commit that another
-    application made while the job ran is adopted by none of them: only ``"stored"`` starts then, pinned and recorded.
+    ``prefer``: if the store and Kafka both have an offset, use the ``"larger"`` (a foreign commit is adopted, and the
+    skipped range recorded), the ``"stored"`` one, or ``"agree"``, which raises if they differ. None of them adopts a
+    commit that another application made while the job ran: then only ``"stored"`` starts, pinned and recorded.
 
-    ``auto_offset_reset``: where neither has one: ``"earliest"``, ``"latest"``, ``"none"`` (raise), or a time: the first
-    record at or after it. A partition that is new in a topic the group already knows starts at its beginning, whatever
-    this says but for ``"none"``: its records came after the group's start.
+    ``auto_offset_reset``: if neither has one: ``"earliest"``, ``"latest"``, ``"none"`` (raise), or a time: the first
+    record at or after it. A new partition of a topic that the group already knows starts at its beginning unless this
+    is ``"none"``: its records came after the group's start.
 
-    ``on_data_loss``: the next record is no longer in the log: ``"fail"``, or go on at the ``"earliest"`` one.
+    ``on_data_loss``: if the next record is no longer in the log: ``"fail"``, or continue at the ``"earliest"`` one.
 
-    ``on_recreated``: the log is another one than before: ``"fail"``, or ``"restart"`` the whole topic from its
-    beginning.
+    ``on_recreated``: if the log is not the one that was read before: ``"fail"``, or ``"restart"`` the whole topic from
+    its beginning.
 
-    ``on_rewound``: Kafka holds a copy of ours beyond what is stored, because the database was restored or lost:
-    ``"fail"``, start at the ``"stored"`` offset (where there is none, at the beginning of the log or the time of
-    ``auto_offset_reset``), or where ``"kafka"`` says. Either is pinned and recorded.
+    ``on_rewound``: if Kafka holds a copy of ours beyond the stored offset, because the database was restored or lost:
+    ``"fail"``, start at the ``"stored"`` offset (if there is none, at the beginning of the log or the time of
+    ``auto_offset_reset``), or at the copy in ``"kafka"``. Either start is pinned and recorded.
 
-    ``on_uncertain``: the checkpoint to adopt ends in a batch that may or may not have been written: ``"fail"``,
-    ``"replay"`` the batch, or ``"skip"`` it. Recorded.
+    ``on_uncertain``: if the checkpoint to adopt ends in a batch that may or may not have been written: ``"fail"``,
+    ``"replay"`` the batch, or ``"skip"`` it. The choice is recorded.
 
-    ``on_members``: the group in Kafka has members, so another application uses it: ``"warn"`` and copy no offsets
-    there, or ``"refuse"`` the start. Asked where the claim copies its offsets to Kafka, and only there.
+    ``on_members``: if the group in Kafka has members, so another application uses it: ``"warn"`` and copy no offsets
+    there, or ``"refuse"`` the start. Checked only if the claim copies its offsets to Kafka.
     """
 
     prefer: Prefer = "larger"
@@ -57,9 +57,9 @@ class StartPolicy:
     on_members: OnMembers = "warn"
 
     def __post_init__(self) -> None:
-        """Refuse unknown words.
+        """Check the values.
 
-        :raises ConfigurationError: naming the argument; also for a time without a zone.
+        :raises ConfigurationError: an unknown value, or a time without a time zone.
         """
         _one_of("prefer", self.prefer, get_args(Prefer))
         _one_of("on_data_loss", self.on_data_loss, get_args(OnDataLoss))
@@ -70,7 +70,7 @@ class StartPolicy:
         if isinstance(self.auto_offset_reset, datetime):
             if self.auto_offset_reset.tzinfo is None:
                 raise ConfigurationError(
-                    "auto_offset_reset is a time without a zone",
+                    "auto_offset_reset has no time zone",
                     found=self.auto_offset_reset.isoformat(),
                     expected="a datetime with tzinfo, such as UTC",
                 )
@@ -79,7 +79,7 @@ class StartPolicy:
 
     @property
     def timestamp_ms(self) -> int | None:
-        """The time of ``auto_offset_reset`` as Kafka counts: milliseconds since 1970, UTC; else ``None``."""
+        """The time of ``auto_offset_reset`` in milliseconds since 1970 UTC, ``None`` if it is not a time."""
         if isinstance(self.auto_offset_reset, datetime):
             return int(self.auto_offset_reset.timestamp() * 1000)
         return None
@@ -87,4 +87,4 @@ class StartPolicy:
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigurationError(f"StartPolicy has no such {name}", found=repr(value), expected=" or ".join(allowed))
+        raise ConfigurationError(f"StartPolicy has an unknown {name}", found=repr(value), expected=" or ".join(allowed))

@@ -1,4 +1,4 @@
-"""The seams: what the core asks of the drivers beside it, as Protocols."""
+"""The ports: Kafka, checkpoint files and writers as the store sees them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class BrokerOffsets(Protocol):
-    """Kafka, as far as a job start asks it and the mirror writes to it.
+    """Kafka, as job starts and the mirror use it.
 
-    `offsetstore.kafka.Broker` is the one for real clusters.
+    `offsetstore.kafka.Broker` implements it for real clusters.
     """
 
     @property
@@ -25,31 +25,31 @@ class BrokerOffsets(Protocol):
         ...
 
     def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
-        """Ask for ids, log ends and committed offsets, in a number of requests that doesn't grow with partitions.
+        """Fetch ids, log ends and committed offsets. The number of requests does not grow with the partitions.
 
-        :param timestamp_ms: also look up each partition's first offset at or after it (Kafka's end if there is none).
-        :raises BrokerUnavailable: no answer in the time configured.
+        :param timestamp_ms: also look up each partition's first offset at or after it (the log's end if there is none).
+        :raises BrokerUnavailable: no answer within the configured time.
         :raises BrokerRefused: wrong credentials, or no permission.
-        :raises TopicMissing: one of the topics is not there.
+        :raises TopicMissing: one of the topics does not exist.
         """
         ...
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
-        """The topics' ids alone, for the check once a batch. Raises as `view` does."""
+        """The topics' ids alone, for the check in each batch. Raises the errors of `view`."""
         ...
 
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What the group has committed, in one request; a partition without an offset is left out.
+        """The group's committed offsets, in one request; partitions without an offset are left out.
 
-        :raises BrokerUnavailable: no answer in the time configured.
+        :raises BrokerUnavailable: no answer within the configured time.
         :raises BrokerRefused: wrong credentials, or no permission.
         """
         ...
 
     def has_members(self, group: str) -> bool:
-        """Whether a consumer has joined the group. Takes seconds at most, also where a broker is down.
+        """Whether a consumer has joined the group. Takes seconds at most, even if a broker is down.
 
         :raises BrokerUnavailable: no answer; or a broker is down, and none of the others knows the group.
         :raises BrokerRefused: wrong credentials, or no permission.
@@ -57,29 +57,30 @@ class BrokerOffsets(Protocol):
         ...
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Copy offsets to Kafka's group, each with its text, in one request; backwards too. Without any, do nothing.
+        """Commit offsets with their metadata to the group in Kafka, in one request; they may go backwards.
 
-        The group must have no members. Where one partition is refused, others may have been copied.
+        The group must have no members. If Kafka refuses one partition, it may have committed others. Without offsets,
+        nothing is sent.
 
-        :raises BrokerUnavailable: no answer in the time configured; Kafka may have them or not.
+        :raises BrokerUnavailable: no answer within the configured time; the offsets may or may not be committed.
         :raises BrokerRefused: wrong credentials, or no permission.
         :raises GroupHasMembers: the group has members.
-        :raises MetadataRefused: a text is longer than the broker takes.
+        :raises MetadataRefused: the metadata is longer than the broker accepts.
         :raises TopicMissing: Kafka has no such partition.
         """
         ...
 
 
 class CheckpointFiles(Protocol):
-    """The files of one query's checkpoint, wherever it is. Both raise `ConfigurationError` where it can't be read."""
+    """The files of one query's checkpoint. `names` and `read` raise `ConfigurationError` if they can't be read."""
 
     @property
     def location(self) -> str:
-        """The checkpoint's own directory, for people."""
+        """The checkpoint's directory, for messages."""
         ...
 
     def names(self, directory: str) -> Sequence[str]:
-        """The names in a directory of the checkpoint; none where it has no such directory."""
+        """The names in a directory of the checkpoint; empty if there is no such directory."""
         ...
 
     def read(self, path: str) -> str:
@@ -93,33 +94,33 @@ class Writer(Protocol):
     def needs_offset(self, schema: pa.Schema) -> bool:
         """Whether ``write`` orders rows of this schema by the struct column ``_kafka`` (topic, partition, offset, ...).
 
-        Where it is not needed, ``_kafka`` may be there all the same; it is never written.
+        If not, ``_kafka`` may still be present; it is never written.
         """
         ...
 
     def uses_offset(self, schema: pa.Schema) -> bool:
-        """Whether ``write`` looks at ``_kafka`` if it is there; true wherever it is needed.
+        """Whether ``write`` reads ``_kafka`` if it is present; true whenever it is needed.
 
-        Where it is false, whoever calls may drop the column before anything is computed.
+        If not, the caller may drop the column before anything is computed.
         """
         ...
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
-        """Compare the columns with the table's, before any byte.
+        """Compare the columns with the table's, before anything is written.
 
-        :raises ColumnMismatch: with the columns' names.
-        :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is not there.
+        :raises ColumnMismatch: they do not fit; the error names them.
+        :raises KafkaColumnsMissing: rows must be ordered by offset, and ``_kafka`` is missing.
         """
         ...
 
     def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
         """Write all rows of the batches, which share one schema; return how many. Neither commits nor rolls back.
 
-        The batches are gone through once, one after the other, so that memory does not grow with their number. Nothing
-        may be left in the connection's session (``SET`` without ``LOCAL``, temporary tables, advisory locks).
+        It reads the batches once, one at a time, so that memory does not grow with their number. It must leave nothing
+        in the connection's session (``SET`` without ``LOCAL``, temporary tables, advisory locks).
 
-        What concerns the database and not the rows (lost connections, locks, serialization) is raised as the driver
-        raises it, as ``psycopg.Error`` or wrapped by SQLAlchemy; the caller may repeat the whole transaction.
+        Errors that concern the database and not the rows (lost connections, locks, serialization) are raised as
+        ``psycopg.Error`` or wrapped by SQLAlchemy; the caller may then repeat the whole transaction.
 
         :raises ColumnMismatch: as ``check`` does.
         :raises RowsRefused: a value or a row that the table can't hold.

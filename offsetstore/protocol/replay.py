@@ -20,7 +20,7 @@ from offsetstore.offsets import OffsetRange
 
 
 class Outcome(Enum):
-    """What becomes of a range."""
+    """What happens to a range."""
 
     APPLY = "apply"
     CROP = "crop"
@@ -30,7 +30,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The outcome for one partition, with the facts that it was made from."""
+    """The outcome for one partition, and the facts that led to it."""
 
     outcome: Outcome
     stored: int
@@ -40,7 +40,7 @@ class Decision:
     def remaining(self) -> OffsetRange:
         """What is still to be written, ``[stored, until)``; empty for SKIP.
 
-        :raises ValueError: for GAP, where nothing may be written.
+        :raises ValueError: the outcome is GAP, so nothing may be written.
         """
         if self.outcome is Outcome.GAP:
             raise ValueError(f"nothing may be written: stored {self.stored} is below {self.range}")
@@ -50,7 +50,7 @@ class Decision:
 def decide(stored: int, range_: OffsetRange) -> Decision:
     """Compare a range with the stored next offset.
 
-    An empty range is SKIP from its end upwards: nothing is there to be written.
+    An empty range is SKIP if the stored offset is at its end or above: there is nothing to write.
     """
     if stored >= range_.until:
         outcome = Outcome.SKIP

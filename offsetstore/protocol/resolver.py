@@ -1,8 +1,8 @@
-"""Where a job starts, and why. Pure: what the store and Kafka said goes in, a decision per partition comes out.
+"""Where a job starts, and why. Pure: it takes the store's and Kafka's offsets, and decides for each partition.
 
-Three judgements, in this order. Is this the log that the stored offset belongs to (cluster, topic id, partitions)?
-Which of the offsets counts (`_RULES`, the first that answers)? Is the chosen one inside the log? Wherever records
-could be lost, the answer is an error with the ways out, never a silent skip.
+Three questions, in this order. Is this the log that the stored offset belongs to (cluster, topic id, partitions)? Which
+of the offsets counts (`_RULES`, the first that answers)? Is the chosen one inside the log? If records could be lost,
+the answer is an error that names the ways out, never a silent skip.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ def resolve(
 ) -> StartingOffsets:
     """Decide for every partition of every topic in ``view``.
 
-    :param stored: the group's rows; rows of other topics are left alone.
-    :param store_id: whose rows they are, to know our own copies in Kafka by; ``None`` where no store is asked.
-    :param group: the group's name in the store, to know its copies from those of other groups by.
-    :param adopted: the offsets of a checkpoint that the job ran with before, which count where nothing is stored.
+    :param stored: the group's rows; rows of other topics are ignored.
+    :param store_id: the store of the rows, which identifies our own copies in Kafka; ``None`` without a store.
+    :param group: the group's name in the store, which tells its copies from those of other groups.
+    :param adopted: the offsets of the job's earlier checkpoint, for partitions without a stored offset.
     :raises WrongCluster: a row belongs to another cluster.
-    :raises TopicRecreated: a row belongs to another log, or to more of it than there is and nothing says that it is the
-        same topic, unless ``policy.on_recreated`` is ``"restart"``.
+    :raises TopicRecreated: a row belongs to another log or to a missing partition, or lies beyond the end and the
+        topic's id does not show that the topic is the same; unless ``policy.on_recreated`` is ``"restart"``.
     :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it; or
         another tool's committed offset lies beyond the end; or the stored one does, and the topic is the same.
     :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
     :raises StoreRewound: Kafka has a copy of ours that is beyond the row, unless ``policy.on_rewound`` allows it.
-    :raises ForeignStore: Kafka has a copy of another store's.
-    :raises KafkaGroupShared: Kafka has a copy of another group's.
+    :raises ForeignStore: Kafka has a copy that another store made.
+    :raises KafkaGroupShared: Kafka has a copy that another group made.
     :raises KafkaGroupContested: another application used the group in Kafka while the job ran, and has an offset there,
         unless ``policy.prefer`` is ``"stored"``.
     """
-    us = None if group is None else digest(group)
-    asked = _Asked(view, policy or StartPolicy(), store_id, us, adopted or {})
+    group_digest = None if group is None else digest(group)
+    asked = _Asked(view, policy or StartPolicy(), store_id, group_digest, adopted or {})
     _judge_cluster(stored, view)
     starts: dict[TopicPartition, Start] = {}
     vanished: list[TopicPartition] = []
@@ -136,7 +136,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """All that is known of one partition."""
+    """All that is known about one partition."""
 
     tp: TopicPartition
     log: Watermarks
@@ -152,7 +152,7 @@ class _Facts:
     """Whether another application used the group in Kafka while the job ran."""
     policy: StartPolicy
     is_same_log: bool
-    """Whether the topic's id is known, and the stored one."""
+    """Whether the topic's id is known and equals the stored one."""
 
 
 def _starts(
@@ -172,7 +172,7 @@ def _starts(
             asked.adopted.get(tp),
             (asked.view.timestamps or {}).get(tp),
             topic_is_known=bool(rows) or any(other.topic == topic for other in asked.adopted),
-            # A partition that the job has not met is not adopted either.
+            # For a new partition, the other application's offset is not adopted either.
             is_contested=rows[tp].contested if tp in rows else any(row.contested for row in rows.values()),
             policy=asked.policy,
             is_same_log=tp in rows and log.topic_id is not None and rows[tp].topic_id == log.topic_id,
@@ -192,17 +192,17 @@ def _choose(facts: _Facts) -> Start:
 
 
 def _contested(facts: _Facts) -> Start | None:
-    """Comes before a pin: a decision ends a contest, so that this one is younger than the pin."""
+    """Checked before a pin: a decision clears the contest, so a contest is newer than the pin."""
     ours = facts.stamp is not None and facts.stamp.is_of(facts.store_id, facts.group)
     is_adopted = facts.stored is None and facts.adopted is not None
     if not facts.is_contested or facts.committed is None or ours or is_adopted:
         return None
     _foreign_copy(facts)
     if facts.policy.prefer == "stored":
-        # Pinned, also where the job has not met the partition: the next start must not adopt what is there.
+        # Pinned, even for a new partition: the next start must not adopt Kafka's offset.
         at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
         return _start(facts, at, Reason.CONTEST_STORED)
-    what = "another application used the group in Kafka while the job ran, and its offset may not be ours to follow"
+    what = "another application used the group in Kafka while the job ran, so its offset there may not be this job's"
     found = f"{facts.committed.next_offset} committed"
     stored = "no stored offset" if facts.stored is None else f"{facts.stored.next_offset} stored"
     raise KafkaGroupContested(what, topic_partition=facts.tp, found=f"{found}, {stored}", expected="a group of our own")
@@ -217,23 +217,23 @@ def _pinned(facts: _Facts) -> Start | None:
 def _foreign_copy(facts: _Facts) -> Start | None:
     if facts.stamp is not None and facts.store_id is not None and facts.stamp.store_id != facts.store_id:
         raise ForeignStore(
-            "what Kafka has for the group was copied there by another offsetstore",
+            "another offsetstore copied its offsets to this group in Kafka",
             topic_partition=facts.tp,
             found=str(facts.stamp),
             expected=f"store {facts.store_id}",
         )
     if facts.stamp is not None and facts.store_id is not None and not facts.stamp.is_of(facts.store_id, facts.group):
-        what = "what Kafka has for the group was copied there by another group of this store"
+        what = "another group of this store copied its offsets to this group in Kafka"
         found, expected = f"{facts.stamp} of group {facts.stamp.group}", f"group {facts.group}, by SHA-256"
         raise KafkaGroupShared(what, topic_partition=facts.tp, found=found, expected=expected)
     return None
 
 
 def _our_copy(facts: _Facts) -> Start | None:
-    """A copy lags behind the row, or is older than a decision that set the row back; else the database lost something.
+    """A copy is at or below the row, or older than a decision that set the row back; else the database lost data.
 
-    Older by the epoch of that decision, not by the row's token: claims without a broker and claims of other topics
-    write tokens too, and have not looked at what Kafka has for this row.
+    Its epoch is compared with that of the decision, not with the row's token: claims without a broker and claims of
+    other topics write tokens too, without reading Kafka's offset for this row.
     """
     if facts.stamp is None or facts.committed is None or facts.stamp.store_id != facts.store_id:
         return None
@@ -254,7 +254,7 @@ def _our_copy(facts: _Facts) -> Start | None:
                 "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
                 topic_partition=facts.tp,
                 found=found,
-                expected=f"at least {committed}, which {facts.stamp} has copied",
+                expected=f"at least {committed}, copied by {facts.stamp}",
             )
 
 
@@ -316,7 +316,7 @@ _RULES: tuple[Callable[[_Facts], Start | None], ...] = (
 def _judge_range(facts: _Facts, start: Start) -> Start:
     beginning, end = facts.log.beginning, facts.log.end
     if start.offset > end and start.reason in {Reason.COMMITTED_IS_LARGER, Reason.ONLY_COMMITTED}:
-        # Not what we have read, but what another tool wrote: no reason to read the topic again.
+        # Another tool wrote this offset; the job has not read that far, so it need not read the topic again.
         raise OffsetOutOfRange(
             f"offset {start.offset}, which another tool committed in Kafka, lies beyond the end of the log",
             topic_partition=facts.tp,
@@ -326,16 +326,17 @@ def _judge_range(facts: _Facts, start: Start) -> Start:
             'StartPolicy(prefer="stored").',
         )
     if start.offset > end and facts.is_same_log:
-        # What the job reads may end below what it has read: at an open transaction. A restart would double the topic.
+        # The readable log may end below the stored offset, at an open transaction. A restart would read the topic
+        # twice.
         raise OffsetOutOfRange(
             f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log, and the topic is the same",
             topic_partition=facts.tp,
             found=f"end {end}",
             expected=f"at least {start.offset}",
             next_step="With isolation.level=read_committed the log ends at its first open transaction: start again "
-            "when that has ended (kafka-transactions.sh find-hanging shows one that does not end). If the log was "
-            "truncated (an unclean leader election), or a reset went too far: offsetstore reset, to an offset that the "
-            "log holds.",
+            "once that has ended (kafka-transactions.sh find-hanging shows one that does not end). If the log was "
+            "truncated (an unclean leader election), or a reset went too far, run offsetstore reset to an offset that "
+            "the log holds.",
         )
     if start.offset > end:
         raise TopicRecreated(

@@ -1,4 +1,4 @@
-"""How long to wait for the database, what may succeed the next time, and the one loop that tries again."""
+"""Timeouts, the errors that a retry may resolve, and the one retry loop."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """In seconds.
+    """Limits in seconds.
 
-    ``lock``: for any one row lock; ``idle``: a transaction that does nothing is ended by the server; ``commit``: to
+    ``lock``: to wait for any one row lock; ``idle``: after which the server ends an idle transaction; ``commit``: to
     find out about a COMMIT whose answer was lost.
     """
 
@@ -32,9 +32,9 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often and how fast to repeat: ``attempts`` in all.
+    """How often and how fast to retry: ``attempts`` in all.
 
-    It waits from ``shortest`` to ``longest`` seconds in between, doubling, with jitter.
+    The wait between attempts doubles from ``shortest`` to ``longest`` seconds, with jitter.
     """
 
     attempts: int = 8
@@ -47,7 +47,7 @@ class Retries:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether all of the work, done again in a new transaction, may succeed."""
+    """Whether the work may succeed if all of it is repeated in a new transaction."""
     return isinstance(error, (LockTimeout, StoreUnavailable, TransactionLost))
 
 
@@ -56,7 +56,7 @@ def with_retries(
 ) -> _T:
     """Call ``work`` with the number of the attempt, from 1, until it succeeds or fails for good.
 
-    :raises Exception: what ``work`` raised in the last of ``retries.attempts``, or what ``retry_if`` is not true of.
+    :raises Exception: the error of the last of ``retries.attempts``, or the first for which ``retry_if`` is false.
     """
     attempt = 1
     while True:
@@ -66,6 +66,6 @@ def with_retries(
             if attempt >= retries.attempts or not retry_if(error):
                 raise
             wait = retries.wait(attempt)
-            _log.warning("attempt %d failed (%s), again in %.2f s", attempt, type(error).__name__, wait)
+            _log.warning("attempt %d failed (%s); retrying in %.2f s", attempt, type(error).__name__, wait)
         time.sleep(wait)
         attempt += 1

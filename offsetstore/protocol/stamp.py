@@ -1,8 +1,8 @@
-"""The stamp: how a copy of a stored offset in Kafka is told from what others commit there.
+"""The stamp, which tells our copies of stored offsets in Kafka from other commits.
 
-It is the beginning of the text that Kafka keeps with a committed offset; the job's own metadata follows it, if both
-fit. It names the store, the group and the epoch of the claim that wrote it: a copy that is older than a reset is known
-as such, and so is the copy of another group that shares the group in Kafka. Stamps of version 1 lack the group.
+It is the beginning of the metadata that Kafka keeps with a committed offset; the job's own metadata follows if both
+fit. It names the store, the group and the epoch of the claim that wrote it, which identifies a copy that is older than
+a reset, and a copy of another group that shares the group in Kafka. Stamps of version 1 lack the group.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from offsetstore.offsets import CommittedOffset
 
 MAX_BYTES: Final = 4095
-"""The longest text that a broker takes unless told otherwise, in bytes of UTF-8.
+"""The longest metadata that a broker accepts by default, in bytes of UTF-8.
 
 Kafka's ``offset.metadata.max.bytes`` is 4,096, and librdkafka adds a zero byte of its own.
 """
 
-_MAX_EPOCH: Final = 2**62  # a claim can count on from it within 64 bits
+_MAX_EPOCH: Final = 2**62  # leaves later claims room within 64 bits
 _FORM = re.compile(r"offsetstore:(?:1|2:(?P<group>[0-9a-f]{12})):(?P<store>[0-9a-f-]{36}):(?P<epoch>\d{1,19})(?:;|$)")
 
 
 def digest(group: str) -> str:
-    """What stands for a group's name where there is little room, or where not everything in it can be written."""
+    """Shorten a group's name, for places that limit its length or its characters."""
     return hashlib.sha256(group.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Which store has copied the offset, of which group, and in which epoch of it.
+    """The store, group and epoch that copied the offset.
 
     ``group`` is the `digest` of the group's name in the store, ``None`` in a stamp of version 1.
     """
@@ -48,11 +48,11 @@ class Stamp:
         return f"store {self.store_id}, epoch {self.epoch}"
 
     def is_of(self, store_id: UUID | None, group: str | None) -> bool:
-        """Whether the copy is the store's own, and the group's (by `digest`) as far as both are known."""
+        """Whether this store made the copy, for this group (its `digest`) if both groups are known."""
         return self.store_id == store_id and (self.group is None or group is None or self.group == group)
 
     def text(self, metadata: str | None = None) -> str:
-        """What to commit: the stamp, and the metadata after it unless that makes it longer than `MAX_BYTES`."""
+        """The text to commit: the stamp, followed by the metadata if both fit into `MAX_BYTES`."""
         version = "1" if self.group is None else f"2:{self.group}"
         stamp = f"offsetstore:{version}:{self.store_id}:{self.epoch};"
         whole = stamp + (metadata or "")
@@ -60,7 +60,7 @@ class Stamp:
 
     @classmethod
     def of(cls, committed: CommittedOffset | None) -> Self | None:
-        """Read the stamp of what Kafka keeps, ``None`` where it is no copy of any store's."""
+        """Read the stamp of a committed offset, ``None`` if no store made it."""
         found = _FORM.match(committed.metadata or "") if committed is not None else None
         if found is None:
             return None
@@ -74,7 +74,7 @@ class Stamp:
 def latest_epoch(committed: Iterable[CommittedOffset], store_id: UUID) -> int:
     """The latest epoch of the store's own stamps, 0 if there is none.
 
-    A restored database counts its epochs from the backup's on; a new one above this tells its copies from lost ones.
+    A restored database counts on from the backup's epoch; a new epoch above this tells its copies from lost ones.
     """
     stamps = filter(None, map(Stamp.of, committed))
     return max((stamp.epoch for stamp in stamps if stamp.store_id == store_id), default=0)

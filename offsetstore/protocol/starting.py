@@ -1,4 +1,4 @@
-"""The answer of the resolver: an offset for each partition, with its reason, for Spark and for people."""
+"""The resolver's answer: an offset and a reason for each partition, for Spark and for people."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Reason(Enum):
-    """Why a partition starts where it does; the value is the sentence for people."""
+    """Why a partition starts where it does; people are shown the value."""
 
     PINNED = "stored, pinned by an operator's decision"
-    REWOUND_STORED = "stored; Kafka has a later copy, and the rewound database was told to count"
-    REWOUND_KAFKA = "our own copy in Kafka, which the rewound database was told to follow"
-    CONTEST_STORED = "stored, or the beginning; another application's offset in Kafka was told not to count"
+    REWOUND_STORED = "stored; Kafka has a later copy, and on_rewound chose the database"
+    REWOUND_KAFKA = "our own copy in Kafka; the database was rewound, and on_rewound chose Kafka"
+    CONTEST_STORED = "stored, or the beginning; another application's offset in Kafka was ignored"
     CHECKPOINT = "the checkpoint of the query that ran before"
     STORED = "stored; what Kafka has committed is not larger, or does not count"
     ONLY_STORED = "stored; nothing is committed in Kafka"
@@ -36,7 +36,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where one partition starts, and all that led there."""
+    """Where one partition starts, and the facts that led there."""
 
     offset: int
     reason: Reason
@@ -51,9 +51,9 @@ class Start:
 
     @property
     def skipped(self) -> OffsetRange | None:
-        """The records that the store has not seen and the start passes over, ``None`` if there are none.
+        """The unread records that the start skips, ``None`` if there are none.
 
-        After a restart there are none: the two offsets are of different logs.
+        After a restart there are none: the two offsets belong to different logs.
         """
         if self.reason is Reason.RECREATED_RESTART:
             return None
@@ -64,9 +64,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class StartingOffsets:
-    """Every partition of every topic of the job, as Spark wants it named.
+    """The start of every partition of every topic of the job, as Spark requires.
 
-    ``vanished`` are stored partitions that Kafka no longer has, where a restart was asked for: their rows go to 0.
+    ``vanished`` are stored partitions that Kafka no longer has, after a restart: their rows go to 0.
     """
 
     starts: Mapping[TopicPartition, Start]
@@ -83,22 +83,22 @@ class StartingOffsets:
         return _spark_json(self.offsets)
 
     def timestamps_json(self) -> str:
-        """Spark's ``startingOffsetsByTimestamp``, in milliseconds; for a start that is by time everywhere.
+        """Spark's ``startingOffsetsByTimestamp``, in milliseconds, if every partition starts by time.
 
         :raises ConfigurationError: a partition has an offset of its own, which the time would override.
         """
         others = [tp for tp, start in self.starts.items() if start.reason is not Reason.TIMESTAMP]
         if others or self.timestamp_ms is None:
             raise ConfigurationError(
-                "not a start by timestamp",
-                found=f"{len(others)} of {len(self.starts)} partitions with another reason",
+                "not every partition starts by timestamp",
+                found=f"{len(others)} of {len(self.starts)} partitions start for another reason",
                 expected="a start by time in every partition",
                 next_step="Give Spark json() as startingOffsets: it holds the resolved offsets.",
             )
         return _spark_json(dict.fromkeys(self.starts, self.timestamp_ms))
 
     def explain(self) -> str:
-        """One line a partition, for people: where it starts, why, and what was known."""
+        """One line per partition, for people: where it starts, why, and the known offsets."""
         width = max((len(str(tp)) for tp in self.starts), default=0)
         lines = [_line(tp, start, width) for tp, start in self.starts.items()]
         lines += [f"{tp!s:<{width}}  vanished from Kafka: its stored offset goes to 0" for tp in self.vanished]

@@ -1,1 +1,1 @@
-"""The store and its transaction; with `offsetstore.writers`, all there is of SQL."""
+"""The store: claims, transactions, reads and administration."""

@@ -1,7 +1,7 @@
-"""Taking a group over: the job start.
+"""Acquires a group at the start of a job.
 
-Kafka is asked first, so that a dead broker fences nobody; what can be seen to be wrong is seen before the fence. Then,
-in one transaction: lock the group's row, lock all its partitions (which waits for a stale job's open transaction), ask
+Kafka is asked first, so that a dead broker fences no job, and errors are found before the fence if possible. Then, in
+one transaction: lock the group's row, lock all its partitions (which waits for a stale job's open transaction), ask
 Kafka for the log ends again, resolve, and write the new token to every row of the group.
 """
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
-_AGAIN = "Claim again; whether this one happened after all, the group's history tells."
+_AGAIN = "Claim again; the group's history shows whether this claim happened."
 _PAUSE = 0.5
-# What a claim waits for after the stale transactions in its way were terminated.
+# Seconds that a claim waits after it has terminated the transactions that blocked it.
 _GRACE = 15.0
 
 _EVENTS = {
@@ -60,24 +60,24 @@ _EVENTS = {
     Reason.REWOUND_KAFKA: "rewound",
     Reason.CONTEST_STORED: "contested",
 }
-# Recorded also where the offset stays what it was.
+# Recorded even if the offset does not change.
 _DECIDED = {"rewound", "contested"}
-# What Kafka has must not win over these the next time, until the mirror has overwritten it.
+# Kafka's offset must not override these at the next start, until the mirror has overwritten it.
 _PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA, Reason.CONTEST_STORED}
 
 
 def take(store: Connected, request: ClaimRequest) -> Claim:
-    """Take the group over, see `OffsetStore.claim`.
+    """Take the group over; see `OffsetStore.claim`.
 
-    A log end that comes from a broker which lags behind its leader looks like a shorter topic, so a start that is out
-    of range is asked for again before it is believed; a claim that lost its connection is made again.
+    A broker that lags behind its leader reports a log that is too short, so a start that is out of range is tried again
+    before it is believed. A claim that lost its connection is retried too.
     """
     deadline = time.monotonic() + request.takeover_timeout
-    # One id for all attempts: where a COMMIT happened and its answer was lost, the next attempt meets itself.
+    # One id for all attempts: if a COMMIT happened and its answer was lost, the next attempt knows its own claim.
     claim_id = uuid.uuid4()
     attempt = 0
     while True:
-        # A restart is believed in last of all: it would read a whole topic again.
+        # Only the last attempt may restart: that reads a whole topic again.
         careful = request if attempt == _ATTEMPTS - 1 else replace(request, policy=_without_restart(request.policy))
         try:
             return _attempt(store, careful, claim_id)
@@ -100,10 +100,10 @@ def _without_restart(policy: StartPolicy) -> StartPolicy:
 
 def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
     try:
-        # All that can be seen to be wrong is seen here, before anybody's transaction is waited for, or ended.
+        # Find errors here if possible, before this waits for another job's transaction, or ends it.
         if request.takeover != "fence":
             _check_owner(read(store.database, lambda session: session.group(request.group)), request, claim_id)
-        # Before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
+        # Read before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
         stored = read_offsets(store.database, request.group)
         view = request.view()
         adopted = adoption.read_for(request.checkpoint, stored, view)
@@ -118,7 +118,8 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID) -> Cl
         ) from lost.__cause__
     except LockTimeout as error:
         raise LockTimeout(
-            f"group {request.group!r} is locked by a transaction that is no job of this group", found=error.found
+            f"group {request.group!r} is locked by a transaction that belongs to no job of this group",
+            found=error.found,
         ) from error.__cause__
 
 
@@ -133,13 +134,13 @@ def _has_members(request: ClaimRequest) -> bool:
         if request.policy.on_members == "refuse":
             raise
         # Kafka refuses every commit while there are members, and the mirror compares before each.
-        _log.warning("whether group %r has members in Kafka could not be seen: %s", request.kafka_group, error)
+        _log.warning("could not check whether group %r has members in Kafka: %s", request.kafka_group, error)
         return False
     if has_members and request.policy.on_members == "refuse":
         raise KafkaGroupInUse(
             f"the group {request.kafka_group!r} has members in Kafka: another application uses it",
             found='members, and on_members="refuse"',
-            expected="a group that only this job has",
+            expected="a group that only this job uses",
         )
     return has_members
 
@@ -190,14 +191,14 @@ def _claim(
     if starting is not None and view is not None:
         session.set_partitions(group, token, new_offsets(rows, starting, view))
         decided = decisions(rows, starting, token, owner)
-        history += adopted.told(decided, starting, request.policy) if adopted else decided
+        history += adopted.annotate(decided, starting, request.policy) if adopted else decided
         partitions |= starting.starts.keys()
     session.append_history(group, history)
     return token, partitions, starting, owner
 
 
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
-    """A supervisor starts a job again under the name that it knows: it would read all of the topic once more."""
+    """A supervisor may start a job under its old name again, and the job would read the whole topic again."""
     if (last := renamed(history)) is not None:
         raise GroupRenamed(f"the group {group!r} was renamed", found=last.reason, expected="a claim by its new name")
 
@@ -219,8 +220,8 @@ def resolve_unlocked(
 ) -> StartingOffsets:
     """Resolve while a job may be running, from rows that were read before Kafka was asked.
 
-    A live job advances its row, and then copies it to Kafka: where both came in between, the copy is above the row that
-    we have, as after a restore. The rows as they are by now tell the two apart.
+    A live job advances its row, and then copies it to Kafka. If both happened in between, the copy is above the row
+    that we read, as after a restore. Reading the rows again tells the two apart.
     """
     store_id = database.store_id()
     try:
@@ -235,7 +236,7 @@ def resolve_unlocked(
 def _caught_up(
     stored: Mapping[TopicPartition, StoredOffset], now: Mapping[TopicPartition, StoredOffset], view: BrokerView
 ) -> dict[TopicPartition, StoredOffset]:
-    """The rows at the moment at which Kafka answered: those that have reached the copy since they were read, at it."""
+    """The rows as of Kafka's answer: one that has reached its copy since it was read gets the copy's offset."""
     rows = dict(stored)
     for tp, row in now.items():
         committed = view.committed.get(tp)
@@ -248,36 +249,36 @@ def _caught_up(
 def new_offsets(
     rows: Mapping[TopicPartition, StoredOffset], starting: StartingOffsets, view: BrokerView
 ) -> dict[TopicPartition, NewOffset]:
-    """Return what has to be written: the rows that are not as the start says."""
+    """Return the rows to write: those that differ from the start."""
     new: dict[TopicPartition, NewOffset] = {}
     for tp, start in starting.starts.items():
         row = rows.get(tp)
-        # After a restart Kafka's own offset is the old log's: it must not win the next time.
+        # After a restart Kafka's own offset belongs to the old log: it must not count at the next start.
         is_restart = start.reason is Reason.RECREATED_RESTART
         known = None if is_restart else row
         new[tp] = NewOffset(
             start.offset,
-            # An id that this broker does not tell is not forgotten.
+            # Keep an id that this broker does not report.
             view.topics[tp.topic].topic_id or (known.topic_id if known else None),
             view.cluster_id or (known.cluster_id if known else None),
-            start.reason in _PINS or (row is not None and row.pinned) or _passes_over(start),
+            start.reason in _PINS or (row is not None and row.pinned) or _starts_below_committed(start),
             row is not None and row.contested and start.reason not in _PINS,
         )
     for tp in starting.vanished:
         new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
-    return {tp: value for tp, value in sorted(new.items()) if not _same(rows.get(tp), value)}
+    return {tp: value for tp, value in sorted(new.items()) if not _is_unchanged(rows.get(tp), value)}
 
 
-def _passes_over(start: Start) -> bool:
-    """Below what Kafka has: an adopted offset, and a rewound row whose records are gone too."""
+def _starts_below_committed(start: Start) -> bool:
+    """Whether it is an adopted offset, or a rewound row whose records are gone, below Kafka's offset."""
     if start.committed is None or start.offset >= start.committed.next_offset:
         return False
     is_accepted = start.reason is Reason.DATA_LOSS_ACCEPTED
     return start.reason is Reason.CHECKPOINT or (is_accepted and (not start.stored or bool(Stamp.of(start.committed))))
 
 
-def _same(row: StoredOffset | None, new: NewOffset) -> bool:
-    # A pin is renewed: its epoch shall be above those of all copies that were seen.
+def _is_unchanged(row: StoredOffset | None, new: NewOffset) -> bool:
+    # A pin is written again: its epoch must be above those of all copies that were seen.
     if row is None or new.pinned:
         return False
     return NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested) == new
@@ -286,7 +287,7 @@ def _same(row: StoredOffset | None, new: NewOffset) -> bool:
 def decisions(
     rows: Mapping[TopicPartition, StoredOffset], starting: StartingOffsets, token: Token, owner: str
 ) -> list[HistoryEvent]:
-    """Return a line for each offset that is set, but where it stays what it was."""
+    """Return an event for each offset that changes, and for each decision that keeps it."""
     events = [
         HistoryEvent(_EVENTS.get(start.reason, "adopt"), tp, _before(start), start.offset, token, owner, _why(start))
         for tp, start in starting.starts.items()

@@ -28,23 +28,23 @@ class StoreAddress:
 
     @classmethod
     def of(cls, store: Connected) -> Self:
-        """Describe a store. Nothing is asked of its database.
+        """Describe a store, without connecting to its database.
 
         :raises ConfigurationError: its connections are made by code that can't be sent elsewhere.
         """
         return cls(DatabaseAddress.of(_database(store)), store.timeouts, store.retries)
 
     def connect(self, secrets: Callable[[], Mapping[str, str]]) -> OffsetStore:
-        """Make a store of at most one connection. That the tables are there, the store that was described has seen.
+        """Make a store with at most one connection. The original store has already checked the tables.
 
-        :param secrets: asked for each new connection.
+        :param secrets: called for each new connection.
         """
         database = self.database.connect(secrets, idle_timeout=self.timeouts.idle)
         return OffsetStore(database, timeouts=self.timeouts, retries=self.retries)
 
 
 def secrets_of(store: Connected) -> Secrets:
-    """What the store would give for a new connection now; see `offsetstore.postgres.address.secrets_of`."""
+    """The secrets for a new connection now; see `offsetstore.postgres.address.secrets_of`."""
     return address.secrets_of(_database(store))
 
 

@@ -1,9 +1,9 @@
-"""Adopting a job that runs today: where the checkpoint of its query says that it has got to.
+"""Adopts an existing job at the offsets in the checkpoint of its query.
 
-Spark keeps a query's offsets in its checkpoint, not in Kafka. ``offsets/N`` is written before batch N, ``commits/N``
-after it, ``sources/<i>/0`` once, with where source i began. So what ``offsets/N`` says of the last batch that has
-``commits/N`` is certain; a later ``offsets/M`` is of a batch that began: whether its results are there, nobody here
-can tell.
+Spark keeps a query's offsets in its checkpoint, not in Kafka. It writes ``offsets/N`` before batch N, ``commits/N``
+after it, and ``sources/<i>/0`` once, with the start of source i. So ``offsets/N`` is certain for the last batch that
+has ``commits/N``. A later ``offsets/M`` belongs to a batch that began; the checkpoint does not show whether its results
+exist.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _NO_OFFSET = "-"  # of a source that has not read anything yet
 
 @dataclass(frozen=True, slots=True)
 class QueryCheckpoint:
-    """What a checkpoint tells.
+    """The content of a checkpoint.
 
-    ``offsets`` is where the last committed batch ends (``batch_id``; ``None`` where none is committed: where the query
-    began), ``uncertain`` the ranges of what was begun after it, up to batch ``uncertain_id``.
+    ``offsets`` is the end of the last committed batch, ``batch_id``; if that is ``None``, no batch was committed, and
+    ``offsets`` is the query's start. ``uncertain`` has the ranges that were begun after it, up to batch
+    ``uncertain_id``.
     """
 
     location: str
@@ -49,29 +50,29 @@ class QueryCheckpoint:
     def starts(
         self, policy: StartPolicy, stored: Collection[TopicPartition], topics: Collection[str]
     ) -> dict[TopicPartition, int]:
-        """Where each partition starts that the store has no row of.
+        """The starts of the partitions that have no row in the store.
 
-        :raises UncertainBatch: one of them is in the uncertain batch, or that has no records at all; and the policy
-            does not say what to do.
+        :raises UncertainBatch: one of them is in the uncertain batch, or that batch has no records; and the policy does
+            not decide it.
         """
         missing = [tp for tp in sorted(self.offsets) if tp not in stored and tp.topic in topics]
         uncertain = {tp: self.uncertain[tp] for tp in missing if tp in self.uncertain}
-        # Windows also come out of a batch without records.
+        # A batch without records can also write windows.
         is_uncertain = bool(uncertain) or (bool(missing) and self.uncertain_id is not None and not self.uncertain)
         if is_uncertain and policy.on_uncertain == "fail":
-            what = f"{self._uncertain_batch} of the checkpoint {self.location} began, and was not committed"
+            what = f"{self._uncertain_batch} of the checkpoint {self.location} began but did not commit"
             ranges = ", ".join(f"{tp} {range_}" for tp, range_ in uncertain.items()) or "a batch without records"
             raise UncertainBatch(what, topic_partition=next(iter(uncertain), None), found=ranges)
         skips = policy.on_uncertain == "skip"
         return {tp: uncertain[tp].until if skips and tp in uncertain else self.offsets[tp] for tp in missing}
 
-    def told(
+    def annotate(
         self, events: Iterable[HistoryEvent], starting: StartingOffsets, policy: StartPolicy
     ) -> list[HistoryEvent]:
-        """Tell in a start's history which batch was adopted, and what became of the uncertain one."""
-        return [line for event in events for line in self._told(event, starting, policy)]
+        """Add to a start's history which batch was adopted, and how the uncertain one was decided."""
+        return [line for event in events for line in self._annotate(event, starting, policy)]
 
-    def _told(self, event: HistoryEvent, starting: StartingOffsets, policy: StartPolicy) -> list[HistoryEvent]:
+    def _annotate(self, event: HistoryEvent, starting: StartingOffsets, policy: StartPolicy) -> list[HistoryEvent]:
         tp = event.topic_partition
         if tp is None or tp not in starting.starts or starting.starts[tp].reason is not Reason.CHECKPOINT:
             return [event]
@@ -82,7 +83,7 @@ class QueryCheckpoint:
         if policy.on_uncertain != "skip":
             return [replace(event, reason=f"{reason}; read again: {decided}")]
         adopted = replace(event, to_offset=self.offsets[tp], reason=reason)
-        skipped = f"taken to be in the results: {decided}"
+        skipped = f"assumed to be in the results: {decided}"
         return [adopted, replace(event, event="skip", from_offset=self.offsets[tp], reason=skipped)]
 
     @property
@@ -92,24 +93,22 @@ class QueryCheckpoint:
     @property
     def _uncertain_batch(self) -> str:
         first = 0 if self.batch_id is None else self.batch_id + 1
-        return (
-            f"batch {first}" if first == self.uncertain_id else f"what follows, batches {first} to {self.uncertain_id},"
-        )
+        return f"batch {first}" if first == self.uncertain_id else f"batches {first} to {self.uncertain_id}"
 
 
 def read_for(
     files: CheckpointFiles | None, stored: Collection[TopicPartition], view: BrokerView | None
 ) -> QueryCheckpoint | None:
-    """Read the checkpoint if it is needed; ``None`` where the store has an offset for every partition.
+    """Read the checkpoint if it is needed; ``None`` if the store has an offset for every partition.
 
-    :raises ConfigurationError: there is none, or it can't be read, or it is of another job.
+    :raises ConfigurationError: there is none, or it can't be read, or it belongs to another job.
     """
     if files is None:
         return None
     if view is None:
         raise ConfigurationError(
-            "a checkpoint was given to adopt, and no broker",
-            expected="a broker: the claim gives the starting offsets of all partitions",
+            "adopt_checkpoint was given without a broker",
+            expected="a broker, which knows all partitions",
         )
     wanted = {TopicPartition(topic, number) for topic, log in view.topics.items() for number in log.partitions}
     if wanted <= set(stored):
@@ -123,10 +122,10 @@ def read_for(
     if checkpoint is None:
         raise _missing(files.location)
     topics = {tp.topic for tp in checkpoint.offsets}
-    # A topic that the job reads since it was adopted is not in it, and those that are have been adopted.
+    # A topic that was added after the adoption is not in the checkpoint; those in it were adopted then.
     if unknown and not topics & unknown and not topics <= known:
         raise ConfigurationError(
-            "the checkpoint to adopt is of a query that reads other topics",
+            "the checkpoint to adopt belongs to a query that reads other topics",
             found=", ".join(sorted(topics)),
             expected=", ".join(sorted(view.topics)),
         )
@@ -136,7 +135,7 @@ def read_for(
 def read_or_fail(files: CheckpointFiles, *, next_step: str) -> QueryCheckpoint:
     """Read a checkpoint.
 
-    :param next_step: what to do where there is none.
+    :param next_step: what to do if there is none.
     :raises ConfigurationError: there is none, or it can't be read.
     """
     checkpoint = read(files)
@@ -146,9 +145,9 @@ def read_or_fail(files: CheckpointFiles, *, next_step: str) -> QueryCheckpoint:
 
 
 def read(files: CheckpointFiles) -> QueryCheckpoint | None:
-    """Read a checkpoint; ``None`` where there is none.
+    """Read a checkpoint; ``None`` if there is none.
 
-    :raises ConfigurationError: a file of it can't be read, or the query reads something else than Kafka.
+    :raises ConfigurationError: a file of it can't be read, or the query reads something other than Kafka.
     """
     begun, committed = _numbers(files, "offsets"), _numbers(files, "commits")
     initial = _initial(files)
@@ -172,7 +171,7 @@ def _missing(location: str, next_step: str = _CORRECT) -> ConfigurationError:
     return ConfigurationError(
         "there is no checkpoint of a streaming query to adopt",
         found=f"neither offsets nor sources in {location}",
-        expected='the directory that the job has as its "checkpointLocation"',
+        expected='the directory of the job\'s "checkpointLocation"',
         next_step=next_step,
     )
 
@@ -182,7 +181,7 @@ def _numbers(files: CheckpointFiles, directory: str) -> list[int]:
 
 
 def _initial(files: CheckpointFiles) -> dict[TopicPartition, int]:
-    """Where the sources began. A zero byte comes first, for the sake of Spark 2.1."""
+    """The offsets at which the sources began. Their files begin with a zero byte, for Spark 2.1."""
     parts: list[dict[TopicPartition, int]] = []
     for name in files.names("sources"):
         path = f"sources/{name}/0"
@@ -193,7 +192,7 @@ def _initial(files: CheckpointFiles) -> dict[TopicPartition, int]:
 
 
 def _batch(files: CheckpointFiles, number: int) -> dict[TopicPartition, int]:
-    """The end of a batch: a version, a line of metadata, and a line for each source."""
+    """The end of a batch. Its file has a version, a line of metadata, and a line for each source."""
     path = f"offsets/{number}"
     version, *lines = files.read(path).splitlines() or [""]
     if version not in {"v1", "v2"} or not lines:
@@ -232,5 +231,5 @@ def _joined(sources: Sequence[Mapping[TopicPartition, int]], files: CheckpointFi
 
 def _unreadable(files: CheckpointFiles, path: str, found: str, expected: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the checkpoint's file {files.location}/{path} is not understood", found=found, expected=expected
+        f"could not parse the checkpoint's file {files.location}/{path}", found=found, expected=expected
     )

@@ -1,4 +1,4 @@
-"""A claim: one job's right to write for a consumer group, until the next claim. How it is made: `taking`."""
+"""A claim: one job's right to write for a consumer group, until the next claim. `acquire` makes it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """What a claim was asked for; see `OffsetStore.claim`."""
+    """The arguments of a claim; see `OffsetStore.claim`."""
 
     group: str
     broker: BrokerOffsets | None
@@ -51,12 +51,12 @@ class ClaimRequest:
     checkpoint: CheckpointFiles | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what can't be right, before anything is asked.
+        """Check the arguments, before any request.
 
-        :raises ConfigurationError: naming the argument.
+        :raises ConfigurationError: an argument is invalid; the error names it.
         """
         if not self.group or "\0" in self.group:
-            raise ConfigurationError("not a consumer group", found=repr(self.group), expected="a name")
+            raise ConfigurationError("group must be a name without NUL characters", found=repr(self.group))
         if not self.topics:
             found = None if self.broker is None else "options without subscribe or assign"
             raise ConfigurationError(
@@ -66,27 +66,29 @@ class ClaimRequest:
             )
         if self.takeover not in get_args(Takeover):
             raise ConfigurationError(
-                "there is no such takeover", found=repr(self.takeover), expected=" or ".join(get_args(Takeover))
+                "takeover has an unknown value", found=repr(self.takeover), expected=" or ".join(get_args(Takeover))
             )
         if not 0 <= self.takeover_timeout < math.inf:
             raise ConfigurationError(
-                "not a takeover_timeout", found=self.takeover_timeout, expected="seconds, from 0 upwards"
+                "takeover_timeout must be 0 or more seconds", found=self.takeover_timeout, expected="a finite number"
             )
         if self.mirror_every is not None and not 0 < self.mirror_every < math.inf:
             raise ConfigurationError(
-                "not a mirror_every", found=self.mirror_every, expected="seconds, above 0, or None for no mirror"
+                "mirror_every must be more than 0 seconds",
+                found=self.mirror_every,
+                expected="a finite number, or None for no mirror",
             )
 
     def view(self) -> BrokerView | None:
-        """What Kafka says now, ``None`` without a broker."""
+        """Kafka's current offsets, ``None`` without a broker."""
         if self.broker is None:
             return None
         return self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
 
     @property
     def mirrored_to(self) -> BrokerOffsets | None:
-        """Where the claim copies its offsets to, ``None`` where it does not."""
-        # One of the user's own making may have been made before there was a mirror.
+        """The broker that the claim copies its offsets to, ``None`` for no mirror."""
+        # A user's own implementation may predate the mirror.
         can = all(hasattr(self.broker, method) for method in ("committed_offsets", "has_members", "commit"))
         return self.broker if can and self.mirror_every is not None else None
 
@@ -94,9 +96,9 @@ class ClaimRequest:
 class Claim:
     """The right to write for ``group``, made by `OffsetStore.claim`.
 
-    ``token`` is what every write is checked against, ``partitions`` the partitions whose rows it knows to exist,
-    ``starting`` how the start was resolved (``None`` without a broker), ``mirror`` what copies its offsets to Kafka
-    (``None`` if nothing does), ``owner`` who it is, for people. Once it ``is_closed``, the sink writes no more with it.
+    Every write is checked against ``token``. ``partitions`` are those known to have rows, ``starting`` is the resolved
+    start (``None`` without a broker), ``mirror`` copies the offsets to Kafka (``None`` if that is off), and ``owner``
+    describes this process, for people. Once the claim ``is_closed``, the sink no longer writes with it.
     """
 
     def __init__(
@@ -154,14 +156,14 @@ class Claim:
         return self.starting.json()
 
     def checkpoint(self, base: str, *, keep: bool = False) -> str:
-        """A checkpoint location of this claim alone, ``<base>/<group>/<epoch>-<claim id>``.
+        """A checkpoint location for this claim alone, ``<base>/<group>/<epoch>-<claim id>``.
 
         Spark ignores ``startingOffsets`` once a checkpoint exists, so each claim gets a fresh one and the store
         decides. The sink removes old ones after its first committed batch.
 
         :param base: any path that Spark takes.
         :param keep: for a query with state: ``<base>/<group>/kept``, the same for every claim and never removed. The
-            sink then holds the checkpoint and the database against each other, see docs/stateful.md.
+            sink then compares the checkpoint with the database; see docs/stateful.md.
         """
         self.checkpoint_base = f"{base.rstrip('/')}/{quote(self.group, safe='').replace('.', '%2E')}"
         self.keeps_checkpoint = keep
@@ -173,13 +175,13 @@ class Claim:
         return begin(self, self, lock_timeout=lock_timeout)
 
     def run(self, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
-        """Run ``work(tx)`` in a transaction of this claim, again if that may help; see `OffsetStore.run`."""
+        """Run ``work(tx)`` in a transaction of this claim, with retries; see `OffsetStore.run`."""
         return run(self, self, work, lock_timeout=lock_timeout)
 
     def read(self, query: Callable[[Session], _T]) -> _T:
-        """Read without a lock, again if the database is away for a moment.
+        """Read without a lock, and retry while the database is unavailable.
 
-        :raises StoreUnavailable: still so in the last of `Retries.attempts`.
+        :raises StoreUnavailable: also in the last of `Retries.attempts`.
         """
         return with_retries(self.retries, lambda _: read(self.database, query))
 
@@ -190,14 +192,14 @@ class Claim:
     def bind(self, query_id: str, is_active: Callable[[], bool] | None = None) -> None:
         """Tie the claim to the first streaming query that writes with it.
 
-        In memory is enough: a claim lives in one process, and its token nowhere else.
+        This is kept in memory: a claim lives in one process, and its token nowhere else.
 
         :param is_active: says whether the query runs. While it does not, the claim sends no heartbeats, so that the
-            next claim need not wait for a driver that only lives on for other queries. Called every 5 s, by another
+            next claim need not wait for a driver that only other queries keep alive. Called every 5 s, by another
             thread; an error counts as yes.
         :raises ClaimInUse: it is tied to another query.
         """
-        with self._binding:  # two queries may come at once
+        with self._binding:  # two queries may bind at once
             if self._query_id is None:
                 self._query_id = query_id
         if self._query_id != query_id:
@@ -210,17 +212,17 @@ class Claim:
             self._heartbeat.follow(is_active)
 
     def close(self) -> None:
-        """Leave: copy the last offsets to Kafka, and tell the next claim that it need not wait. The offsets stay.
+        """Copy the last offsets to Kafka and end the heartbeat, so that the next claim need not wait. Offsets stay.
 
-        The broker's connections are dropped, if it has a ``close``; it may be used again.
+        The broker's connections are closed if it has a ``close``; it may be used again.
         """
         self.is_closed = True
         if self.mirror is not None:
             self.mirror.close()
         self._heartbeat.stop()
-        # Spark keeps a query's sink, and so the claim, long after the query: it must not keep Kafka's clients.
+        # Spark keeps a query's sink, and with it the claim, long after the query: close Kafka's clients now.
         if (close := getattr(self.broker, "close", None)) is not None and (self.mirror is None or self.mirror.is_idle):
-            with suppress(OffsetStoreError):  # it is another process's, after a fork
+            with suppress(OffsetStoreError):  # after a fork, it belongs to another process
                 close()
 
     def __enter__(self) -> Self:
@@ -236,12 +238,12 @@ class Claim:
 
 
 def name_prefix(group: str) -> str:
-    """How the ``application_name`` of all transactions of a group begins; PostgreSQL keeps 63 bytes of it."""
+    """The prefix of the ``application_name`` of a group's transactions; PostgreSQL keeps 63 bytes of the name."""
     return f"offsetstore:{digest(group)}:"
 
 
 def this_process() -> str:
-    """Who acts, for people: user, host and process id."""
+    """Describe this process, for people: user, host and process id."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):

@@ -1,4 +1,4 @@
-"""The sign of life of a claim, for ``takeover="wait"`` and ``"refuse"`` of the next one."""
+"""A claim's heartbeat, which the next claim checks for ``takeover="wait"`` and ``"refuse"``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Renews the claim's heartbeat until it is stopped, or the claim was fenced; not for a query that has ended."""
+    """Renews the claim's heartbeat until it is stopped or the claim is fenced, except while its query has ended."""
 
     def __init__(self, database: Database, claim_id: UUID, name: str) -> None:
         self._database = database
@@ -34,43 +34,43 @@ class Heartbeat:
         self._beats = Background("offsetstore-heartbeat", self._beat, lambda: INTERVAL)
 
     def follow(self, is_active: Callable[[], bool]) -> None:
-        """Skip the heartbeats while ``is_active`` says no: the query has ended, although the process lives.
+        """Skip the heartbeats while ``is_active`` returns ``False``: the query has ended, although the process lives.
 
-        It is asked in a thread of its own. If it fails or hangs, that says nothing about the query, and the heartbeats
-        go on.
+        It is called in a separate thread. If it fails or hangs, that says nothing about the query, and the heartbeats
+        continue.
         """
         self._query = is_active
         if self._watch is None:
-            self._watch = Background("offsetstore-query-watch", self._ask, lambda: INTERVAL)
+            self._watch = Background("offsetstore-query-watch", self._check_query, lambda: INTERVAL)
 
-    def _ask(self) -> bool:
+    def _check_query(self) -> bool:
         query = self._query
         assert query is not None
         try:
             is_active = query()
-        except Exception as error:  # noqa: BLE001 - a query that can't be asked is not one that has ended
-            _log.debug("the query did not say whether it is active: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - an error does not mean that the query has ended
+            _log.debug("could not check whether the query is active: %s", type(error).__name__)
             is_active = True
         self._ended = None if is_active else query
         return True
 
     def _has_ended(self) -> bool:
-        """Whether the query that is followed now has ended: an answer about an earlier run does not count."""
+        """Whether the current query has ended: an answer about an earlier one does not count."""
         return self._ended is not None and self._ended is self._query
 
     def stop(self) -> None:
-        """Stop, and say in the database that the owner has left, so that the next claim need not wait."""
+        """Stop, and remove the heartbeat from the database, so that the next claim need not wait."""
         if self._beats.is_stopping:
             return
         if self._watch is not None:
             self._watch.stop(0)
-        # A heartbeat that hangs with the database is not waited for: it can't bring a removed one back.
+        # Don't wait longer for a heartbeat that hangs with the database: it can't restore the removed row.
         self._beats.stop(2 * INTERVAL)
         try:
             with self._transaction() as session:
                 session.end_beat(self._claim_id)
-        except Exception as error:  # noqa: BLE001 - leaving must not fail; the next claim waits a little longer
-            _log.warning("the claim's last heartbeat could not be removed: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - closing must not fail; the next claim waits a little longer
+            _log.warning("could not remove the claim's last heartbeat: %s", type(error).__name__)
 
     def _beat(self) -> bool:
         if self._has_ended():
@@ -78,9 +78,9 @@ class Heartbeat:
         try:
             with self._transaction() as session:
                 is_ours = session.beat(self._claim_id)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next one may succeed
-            # A database that is away for a moment is the transactions' business, not the heartbeat's.
-            _log.debug("a heartbeat was missed: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the next one may succeed
+            # The job's own transactions report an unavailable database.
+            _log.debug("could not send a heartbeat: %s", type(error).__name__)
             return True
         if not is_ours and not self._beats.is_stopping:
             _log.warning("the claim has been taken over (%s)", self._name)

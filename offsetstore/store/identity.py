@@ -1,4 +1,4 @@
-"""What a transaction asks of a claim, so that a task on another machine can hold a copy of it."""
+"""The part of a claim that transactions need; a task on another machine holds a copy of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ClaimInfo(Protocol):
-    """Who writes, by which token: a `Claim`, or a task's copy of it."""
+    """Who writes, and with which token: a `Claim`, or a task's copy of it."""
 
     @property
     def group(self) -> str:
@@ -21,12 +21,12 @@ class ClaimInfo(Protocol):
 
     @property
     def token(self) -> Token:
-        """What every write is checked against."""
+        """The token that every write is checked against."""
         ...
 
     @property
     def owner(self) -> str:
-        """Who it is, for people."""
+        """The claim's process, for people."""
         ...
 
     @property
@@ -36,18 +36,18 @@ class ClaimInfo(Protocol):
 
     @property
     def name(self) -> str:
-        """How the ``application_name`` of its transactions begins."""
+        """The prefix of its transactions' ``application_name``."""
         ...
 
     @property
     def partitions(self) -> set[TopicPartition]:
-        """The partitions whose rows it knows to exist; a transaction adds those that it makes."""
+        """The partitions known to have rows; a transaction adds those that it creates."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskClaim:
-    """A claim as a task holds it: it pickles, beats no heart and can't be asked where to start."""
+    """A task's copy of a claim: it can be pickled, sends no heartbeats and has no starting offsets."""
 
     group: str
     token: Token

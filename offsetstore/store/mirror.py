@@ -1,11 +1,11 @@
-"""Stored offsets copied to Kafka's group, so that Kafka's own tools show the job's lag.
+"""Copies stored offsets to the group in Kafka, so that Kafka's own tools show the job's lag.
 
-The copy follows the store and never leads it: only what is committed in the database is copied, with the stamp by
-which the next start knows it for a copy. Nothing that goes wrong here concerns the job. Three things end it for good:
-another claim; a row that is below what was copied from it, since the database was restored then, and the copy is all
-that shows it; and another application that uses the group, whose offsets are not ours to overwrite. It is known by
-members of the group, or by an offset that is neither what the claim has read nor a copy of ours: Kafka is asked before
-each commit. It can't compare and commit at once, so a commit of another's in between the two is overwritten.
+The copy follows the store and never leads it: only offsets that are committed in the database are copied, with a stamp
+that identifies them as copies. Failures here do not affect the job. Three things end the mirror for good: another
+claim; a row below its own copy, because the database was restored and only the copy shows that; and another application
+that uses the group, because its offsets must not be overwritten. Members of the group reveal it, or an offset that is
+neither the one that the claim read nor a copy of ours; Kafka is asked before each commit. Kafka can't compare and
+commit at once, so a foreign commit between the two is overwritten.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ if TYPE_CHECKING:
     from offsetstore.store.identity import ClaimInfo
 
 INTERVAL: Final = 5.0
-"""Seconds from one commit to the next, unless the claim is told otherwise."""
+"""Seconds from one commit to the next, by default."""
 
 LAST_COMMIT = 5.0
-"""Seconds that the end of a job may wait for the last commit."""
+"""Seconds to wait for the last commit when a claim is closed."""
 
-# Kafka forgets what nobody commits for a week (offsets.retention.minutes), and a stale job's last commit can come late.
-_ALL_AGAIN = 600.0
-# Where Kafka says no, asking at every turn would fill its log, and could lock the account.
-_PATIENCE: Final = 12
+# Kafka removes offsets that are not committed for a week (offsets.retention.minutes), and a stale job's last commit can
+# arrive late.
+_FULL_COPY_SECONDS = 600.0
+# If Kafka refuses a commit, trying at every interval would fill its log, and could lock the account.
+_INTERVALS_AFTER_REFUSAL: Final = 12
 _LOCK_SECONDS: Final = 1.0
 _SHOWN: Final = 5
 
@@ -52,9 +53,9 @@ _log = logging.getLogger(__name__)
 class MirrorTarget:
     """Where a claim's offsets are copied to, and how often.
 
-    ``ignored`` are partitions whose rows the claim found and Kafka does not show to it: vanished ones, and those that
-    Spark's ``assign`` leaves out. ``found`` is what Kafka had when the claim decided where to start: it may be
-    overwritten. ``has_members``: then, the group had members.
+    ``ignored`` are partitions with rows that the claim does not read: vanished ones, and those that Spark's ``assign``
+    leaves out. ``found`` are Kafka's offsets when the claim decided where to start: they may be overwritten.
+    ``has_members``: whether the group had members then.
     """
 
     broker: BrokerOffsets
@@ -66,10 +67,10 @@ class MirrorTarget:
 
 
 class Mirror:
-    """Copies from a daemon thread until it is closed, or has ended for good.
+    """Copies in a daemon thread until it is closed or ends for good.
 
-    ``failures`` counts the commits that failed, ``last_success`` is the time of the last one that did not (or found
-    nothing to copy), ``ended`` says why nothing is copied any more, ``None`` while it is.
+    ``failures`` counts the commits that failed, ``last_success`` is the time of the last successful one (or of one with
+    nothing to copy), ``ended`` says why the mirror no longer copies, ``None`` while it does.
     """
 
     def __init__(self, database: Database, claim: ClaimInfo, stamp: Stamp, target: MirrorTarget) -> None:
@@ -81,25 +82,25 @@ class Mirror:
         self._stamp = stamp
         self._target = target
         self._pause = target.every
-        self._bare = False
-        self._is_out = False
+        self._stamp_only = False
+        self._is_failing = False
         self._copied: dict[TopicPartition, CommittedOffset] = {}
         self._highest: dict[TopicPartition, int] = {}
         self._found = dict(target.found)
         self._unrecorded: Mapping[TopicPartition, CommittedOffset] | None = None
-        self._all_at = time.monotonic() + _ALL_AGAIN
+        self._full_copy_at = time.monotonic() + _FULL_COPY_SECONDS
         self._given_up = False
         self._copies = Background("offsetstore-mirror", self._turn, self._wait, at_end=self._last)
 
     def close(self) -> None:
-        """Copy what is left, for at most `LAST_COMMIT` seconds, and end."""
+        """Copy the last offsets, for at most `LAST_COMMIT` seconds, and end."""
         if not self._copies.stop(LAST_COMMIT) and not self._given_up:
             self._given_up = True
             _log.warning("group %r ends without its last commit to Kafka, which does not answer", self._claim.group)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has ended, and waits for no answer of Kafka's."""
+        """Whether its thread has ended, and so waits for no answer from Kafka."""
         return not self._copies.is_alive
 
     def _wait(self) -> float:
@@ -133,7 +134,7 @@ class Mirror:
                 name=self._claim.name,
                 dedicated=True,
             )
-        except Exception as error:  # noqa: BLE001 - a database that is away is the transactions' business
+        except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database
             _log.debug("the mirror could not read: %s", type(error).__name__)
             return
         rows = {tp: row for tp, row in found.items() if self._is_ours(tp)}
@@ -141,7 +142,7 @@ class Mirror:
             self.ended = "the claim has been taken over"
             return
         if any(row.next_offset < self._highest.get(tp, 0) for tp, row in rows.items()):
-            self._end_with_warning("its database is older than what was copied from it")
+            self._end_with_warning("its database is older than the copy in Kafka")
             return
         if self._commit(rows) and not self._given_up:
             self._unpin([tp for tp, row in rows.items() if row.pinned or row.contested])
@@ -151,17 +152,17 @@ class Mirror:
 
     def _commit(self, rows: Mapping[TopicPartition, StoredOffset]) -> bool:
         try:
-            if rows and self._is_taken(rows):
+            if rows and self._is_used_by_others(rows):
                 return False
             self._commit_changed(rows)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the job's business
+        except Exception as error:  # noqa: BLE001 - a failed copy must not affect the job
             self._note_failure(error)
             return False
         self._note_success()
         return self.ended is None
 
-    def _is_taken(self, partitions: Collection[TopicPartition]) -> bool:
-        """Whether Kafka has what another claim or another application has committed; then it is at an end here."""
+    def _is_used_by_others(self, partitions: Collection[TopicPartition]) -> bool:
+        """Whether another claim or another application has committed in Kafka; if so, the mirror ends."""
         there = self._target.broker.committed_offsets(self._target.kafka_group, partitions)
         stamps = {tp: Stamp.of(copy) for tp, copy in there.items()}
         ours = {
@@ -169,56 +170,56 @@ class Mirror:
         }
         if any(stamp.epoch > self._stamp.epoch for stamp in ours.values()):
             self.ended = "the claim has been taken over"
-        # Of an earlier claim of ours, it is one that came late.
+        # A stamp of an earlier claim of ours is a late commit.
         foreign = {tp: copy for tp, copy in there.items() if tp not in ours and not _is_same(copy, self._found.get(tp))}
         if foreign:
             self._contest(foreign)
         return self.ended is not None
 
     def _commit_changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> None:
-        if time.monotonic() >= self._all_at:
+        if time.monotonic() >= self._full_copy_at:
             self._copied.clear()
-            self._all_at = time.monotonic() + _ALL_AGAIN
+            self._full_copy_at = time.monotonic() + _FULL_COPY_SECONDS
         changed = self._changed(rows)
         try:
             self._send(changed)
         except MetadataRefused:
-            if self._bare:
+            if self._stamp_only:
                 raise
-            self._bare = True  # this broker takes less than most do: from now on the stamp goes alone
+            self._stamp_only = True  # this broker accepts less than most: commit only the stamp from now on
             self._send(self._changed(rows))
 
     def _changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, CommittedOffset]:
-        texts = {tp: self._stamp.text(None if self._bare else row.metadata) for tp, row in rows.items()}
+        texts = {tp: self._stamp.text(None if self._stamp_only else row.metadata) for tp, row in rows.items()}
         copies = {tp: CommittedOffset(row.next_offset, texts[tp]) for tp, row in rows.items()}
         return {tp: copy for tp, copy in copies.items() if self._copied.get(tp) != copy}
 
     def _send(self, copies: Mapping[TopicPartition, CommittedOffset]) -> None:
         if not copies:
             return
-        # Before: where the answer is lost, Kafka may have them all the same.
+        # Before the commit: if its answer is lost, Kafka may have the offsets.
         self._highest |= {tp: copy.next_offset for tp, copy in copies.items()}
         failpoints.reach("before_mirror")
         self._target.broker.commit(self._target.kafka_group, copies)
         failpoints.reach("after_mirror")
         self._copied |= copies
-        for tp in copies:  # overwritten: the same offset is another commit, if it comes again
+        for tp in copies:  # overwritten: if the same offset appears again, it is another commit
             self._found.pop(tp, None)
 
     def _note_failure(self, error: Exception) -> None:
         self.failures += 1
         if isinstance(error, MetadataRefused):
-            self._end_with_warning(f"Kafka does not take its mark with an offset ({error.what})")
+            self._end_with_warning(f"Kafka does not accept its stamp ({error.what})")
             return
         if isinstance(error, GroupHasMembers):
             self._contest({})
             return
         if isinstance(error, BrokerRefused):
-            self._pause = _PATIENCE * self._target.every
-        if not self._is_out:
-            self._is_out = True
+            self._pause = _INTERVALS_AFTER_REFUSAL * self._target.every
+        if not self._is_failing:
+            self._is_failing = True
             _log.warning(
-                "the stored offsets of group %r can't be copied to Kafka; the job goes on, and so do the attempts: %s",
+                "could not copy the offsets of group %r to Kafka; the job continues, and so do the attempts: %s",
                 self._claim.group,
                 error if isinstance(error, BrokerError) else type(error).__name__,
             )
@@ -226,16 +227,16 @@ class Mirror:
     def _note_success(self) -> None:
         self.last_success = datetime.now(UTC)
         self._pause = self._target.every
-        if self._is_out:
-            self._is_out = False
-            _log.warning("the stored offsets of group %r are copied to Kafka again", self._claim.group)
+        if self._is_failing:
+            self._is_failing = False
+            _log.warning("the offsets of group %r are copied to Kafka again", self._claim.group)
 
     def _end_with_warning(self, why: str) -> None:
         self.ended = why
-        _log.warning("group %r is not copied to Kafka any more: %s", self._claim.group, why)
+        _log.warning("group %r is no longer copied to Kafka: %s", self._claim.group, why)
 
     def _contest(self, foreign: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Copy nothing any more: another application uses the group, by these offsets, or by members without any."""
+        """End the mirror: another application uses the group, by these offsets or, without any, by its members."""
         group = self._target.kafka_group
         seen = ", ".join(f"{tp} at {copy.next_offset}" for tp, copy in sorted(foreign.items())[:_SHOWN])
         more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
@@ -249,7 +250,7 @@ class Mirror:
         self._record(foreign)
 
     def _record(self, foreign: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Tell the next start: it must not adopt what the other application commits."""
+        """Record it for the next start, which must not adopt the other application's offsets."""
         claim, kafka_group = self._claim, self._target.kafka_group
 
         def write(session: Session) -> None:
@@ -270,7 +271,7 @@ class Mirror:
             self._unrecorded = None
 
     def _unpin(self, decided: Collection[TopicPartition]) -> None:
-        """Kafka has the copy now: what an operator has set need not be held against it any longer."""
+        """Clear the pins: Kafka has the copy now, so it need not be ignored any longer."""
 
         def write(session: Session) -> None:
             session.lock_partitions(self._claim.group, decided)
@@ -280,21 +281,21 @@ class Mirror:
             self._write(write)
 
     def _write(self, write: Callable[[Session], None]) -> bool:
-        """Whether it was written; if not, the next turn tries again."""
+        """Return whether it was written; if not, the next turn retries it."""
         try:
             with transaction(
                 self._database, name=self._claim.name, lock_timeout=_LOCK_SECONDS, dedicated=True
             ) as session:
                 write(session)
-        except Exception as error:  # noqa: BLE001 - a database that is away is the transactions' business
+        except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database
             _log.debug("the mirror could not write: %s", type(error).__name__)
             return False
         return True
 
 
 def _is_same(copy: CommittedOffset, found: CommittedOffset | None) -> bool:
-    """Whether it is the commit that was found before, by what two reads of one commit have in common.
+    """Whether it is the commit that was found before, by the values that two reads of one commit share.
 
-    Of a text that another client has written, each read may tell something else (decision 0010).
+    Metadata that another client wrote may differ from read to read (decision 0010).
     """
     return found is not None and (copy.next_offset, Stamp.of(copy)) == (found.next_offset, Stamp.of(found))

@@ -26,11 +26,11 @@ def resolve_starting_offsets(
     policy: StartPolicy | None = None,
     kafka_group: str | None = None,
 ) -> StartingOffsets:
-    """Resolve where ``group`` would start now. Read-only: nobody is fenced, nothing is written.
+    """Resolve where ``group`` would start now. Read-only: this fences no job and writes nothing.
 
     One round trip to the database and a constant number of requests to Kafka, however many partitions there are.
 
-    :param store: ``None`` to go by what Kafka has committed alone.
+    :param store: ``None`` to use only the offsets committed in Kafka.
     :raises BrokerError, StartError: as `OffsetStore.claim` does.
     """
     names = [topics] if isinstance(topics, str) else topics if topics is not None else broker.topics

@@ -1,4 +1,4 @@
-"""The two ways to use a session of the database: one transaction, or one look."""
+"""The two ways to use a session of the database: one transaction, or one read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Connected(Protocol):
-    """What works with a database: an `OffsetStore`, or a `Claim` that was made with one."""
+    """An object with a database: an `OffsetStore`, or a `Claim` of one."""
 
     database: Database
     timeouts: Timeouts
@@ -47,7 +47,7 @@ def transaction(
 def read(
     database: Database, query: Callable[[Session], _T], *, name: str = "offsetstore:read", dedicated: bool = False
 ) -> _T:
-    """Return what ``query`` reads, without a lock. The other parameters are those of `Database.begin`.
+    """Return the result of ``query``, without a lock. The other parameters are those of `Database.begin`.
 
     :raises StoreUnavailable: no connection, or it was lost.
     """

@@ -60,7 +60,7 @@ class OffsetStore:
         :param url: libpq's, SQLAlchemy's or JDBC's form, an ``Engine`` on psycopg 3, or ``None`` for OFFSETSTORE_URL.
         :param schema: the schema of our tables, ``None`` for the connection's search path.
         :param credentials: returns the password for each new connection, for tokens that expire.
-        :raises ConfigurationError: the URL can't be right.
+        :raises ConfigurationError: the URL is invalid.
         :raises StoreUnavailable: no connection.
         :raises SchemaMissing, SchemaNotAtHead: run ``offsetstore migrate``.
         """
@@ -91,20 +91,20 @@ class OffsetStore:
         """Take over the group: resolve where it starts, and fence every earlier claim.
 
         :param broker: asked for log ends and committed offsets; without it the claim has no ``starting_offsets``.
-        :param topics: which topics; by default those of the broker's options.
+        :param topics: by default those of the broker's options.
         :param takeover: ``"fence"`` a live owner, ``"wait"`` until it has left, or ``"refuse"``.
         :param takeover_timeout: seconds to wait for the owner (``"wait"``), and for a stale job's open transaction
             before its connection is terminated.
         :param kafka_group: the group in Kafka to compare with and to copy to, if it is not ``group``.
         :param mirror_every: seconds between two copies of the stored offsets to Kafka's group; ``None`` for none.
-        :param adopt_checkpoint: the checkpoint of the query that the job was before: partitions of which the store has
-            no offset start where it has got to. A path, or ``offsetstore.spark.checkpoints.HadoopFiles``. Stop that
-            query first: nothing here can see it or fence it.
-        :raises ConfigurationError: an argument that can't be right; or there is no such checkpoint.
-        :raises BrokerError: Kafka's part failed; nobody was fenced.
-        :raises StartError: where to start can't be decided safely; nobody was fenced.
+        :param adopt_checkpoint: the checkpoint of the query that this job replaces: partitions without a stored offset
+            start where it ends. A path, or ``offsetstore.spark.checkpoints.HadoopFiles``. Stop that query first: the
+            store can neither see nor fence it.
+        :raises ConfigurationError: an argument is invalid, or there is no such checkpoint.
+        :raises BrokerError: a request to Kafka failed; no job was fenced.
+        :raises StartError: where to start can't be decided safely; no job was fenced.
         :raises GroupBusy: there is a live owner.
-        :raises LockTimeout: somebody else holds the group's rows.
+        :raises LockTimeout: another transaction holds the group's rows.
         """
         names = topics if topics is not None else (broker.topics if broker else None) or ()
         request = ClaimRequest(
@@ -130,24 +130,23 @@ class OffsetStore:
         """One transaction, as a context manager; leaving the block commits, an exception rolls back. No retry.
 
         :param lock_timeout: seconds to wait for any one lock, by default `Timeouts.lock`.
-        :raises LockTimeout: a row is locked by somebody else for longer.
+        :raises LockTimeout: another transaction holds a row for longer.
         :raises TransactionLost: the connection broke; nothing was written.
-        :raises CommitUnknown: it broke at COMMIT, and the rows can't tell.
-        :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written (but for
-            `UnexpectedCommit`: what came before that COMMIT stays).
+        :raises CommitUnknown: it broke at COMMIT, and the rows do not show whether that happened.
+        :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written (except that writes
+            before a COMMIT of your own stay, see `UnexpectedCommit`).
         """
         return begin(self, claim, lock_timeout=lock_timeout)
 
     def run(self, claim: ClaimInfo, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
-        """Run ``work(tx)`` in a transaction, and repeat all of it where the database says that this may help.
+        """Run ``work(tx)`` in a transaction, and repeat all of it after an error that a retry may resolve.
 
-        That is: serialization failures, deadlocks, lock timeouts, lost connections, cancelled statements, and a server
-        that lacks something or is read-only. ``work`` must not consume an
-        iterator that it can't make again.
+        These are serialization failures, deadlocks, lock timeouts, lost connections, cancelled statements, and a server
+        that is out of resources or read-only. ``work`` must not consume an iterator that it can't create again.
 
-        :return: what ``work`` returned, once it is committed.
+        :return: the result of ``work``, once it is committed.
         :raises LockTimeout, TransactionLost, StoreUnavailable: in the last of `Retries.attempts`.
-        :raises CommitUnknown: never repeated: it may have happened.
+        :raises CommitUnknown: never repeated, because it may have happened.
         """
         return run(self, claim, work, lock_timeout=lock_timeout)
 
@@ -166,34 +165,34 @@ class OffsetStore:
         from_offset: int | None = None,
         dry_run: bool = False,
     ) -> Reset:
-        """Set stored offsets, backwards or forwards, and pin them: the next claim starts there, whatever Kafka says.
+        """Set stored offsets, backwards or forwards, and pin them: the next claim starts there, not at Kafka's offset.
 
-        A job that runs is fenced. Where the offsets go and whether a job is live is decided under the group's locks, so
-        that what is returned is what was done, also where a job has advanced or claimed meanwhile. Kafka is asked
-        before: what has changed there since, such as records that retention has removed, is seen by the next claim.
-        Partitions that are not named stay where they are, and so does the metadata.
+        A running job is fenced. The new offsets, and whether a job is live, are decided under the group's locks, so the
+        result is exactly what was done, even if a job advances or claims meanwhile. Kafka is asked before that; the
+        next claim sees later changes there, such as records that retention removed. Partitions that are not named stay
+        as they are, and so does the metadata.
 
-        :param offsets: the next offset for each partition; or where ``partitions`` go: ``"earliest"``, ``"latest"``, an
-            offset, a time (the first record at or after it, or the end), or ``ShiftBy(n)``.
+        :param offsets: the next offset for each partition; or the target for all ``partitions``: ``"earliest"``,
+            ``"latest"``, an offset, a time (the first record at or after it, or the end), or ``ShiftBy(n)``.
         :param reason: for those who read the history.
         :param actor: who decides; by default user, host and process.
         :param takeover_timeout: seconds to wait for a job's open transaction before its connection is terminated.
-        :param partitions: numbers by topic, ``None`` for all of which the store has an offset.
+        :param partitions: numbers by topic, ``None`` for all that have a stored offset.
         :param broker: asked for the log's ends, so that an offset outside of the log is refused. Without it the next
             claim does that, and ``"earliest"``, ``"latest"`` and times can't be resolved.
-        :param kafka_group: the group in whose name Kafka is asked, if it is not ``group``.
+        :param kafka_group: the group in Kafka, if it is not ``group``.
         :param takeover: ``"fence"`` a live job, or ``"refuse"``.
-        :param from_offset: what has to be stored for each of the partitions; the reset is for no other state.
-        :param dry_run: lock and write nothing; return what would be done to what is stored now.
-        :raises OffsetMoved: another offset is stored than ``from_offset``; nothing was written.
+        :param from_offset: the offset that must be stored for each of the partitions.
+        :param dry_run: lock and write nothing; return what a reset would do now.
+        :raises OffsetMoved: the stored offset is not ``from_offset``; nothing was written.
         :raises ConfigurationError: an unknown partition, not an offset, no reason.
         :raises UnknownGroup: the store has no offsets of the group.
         :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
-        :raises BrokerError: Kafka's part failed; nothing was written, and no job was fenced. So it is for
-        :raises OffsetOutOfRange: the log does not hold the offset.
-        :raises WrongCluster: the stored offset is another cluster's.
-        :raises LockTimeout: a transaction that is no job of the group holds its rows.
-        :raises TransactionLost: the connection broke; the history tells whether it happened.
+        :raises BrokerError: a request to Kafka failed; nothing was written, and no job was fenced.
+        :raises OffsetOutOfRange: the log does not hold the offset; nothing was written, and no job was fenced.
+        :raises WrongCluster: the stored offset belongs to another cluster; nothing was written, and no job was fenced.
+        :raises LockTimeout: a transaction that belongs to no job of the group holds its rows.
+        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         request = admin.ResetRequest(group, offsets, partitions, reason, actor, takeover, takeover_timeout, from_offset)
         return admin.reset(
@@ -208,11 +207,11 @@ class OffsetStore:
     def rename_group(
         self, group: str, new: str, *, reason: str, actor: str | None = None, takeover_timeout: float = 30.0
     ) -> None:
-        """Give a group's offsets and batch marks another name; it has a history under both.
+        """Rename a group, with its offsets and batch marks. Both names have a history.
 
-        A job that still runs under the old name is fenced, and nothing of it comes back: a claim by that name ends in
-        `GroupRenamed`. Offsets that were copied to Kafka stay there under the old name, and so does a kept checkpoint
-        in its directory: move ``<base>/<group>/kept`` along, or the query starts with an empty state.
+        A job that still runs under the old name is fenced, and can't start again: a claim of that name raises
+        `GroupRenamed`. Offsets that were copied to Kafka stay there under the old name, and a kept checkpoint stays in
+        its directory: move ``<base>/<group>/kept`` too, or the query starts with an empty state.
 
         :param new: a name that has no offsets.
         :param reason: for those who read the history.
@@ -228,7 +227,7 @@ class OffsetStore:
         return self._read(lambda session: session.read_partitions(group))
 
     def metadata(self, group: str) -> dict[TopicPartition, object]:
-        """The metadata of each of the group's partitions, ``None`` where there is none.
+        """The metadata of each of the group's partitions, ``None`` if there is none.
 
         :raises MetadataError: a text that is not JSON.
         """
@@ -239,11 +238,11 @@ class OffsetStore:
         return self._read(lambda session: session.batch_mark(group, query_id))
 
     def history(self, group: str) -> list[HistoryEvent]:
-        """All that was decided about the group's offsets, oldest first; plain advances are not in it."""
+        """All decisions about the group's offsets, oldest first; advances are not included."""
         return self._read(lambda session: session.history(group))
 
     def owner(self, group: str) -> GroupRow | None:
-        """Who claimed the group last, ``None`` if nobody has."""
+        """Who claimed the group last, ``None`` before the first claim."""
         return self._read(lambda session: session.group(group))
 
     def group_state(
@@ -265,7 +264,7 @@ class OffsetStore:
         return read(self.database, query)
 
     def close(self) -> None:
-        """Leave all claims, and close the connections that the store has opened itself."""
+        """Close all claims, and the connections that the store opened itself."""
         for claim in self._claims:
             claim.close()
         self.database.close()

@@ -1,8 +1,8 @@
 """The transaction: results and offsets together, or neither.
 
-Inside it the order is fixed: `lock` the partitions (which decides what is left of each range), write with
-`connection`, `advance`. Leaving the block commits. A token that is no longer the row's, a range above the stored
-offset, a lock that is not had: each ends it with nothing written.
+Inside it the order is fixed: `lock` the partitions (which decides what remains of each range), write with `connection`,
+`advance`. Leaving the block commits. If a row has another token, a range begins above the stored offset, or a lock
+can't be acquired, the transaction ends with nothing written.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Transaction:
         self._lock_timeout = lock_timeout
         self._commit_timeout = commit_timeout
         self._id = uuid.uuid4()
-        # Of its own, so that whoever looks for this transaction's fate does not end another one of the same claim.
+        # Unique, so that a look-up of this transaction's fate does not end another one of the same claim.
         self._name = f"{claim.name}:{self._id.hex[:8]}"
         self._session: Session | None = None
         self._was_used = False
@@ -87,28 +87,29 @@ class Transaction:
     def connection(self) -> Any:
         """The SQLAlchemy ``Connection`` to write results with; psycopg's is under it.
 
-        It goes back to its pool. What your SQL leaves in its session (``SET`` without ``LOCAL``, temporary tables,
-        advisory locks) comes to a later transaction, so leave nothing there. After an `Execute` it is closed instead.
+        It returns to its pool. Anything that your SQL leaves in its session (``SET`` without ``LOCAL``, temporary
+        tables, advisory locks) reaches a later transaction, so leave nothing there. After an `Execute` it is closed
+        instead.
 
-        :raises LockFirst: before `lock`: what is written then could be a stale job's.
+        :raises LockFirst: before `lock`, because a stale job could write then.
         """
         session, _ = self._locked("tx.connection was used before tx.lock")
         self._had_connection = True
         return session.connection
 
     def lock(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
-        """Lock the partitions' rows, check that they are this claim's, and decide what is left of each range.
+        """Lock the partitions' rows, check that they are this claim's, and decide what remains of each range.
 
-        The rows are locked in (topic, partition) order whatever was asked for, so that two jobs never deadlock. A
-        partition that the claim did not know gets a row that starts at its range. ``lock({})`` holds off other claims
-        where there is no range to lock.
+        The rows are always locked in (topic, partition) order, so that two jobs never deadlock. A partition that the
+        claim does not know gets a row that starts at its range. ``lock({})`` blocks other claims when there is no range
+        to lock.
 
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
         :raises OffsetGap: a range begins above its stored offset.
         :raises LockTimeout: see `OffsetStore.transaction`.
         :raises ConfigurationError: a partition of a topic that the claim does not have.
-        :raises LockedTwice, LockInSavepoint: it is called once, outside of any savepoint.
+        :raises LockedTwice, LockInSavepoint: it was called a second time, or inside a savepoint.
         """
         session = self._begun()
         if session.in_savepoint():
@@ -118,11 +119,11 @@ class Transaction:
         try:
             self._plan = self._lock(session, ranges)
         except LockTimeout as error:
-            session.rollback()  # so that only others hold these rows
+            session.rollback()  # so that this transaction no longer holds these rows
             self._refused = self._not_locked(error)
             raise self._refused from error.__cause__
         except BaseException as error:
-            # Kept, so that code which swallows it doesn't commit half a lock.
+            # Kept, so that code that swallows it can't commit half a lock.
             self._refused = error
             raise
         return dict(self._plan)
@@ -134,7 +135,7 @@ class Transaction:
         for tp in unknown:
             self._expect_topic(tp)
         if unknown or not ranges:
-            # The group's row before any partition's, or it deadlocks with a claim.
+            # Lock the group's row before any partition's, or this deadlocks with a claim.
             self._check(session.share_group(self._claim.group), None)
             self._create(session, {tp: ranges[tp].from_ for tp in unknown})
         self._rows = session.lock_partitions(self._claim.group, self._asked) if ranges else {}
@@ -157,10 +158,10 @@ class Transaction:
         """Move the stored offsets to the ranges' ends, in one statement, with the results.
 
         :param ranges: exactly `Decision.remaining` for each partition, as `lock` returned it.
-        :param metadata: one JSON value for all partitions of the call; ``None`` clears it, left out keeps it.
+        :param metadata: one JSON value for all partitions of the call; ``None`` clears it; by default it is kept.
         :raises AdvanceMismatch: another range, a partition that was not locked, or one that was advanced already.
         :raises MetadataError: see `offsetstore.protocol.metadata.dump`.
-        :raises StaleClaim: the rows changed under the lock: only SQL of yours in this transaction can do that.
+        :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
         """
         session, plan = self._locked("tx.advance was called before tx.lock")
         for tp, range_ in ranges.items():
@@ -172,15 +173,15 @@ class Transaction:
         if moved != len(wanted):
             raise StaleClaim(
                 "the stored offsets changed although they were locked",
-                found=f"{moved} rows as locked",
+                found=f"{moved} unchanged rows",
                 expected=f"{len(wanted)}",
             )
         self._advanced |= wanted.keys()
 
     def mark_batch(self, query_id: uuid.UUID, batch_id: int) -> bool:
-        """Note that this transaction holds the results of a batch, whatever ranges it has: for stateful queries.
+        """Record that this transaction holds a stateful query's results of a batch, even if the batch has no ranges.
 
-        :return: ``False`` where the batch, or a later one of that query, is in the results: write nothing then.
+        :return: ``False`` if the results already hold this batch or a later one of that query: write nothing then.
         :raises LockFirst: before `lock`.
         :raises LockInSavepoint: ``ROLLBACK TO`` would drop the mark and keep the advance.
         """
@@ -193,7 +194,7 @@ class Transaction:
         return session.mark_batch(self._claim.group, query_id, batch_id)
 
     def _expect_topic(self, tp: TopicPartition) -> None:
-        """A misspelt topic would get a row, and nobody has resolved where another one starts."""
+        """A misspelt topic would get a row, and the start of any other topic was never resolved."""
         if tp.topic not in self._claim.topics:
             raise ConfigurationError(
                 "tx.lock names a topic that the claim does not have",
@@ -235,7 +236,7 @@ class Transaction:
         return self._session
 
     def _locked(self, too_early: str) -> tuple[Session, dict[TopicPartition, Decision]]:
-        """What only holds under the locks; otherwise what `lock` was refused for, or that it comes first."""
+        """Return the session and the plan; raise the error of `lock`, or `LockFirst` if it was not called."""
         session = self._begun()
         if self._refused is not None:
             raise self._refused
@@ -245,9 +246,7 @@ class Transaction:
 
     def _check(self, token: Token | None, tp: TopicPartition | None) -> None:
         if token != self._claim.token:
-            what = (
-                f"group {self._claim.group!r} has been claimed, reset or renamed by somebody else; nothing was written"
-            )
+            what = f"group {self._claim.group!r} has been claimed, reset or renamed since; nothing was written"
             row = self._begun().group(self._claim.group)
             raise StaleClaim(
                 what,
@@ -261,7 +260,7 @@ class Transaction:
             return
         claim = self._claim
         inserted = session.insert_partitions(claim.group, claim.token, offsets)
-        reason = "the claim did not know the partition: it starts at the first range that it got"
+        reason = "the partition is new to the claim: it starts at its first range"
         session.append_history(
             claim.group,
             [
@@ -272,12 +271,12 @@ class Transaction:
         )
 
     def __enter__(self) -> Self:
-        # Whether it is still open is asked of it: a generator may end it in another thread than it began in.
+        # Ask the transaction whether it is open: a generator may end it in another thread than it began in.
         if _latest.transaction is not None and _latest.transaction.is_open:
             raise NestedTransaction("a transaction was begun inside a transaction of the same thread")
         if self._was_used:
             raise ProtocolMisuse(
-                "the transaction is over, and was begun again", next_step="Make a new one: store.transaction(claim)."
+                "a transaction block can be used only once", next_step="Make a new one: store.transaction(claim)."
             )
         self._session = self._database.begin(name=self._name, lock_timeout=self._lock_timeout)
         self._was_used = True
@@ -296,11 +295,11 @@ class Transaction:
                 self._check_complete(session)
         except BaseException as problem:
             session.rollback()
-            self._explain(problem)
+            self._raise_ours(problem)
             raise
         if error is not None:
             session.rollback()
-            self._explain(error)
+            self._raise_ours(error)
             return
         self._commit(session)
         self._claim.partitions.update(self._asked)  # committed, so their rows exist now
@@ -309,9 +308,7 @@ class Transaction:
         if self._refused is not None:
             raise self._refused
         if self._plan is not None and not session.is_whole():
-            raise UnexpectedCommit(
-                "the transaction, or its advance, was ended behind our back by a COMMIT or ROLLBACK inside it"
-            )
+            raise UnexpectedCommit("a COMMIT or ROLLBACK inside the transaction ended it, or undid its advance")
         for tp, decision in (self._plan or {}).items():
             if decision.outcome is not Outcome.SKIP and tp not in self._advanced:
                 raise Unadvanced(f"the transaction ends without advancing {decision.remaining}", topic_partition=tp)
@@ -323,7 +320,7 @@ class Transaction:
         except BaseException as error:
             session.rollback()
             if not isinstance(error, ConnectionLost):
-                self._explain(error)
+                self._raise_ours(error)
                 raise
             before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
             advanced = Advanced(
@@ -339,8 +336,8 @@ class Transaction:
             settle(self._database, advanced, timeout=self._commit_timeout, cause=error)
         failpoints.reach("after_commit")
 
-    def _explain(self, error: BaseException) -> None:
-        """Raise our error for the database's, with what is known here; return where ``error`` is better as it is."""
+    def _raise_ours(self, error: BaseException) -> None:
+        """Raise our error for a database error, with details of this transaction; return for other errors."""
         ours = self._database.translate(error)
         if isinstance(ours, ConnectionLost):
             raise TransactionLost(
@@ -350,7 +347,7 @@ class Transaction:
             raise LockTimeout(
                 f"could not acquire a lock on the results' tables within {self._lock_timeout:g} s",
                 found=ours.found,
-                next_step="See what holds the results' tables (pg_stat_activity).",
+                next_step="Find out which session holds the locks (pg_stat_activity).",
             ) from ours.__cause__
         if ours is not error and isinstance(ours, OffsetStoreError):
             raise ours from ours.__cause__
@@ -378,7 +375,7 @@ def begin(store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = No
 def run(
     store: Connected, claim: ClaimInfo, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None
 ) -> _T:
-    """Run ``work(tx)``, again if that may help; see `OffsetStore.run`."""
+    """Run ``work(tx)`` with retries; see `OffsetStore.run`."""
 
     def attempt(_: int) -> _T:
         with begin(store, claim, lock_timeout=lock_timeout) as tx:

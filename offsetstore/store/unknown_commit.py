@@ -1,16 +1,16 @@
-"""Did that COMMIT happen? Its answer was lost with the connection; the rows know.
+"""Did a COMMIT happen whose answer was lost with the connection? The rows show it.
 
-Every advance writes a transaction id of its own into the rows, and a claim leaves it alone. So: reconnect, lock the
+Every advance writes a transaction id of its own into the rows, and a claim does not change it. So: reconnect, lock the
 rows that the transaction advanced (which waits until the old transaction has ended, one way or the other), and compare.
-Any one row is enough, since they all moved or none. Before the token is judged: the answer must not depend on whether
-another job has claimed the group since. PostgreSQL's own ``pg_xact_status`` would be less to write, but after a
-failover the number may be another's.
+One row is enough, since all moved or none. The token is not compared: the answer must not depend on whether another job
+has claimed the group since. PostgreSQL's own ``pg_xact_status`` would need less code, but after a failover the number
+may belong to another transaction.
 
-A batch without ranges advances no row. Its mark tells instead, under the group's lock and those of the rows that the
-old transaction has locked: one of them is what it waits for.
+A batch without ranges advances no row. Its mark gives the answer instead, read under the locks of the group and of the
+rows that the old transaction had locked: these wait for that transaction.
 
-Whatever goes wrong in the look-up itself tells nothing, and is no reason to repeat the work: it is tried again until
-the time is up, and then the fate is unknown.
+An error in the look-up itself is no answer, and no reason to repeat the work: the look-up is retried until the time is
+up, and then the fate is unknown.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _PAUSE = 0.2
 class Advanced:
     """What a transaction advanced: its id, and for each partition the id that the row held before.
 
-    ``token`` is its claim's, ``locked`` all that it locked, in order. ``mark`` is the query and the batch that it
-    marked, or found marked.
+    ``token`` is its claim's, ``locked`` all partitions that it locked, in order. ``mark`` is the query and the batch
+    that it marked, or found marked.
     """
 
     group: str
@@ -51,7 +51,7 @@ class Advanced:
 
     @property
     def first(self) -> TopicPartition | None:
-        """A partition to speak of."""
+        """A partition for the error messages."""
         return next(iter((*self.before, *self.locked)), None)
 
 
@@ -60,7 +60,7 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Con
 
     :param timeout: seconds to reconnect and to wait for the old transaction to end.
     :raises TransactionLost: it did not happen.
-    :raises CommitUnknown: it can't be told: no answer in time, or every row has moved on since.
+    :raises CommitUnknown: it can't be found out: no answer in time, or every row has moved on since.
     """
     if not advanced.before:
         if advanced.mark is not None:
@@ -68,7 +68,7 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Con
             return
         if advanced.wrote:
             raise CommitUnknown(
-                "the answer to COMMIT was lost, and the transaction advanced no partition that could tell",
+                "the answer to COMMIT was lost, and the transaction advanced no partition, so no row shows its fate",
                 found=cause.found,
             ) from cause.__cause__
         raise TransactionLost(
@@ -80,7 +80,7 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Con
     if advanced.transaction_id in ids.values():
         _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)
         return
-    # No id, or no row, may be another group's that has got the name since, or the row may have gone with its group.
+    # A row without an id may belong to another group that got the name since, and a missing row may have been removed.
     if any(ids.get(tp) == before and (before or found.same_group) for tp, before in advanced.before.items()):
         raise TransactionLost(
             "the connection was lost at COMMIT, and the rows show that it did not happen",
@@ -99,7 +99,7 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Con
 def _settle_by_mark(
     database: Database, advanced: Advanced, mark: tuple[UUID, int], *, timeout: float, cause: ConnectionLost
 ) -> None:
-    """The results of a marked batch are there once, whoever has written them: a new owner's word is as good."""
+    """The results of a marked batch are there once, even if a new owner wrote them."""
     _, batch_id = mark
     found = _rows(database, advanced, mark, timeout=timeout, cause=cause)
     if found.mark is not None and found.mark >= batch_id:
@@ -123,7 +123,7 @@ def _other_group(advanced: Advanced, cause: ConnectionLost) -> CommitUnknown:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The rows that are there, whether the name has been the group's ever since, the query's mark if asked for."""
+    """The rows, whether the name still belongs to the same group, and the query's mark if it was requested."""
 
     rows: dict[TopicPartition, StoredOffset]
     same_group: bool
@@ -138,20 +138,18 @@ def _rows(
     while (left := deadline - time.monotonic()) > 0:
         try:
             return _look(database, advanced, mark, left)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the answer
+        except Exception as error:  # noqa: BLE001 - an error is not an answer
             trouble = error
         time.sleep(min(_PAUSE, left))
-    what = (
-        f"the answer to COMMIT in group {advanced.group!r} was lost, and the database did not tell within {timeout:g} s"
-    )
+    what = f"the answer to COMMIT in group {advanced.group!r} was lost, and no look-up succeeded within {timeout:g} s"
     found = str(cause.found)
     if trouble is not None:
-        found += f"; in the look-up: {_words(database, advanced, trouble)}"
+        found += f"; in the look-up: {_describe(database, advanced, trouble)}"
     raise CommitUnknown(what, topic_partition=advanced.first, found=found) from cause.__cause__
 
 
-def _words(database: Database, advanced: Advanced, trouble: Exception) -> str:
-    """Who holds the rows, if somebody does; or what went wrong."""
+def _describe(database: Database, advanced: Advanced, trouble: Exception) -> str:
+    """Describe the holder of the rows, or else the error."""
     reached = not isinstance(trouble, (StoreUnavailable, ConnectionLost))
     holder = database.lock_holder(advanced.group, advanced.locked) if reached and advanced.locked else None
     if holder is not None:
@@ -164,17 +162,18 @@ def _words(database: Database, advanced: Advanced, trouble: Exception) -> str:
 def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None, left: float) -> _Found:
     session = database.begin(name=advanced.name, lock_timeout=left)
     try:
-        # Where the network has dropped the connection without telling the server, the old transaction waits for a
-        # COMMIT that won't come, and holds the rows.
+        # If the network dropped the connection without telling the server, the old transaction waits for a COMMIT that
+        # won't come, and holds the rows.
         with database.unblocking(session, after=left / 2, older_than=advanced.name):
             if mark is not None or None in advanced.before.values():
-                # Nobody sees or waits for a row that an open transaction has made; but it shares the group's.
+                # A row that an open transaction inserted is invisible and can't be waited for; the lock on the group's
+                # row can.
                 session.lock_group(advanced.group)
             rows = session.lock_partitions(advanced.group, advanced.locked if mark else list(advanced.before))
             marked = session.batch_mark(advanced.group, mark[0]) if mark else None
             known = session.group(advanced.group)
             epoch = advanced.token.epoch
-            # A rename's epoch is above those of both names; a group that was removed begins anew.
+            # A rename's epoch is above those of both names; a removed group starts again at epoch 0.
             same_group = (
                 known is not None and known.token.epoch >= epoch and not session.renamed_since(advanced.group, epoch)
             )

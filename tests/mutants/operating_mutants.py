@@ -95,7 +95,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         "history-ids-are-taken",
         (
             "offsetstore/postgres/session.py",
-            "                self._run(sql.TAKE_HISTORY_IDS, nobody=_NOBODY, count=count)\n",
+            "                self._run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)\n",
             "",
         ),
         tests=(_IDS,),

@@ -138,7 +138,11 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "another-application-is-looked-for",
-        (_MIRROR, "            if rows and self._is_taken(rows):\n", "            if self._is_taken({}):\n"),
+        (
+            _MIRROR,
+            "            if rows and self._is_used_by_others(rows):\n",
+            "            if self._is_used_by_others({}):\n",
+        ),
         tests=(f"{_MIRRORED}test_what_another_application_commits_under_the_job_is_neither_overwritten_nor_adopted",),
         why="An old consumer in the same group would resume at our offset, and never read the records before it.",
     ),

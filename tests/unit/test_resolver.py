@@ -189,7 +189,7 @@ def test_a_copy_beyond_the_row_stops_the_start(epoch: int, prefer: str) -> None:
         resolve({P0: row(40)}, copy(kafka({0: (0, 100)}), 60, epoch), policy, store_id=US)
 
     assert (caught.value.topic_partition, caught.value.found) == (P0, "offset 40 stored")
-    assert caught.value.expected == f"at least 60, which store {US}, epoch {epoch} has copied"
+    assert caught.value.expected == f"at least 60, copied by store {US}, epoch {epoch}"
     assert 'on_rewound="stored"' in caught.value.next_step
 
 
@@ -545,10 +545,10 @@ def test_a_start_by_time_everywhere_can_be_given_to_spark_as_such() -> None:
 @pytest.mark.behaviour("START-23")
 def test_a_start_that_is_not_by_time_everywhere_can_not() -> None:
     view = replace(kafka({0: (0, 100), 1: (0, 100)}, {1: 7}), timestamps={P0: 70, P1: 100})
-    with pytest.raises(ConfigurationError, match="not a start by timestamp") as caught:
+    with pytest.raises(ConfigurationError, match="not every partition starts by timestamp") as caught:
         resolve({}, view, StartPolicy(auto_offset_reset=NOON)).timestamps_json()
 
-    assert caught.value.found == "1 of 2 partitions with another reason"
+    assert caught.value.found == "1 of 2 partitions start for another reason"
 
 
 @pytest.mark.behaviour("START-23", "START-18")

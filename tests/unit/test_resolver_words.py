@@ -15,9 +15,9 @@ from tests.unit.test_resolver import P0, P1, THEM, US, copy, kafka, row
 
 LOG = kafka({0: (10, 100)})
 SAME_TOPIC = (
-    "With isolation.level=read_committed the log ends at its first open transaction: start again when that has ended "
+    "With isolation.level=read_committed the log ends at its first open transaction: start again once that has ended "
     "(kafka-transactions.sh find-hanging shows one that does not end). If the log was truncated (an unclean leader "
-    "election), or a reset went too far: offsetstore reset, to an offset that the log holds."
+    "election), or a reset went too far, run offsetstore reset to an offset that the log holds."
 )
 
 
@@ -77,21 +77,21 @@ CASES = [
     ),
     Case(
         "ForeignStore",
-        "what Kafka has for the group was copied there by another offsetstore",
+        "another offsetstore copied its offsets to this group in Kafka",
         f"store {THEM}, epoch 3",
         f"store {US}",
         view=copy(LOG, 60, 3, store_id=THEM),
     ),
     Case(
         "KafkaGroupShared",
-        "what Kafka has for the group was copied there by another group of this store",
+        "another group of this store copied its offsets to this group in Kafka",
         f"store {US}, epoch 3 of group {digest('invoicing')}",
         f"group {digest('billing')}, by SHA-256",
         view=copy(LOG, 60, 3, group="invoicing"),
     ),
     Case(
         "KafkaGroupContested",
-        "another application used the group in Kafka while the job ran, and its offset may not be ours to follow",
+        "another application used the group in Kafka while the job ran, so its offset there may not be this job's",
         "60 committed, 40 stored",
         "a group of our own",
         stored={P0: replace(row(40), contested=True)},
@@ -99,7 +99,7 @@ CASES = [
     ),
     Case(
         "KafkaGroupContested",
-        "another application used the group in Kafka while the job ran, and its offset may not be ours to follow",
+        "another application used the group in Kafka while the job ran, so its offset there may not be this job's",
         "60 committed, no stored offset",
         "a group of our own",
         stored={P1: replace(row(0), contested=True)},
@@ -109,7 +109,7 @@ CASES = [
         "StoreRewound",
         "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
         "offset 40 stored",
-        f"at least 60, which store {US}, epoch 3 has copied",
+        f"at least 60, copied by store {US}, epoch 3",
         stored={P0: row(40)},
         view=copy(LOG, 60, 3),
     ),
@@ -117,7 +117,7 @@ CASES = [
         "StoreRewound",
         "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
         "no stored offset",
-        f"at least 60, which store {US}, epoch 3 has copied",
+        f"at least 60, copied by store {US}, epoch 3",
         view=copy(LOG, 60, 3),
     ),
     Case(

@@ -116,7 +116,7 @@ class MisuseContract(ContractParts):
         with tx:
             tx.lock({})
 
-        with pytest.raises(ProtocolMisuse, match="begun again"), tx:
+        with pytest.raises(ProtocolMisuse, match="only once"), tx:
             pass
 
     @pytest.mark.behaviour("TX-3")

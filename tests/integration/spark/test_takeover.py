@@ -61,7 +61,7 @@ def test_the_first_jobs_next_batch_ends_with_stale_claim_and_writes_nothing(
     assert isinstance(failed.error, StaleClaim)
     assert failed.error.topic_partition == TopicPartition(topic, 1)
     assert "StaleClaim" in failed.text
-    assert "claimed, reset or renamed by somebody else" in failed.text
+    assert "claimed, reset or renamed since" in failed.text
     assert world.database.column(VALUES) == ["a"]
     world.run(second, events, Append("events"))
     assert world.database.column(VALUES) == ["a", "b"]

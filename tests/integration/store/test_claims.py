@@ -203,12 +203,12 @@ def test_without_a_broker_the_starting_offsets_are_not_known(store: OffsetStore)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"group": ""}, "not a consumer group"),
-        ({"group": "a\0b"}, "not a consumer group"),
+        ({"group": ""}, "group must be a name"),
+        ({"group": "a\0b"}, "group must be a name"),
         ({"topics": []}, "names no topics"),
-        ({"takeover": "ask"}, "no such takeover"),
-        ({"takeover_timeout": -1}, "not a takeover_timeout"),
-        ({"takeover_timeout": float("nan")}, "not a takeover_timeout"),
+        ({"takeover": "ask"}, "takeover has an unknown value"),
+        ({"takeover_timeout": -1}, "takeover_timeout must be 0 or more seconds"),
+        ({"takeover_timeout": float("nan")}, "takeover_timeout must be 0 or more seconds"),
     ],
 )
 def test_arguments_that_cant_be_right_are_named(store: OffsetStore, arguments: dict[str, object], words: str) -> None:

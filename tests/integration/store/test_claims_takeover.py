@@ -112,7 +112,7 @@ def test_a_transaction_that_is_no_job_of_the_group_is_not_terminated(
     stranger = store.database.begin(name="an operator's psql")
     stranger.lock_partitions("billing", [P0])
 
-    with pytest.raises(LockTimeout, match="group 'billing' is locked by a transaction that is no job of"):
+    with pytest.raises(LockTimeout, match="'billing' is locked by a transaction that belongs to no job of this group"):
         store.claim("billing", broker(), takeover_timeout=0.5)
 
     stranger.commit()

@@ -149,7 +149,7 @@ def test_credentials_that_cant_be_had_are_an_unavailable_store(guarded: Postgres
     def credentials() -> str:
         raise OSError("the token service is away")
 
-    with pytest.raises(StoreUnavailable, match="credentials could not be had; found OSError"):
+    with pytest.raises(StoreUnavailable, match="could not get the credentials; found OSError"):
         OffsetStore.connect(guarded.url, credentials=credentials)
 
 

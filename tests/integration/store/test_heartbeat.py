@@ -182,7 +182,7 @@ def test_leaving_while_the_database_is_away_is_no_error(
 
         claim.close()
 
-    assert "last heartbeat could not be removed: StoreUnavailable" in caplog.text
+    assert "could not remove the claim's last heartbeat: StoreUnavailable" in caplog.text
 
 
 def test_leaving_does_not_wait_for_a_lock_for_ever(store: OffsetStore, offsetstore_database: str) -> None:

@@ -76,7 +76,7 @@ def test_where_they_lag_too_far_the_owner_is_told_what_to_do_and_that_helps(
     query(FILL.format(first=1, last=200))
     query(LAGS.format(next=1))
 
-    with pytest.raises(SchemaError, match="the last line has id 200") as caught:
+    with pytest.raises(SchemaError, match="the last row has id 200") as caught:
         store.claim(GROUP, broker())
 
     assert store.offsets(GROUP) == {}

@@ -1,4 +1,4 @@
-"""A statement that the server cancels, and a server that takes no writes: typed, repeated, and no record's fault."""
+"""A statement that the server cancels, and a server that accepts no writes: typed, repeated, and no record's fault."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RANGE = OffsetRange(0, 3)
 CANARY = "canary-4111"
 CANCELLED = r"cancelled a statement.*57014.*canceling statement due to"
-READ_ONLY = r"takes no writes.*25006.*read-only"
+READ_ONLY = r"accepts no writes.*25006.*read-only"
 
 
 @pytest.fixture

@@ -38,6 +38,6 @@ def test_a_row_that_was_changed_under_its_own_lock_takes_results_and_offsets_wit
     with pytest.raises(StaleClaim, match="changed although they were locked") as caught:
         job()
 
-    assert (caught.value.found, caught.value.expected) == ("1 rows as locked", "2")
+    assert (caught.value.found, caught.value.expected) == ("1 unchanged rows", "2")
     assert query("SELECT * FROM results") == []
     assert {row.next_offset for row in store.offsets(GROUP).values()} == {0}

@@ -215,9 +215,7 @@ def test_a_disk_that_stays_full_ends_in_an_error_that_says_so(store: OffsetStore
         apply(tx, P0, range_=RANGE)
         driver(tx).execute(DISK_FULL)
 
-    with pytest.raises(
-        StoreUnavailable, match=r"its server lacks something.*53100.*raised by a function.*room on its disk"
-    ):
+    with pytest.raises(StoreUnavailable, match=r"ran out of disk.*53100.*raised by a function.*free disk space"):
         store.run(claim, work)
     assert_nothing_written(store, query)
 

@@ -293,7 +293,7 @@ def test_a_database_that_stays_down_ends_in_the_unknown(private_postgres: Postgr
         job.store.timeouts = Timeouts(commit=1)
         with (
             job.proxy.losing(Lost.ANSWER, then=lambda: private_postgres.stop("immediate")),
-            pytest.raises(CommitUnknown, match="did not tell within 1 s"),
+            pytest.raises(CommitUnknown, match="no look-up succeeded within 1 s"),
         ):
             job.store.run(job.claim, job.work(P0))
         assert job.runs == 1

@@ -65,7 +65,7 @@ def test_without_a_database_the_variable_and_the_option_are_named(command: list[
     ("url", "told"),
     [
         ("mysql://job:canary@db/x", "not a PostgreSQL URL"),
-        ("postgresql://job:canary@db:port%/x", "the database URL is not understood"),
+        ("postgresql://job:canary@db:port%/x", "could not parse the database URL"),
     ],
 )
 def test_a_wrong_url_is_told_without_its_password(url: str, told: str) -> None:

@@ -253,7 +253,7 @@ def test_another_file_system_is_refused_by_name(store: InMemoryOffsetStore, brok
 
 
 def test_a_claim_without_a_broker_adopts_nothing(store: InMemoryOffsetStore, checkpoint: Checkpoint) -> None:
-    with pytest.raises(ConfigurationError, match="no broker"):
+    with pytest.raises(ConfigurationError, match="without a broker"):
         store.claim(GROUP, topics=["payments"], adopt_checkpoint=str(checkpoint.path))
 
 
@@ -265,7 +265,7 @@ def test_another_jobs_checkpoint_is_refused(store: InMemoryOffsetStore, checkpoi
 @pytest.mark.parametrize("line", ['{"logOffset":3}', "17", "", '{"payments":{"0":null}}', "{"])
 def test_a_query_that_reads_something_else_is_refused(checkpoint: Checkpoint, line: str) -> None:
     checkpoint.write("offsets/11", "v1", "{}", line, "")
-    with pytest.raises(ConfigurationError, match=r"offsets/11 is not understood.*expected offsets of Kafka"):
+    with pytest.raises(ConfigurationError, match=r"could not parse .*offsets/11;.*expected offsets of Kafka"):
         read(LocalFiles(str(checkpoint.path)))
 
 
