@@ -387,7 +387,7 @@ def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: flo
             yield session
     except LockTimeout as error:
         raise LockTimeout(
-            f"group {groups[0]!r} is locked by a transaction that is no job of this group", found=error.found
+            f"group {groups[0]!r} is locked by a transaction that belongs to no job of this group", found=error.found
         ) from error.__cause__
     except ConnectionLost as lost:
         raise TransactionLost(lost.what, found=lost.found, next_step=_AGAIN) from lost.__cause__
