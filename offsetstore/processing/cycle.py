@@ -6,7 +6,9 @@ plan is compared under the lock: if a stored offset has changed, nothing is writ
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from offsetstore.errors import RowsRefused, SinkError
@@ -35,21 +37,42 @@ class Computed(Protocol):
         ...
 
 
-def replan(write: Callable[[], None], name: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a batch came to: the rows of each output, and the seconds of each phase, see `BatchWritten`."""
+
+    rows: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+class Stopwatch:
+    """Adds up the seconds of each phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, phase: str) -> None:
+        """Add the time since the last lap to this phase."""
+        now = time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+
+
+def replan(write: Callable[[], Written | None], name: str) -> Written | None:
     """Plan and write a batch; while its plan is outdated, plan it again, up to five times in all.
 
     :param write: plans and writes; raises `PlanOutdated` if it wrote nothing and the batch must be planned again.
     :param name: the batch's name, for the error.
+    :return: what ``write`` returned: ``None`` if all of it was in the results already.
     :raises SinkError: every plan was outdated.
     """
     reason = ""
     for _ in range(_MAX_PLANS):
         try:
-            write()
+            return write()
         except PlanOutdated as outdated:
             reason = str(outdated)
-        else:
-            return
     raise SinkError(
         f"{_MAX_PLANS} plans of {name} were outdated before they could be written",
         found=reason,
@@ -57,27 +80,37 @@ def replan(write: Callable[[], None], name: str) -> None:
     )
 
 
-def write_planned(claim: Claim, planned: Planned, compute: Callable[[Ranges], Mapping[str, Computed]]) -> None:
+def write_planned(
+    claim: Claim, planned: Planned, compute: Callable[[Ranges], Mapping[str, Computed]], watch: Stopwatch
+) -> Written | None:
     """Compute what remains of the plan, then write it and advance in one transaction.
 
     :param compute: takes the remaining range of each partition; called at most once, with nothing locked.
+    :param watch: the time until now is the plan's.
+    :return: ``None`` if nothing remained.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
+    watch.lap("plan")
     computed: Mapping[str, Computed] | None = None
     if planned.is_worth_computing(claim):
         computed = compute(planned.remaining())
         check_topics(claim, planned.rows, planned.plan)
+        watch.lap("compute")
     failpoints.reach("before_lock")
 
-    def work(tx: Transaction) -> None:
+    def work(tx: Transaction) -> dict[str, int] | None:
         remaining = lock_as_planned(tx, planned.plan)
         if not remaining:
-            return
+            return None
         if computed is None:  # the reason not to compute is gone
             raise PlanOutdated
-        write_and_advance(computed, tx, remaining)
+        rows = write_and_advance(computed, tx, remaining)
+        watch.lap("write")
+        return rows
 
-    claim.run(work)
+    rows = claim.run(work)
+    watch.lap("commit")
+    return None if rows is None else Written(rows, watch.seconds)
 
 
 def lock_as_planned(tx: Transaction, plan: Plan) -> Ranges:
@@ -91,18 +124,21 @@ def lock_as_planned(tx: Transaction, plan: Plan) -> Ranges:
     return {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
 
 
-def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaining: Ranges) -> None:
-    """Write all outputs and advance. Deferred constraints are checked here rather than by COMMIT."""
-    write_all(computed, tx.connection)
+def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaining: Ranges) -> dict[str, int]:
+    """Write all outputs and advance; return the rows of each. Deferred constraints are checked here, not by COMMIT."""
+    rows = write_all(computed, tx.connection)
     tx.advance(remaining)
     check_deferred(tx.connection)
+    return rows
 
 
-def write_all(computed: Mapping[str, Computed], connection: Connection) -> None:
-    """Write all outputs; a `RowsRefused` names the output."""
+def write_all(computed: Mapping[str, Computed], connection: Connection) -> dict[str, int]:
+    """Write all outputs, and return the rows of each; a `RowsRefused` names the output."""
+    rows: dict[str, int] = {}
     for name, output in computed.items():
         with of_output(name):
-            output.write(connection)
+            rows[name] = output.write(connection)
+    return rows
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -52,11 +50,16 @@ def may_pass(error: BaseException) -> bool:
 
 
 def with_retries(
-    retries: Retries, work: Callable[[int], _T], *, retry_if: Callable[[Exception], bool] = may_pass
+    retries: Retries,
+    work: Callable[[int], _T],
+    *,
+    retry_if: Callable[[Exception], bool] = may_pass,
+    on_retry: Callable[[int, Exception, float], None],
 ) -> _T:
     """Call ``work`` with the number of the attempt, from 1, until it succeeds or fails for good.
 
-    :raises Exception: the error of the last of ``retries.attempts``, or the first for which ``retry_if`` is false.
+    :param on_retry: gets the number of the failed attempt, its error, and the seconds until the next one.
+    :raises Exception: what ``work`` raised in the last of ``retries.attempts``, or what ``retry_if`` is not true of.
     """
     attempt = 1
     while True:
@@ -66,6 +69,6 @@ def with_retries(
             if attempt >= retries.attempts or not retry_if(error):
                 raise
             wait = retries.wait(attempt)
-            _log.warning("attempt %d failed (%s); retrying in %.2f s", attempt, type(error).__name__, wait)
+            on_retry(attempt, error, wait)
         time.sleep(wait)
         attempt += 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, get_args
 
 from offsetstore.errors import ConfigurationError, LockTimeout
 from offsetstore.postgres.database import PostgresDatabase
-from offsetstore.protocol.retries import may_pass, with_retries
+from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
 from offsetstore.spark.executors.staging import StagingOutcome, StagingTask
@@ -83,7 +83,7 @@ class StagingArea:
         session = frame.sparkSession
         executors = self._prepare(session)
         schema = arrow_schema(frame)
-        staging = with_retries(self._claim.retries, lambda _: self._create(writer, schema))
+        staging = self._claim.repeat(lambda _: self._create(writer, schema))
         task = StagingTask(executors, self._claim.name, writer, staging)
 
         def run() -> list[StagingOutcome]:
@@ -118,7 +118,7 @@ class StagingArea:
         if self._executors is None:
             self._executors = ExecutorStore.of(self._claim)
         if not self._checked:
-            with_retries(self._claim.retries, lambda _: self._run(check_schema))
+            self._claim.repeat(lambda _: self._run(check_schema))
             check_executors(session)
             self._checked = True
         return self._executors
@@ -145,7 +145,7 @@ class StagingArea:
                 raise next((error for error in errors if not may_pass(error)), errors[0])
             return outcomes
 
-        return with_retries(self._claim.retries, attempt)
+        return self._claim.repeat(attempt)
 
     def _drop(self, staging: Staging) -> bool:
         try:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from offsetstore.offsets import OffsetRange, TopicPartition
+    from offsetstore.processing.cycle import Written
     from offsetstore.spark.plans.query import RunningQuery
 
 
@@ -25,7 +26,7 @@ class MicroBatch:
 class Way(Protocol):
     """A way to write micro-batches: in one transaction, in one for each partition, or with a kept checkpoint."""
 
-    def write(self, batch: MicroBatch) -> None:
+    def write(self, batch: MicroBatch) -> Written | None:
         """Plan and write one micro-batch, or nothing of it.
 
         :raises PlanOutdated: it must be planned again.

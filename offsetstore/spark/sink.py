@@ -5,7 +5,6 @@ This module has the checks that all batches share; `offsetstore.spark.ways` has 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 from pyspark.sql.utils import is_remote
@@ -15,6 +14,7 @@ from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.cycle import replan
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.events import BatchFailed, BatchSkipped, BatchStarted, BatchWritten
 from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.large_batches import THRESHOLD, StagingMode, StagingPolicy
 from offsetstore.spark.micro_batch import MicroBatch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from offsetstore.offsets import TopicPartition
+    from offsetstore.offsets import OffsetRange, TopicPartition
     from offsetstore.protocol.ports import Writer
     from offsetstore.spark.micro_batch import Way
     from offsetstore.store.claim import Claim
@@ -39,7 +39,6 @@ __all__ = ["TransactionalSink", "Transform"]
 
 Atomicity: TypeAlias = Literal["batch", "partition"]
 
-_log = logging.getLogger(__name__)
 _KEPT_CHECKPOINTS: Final = 3
 
 
@@ -95,6 +94,7 @@ class TransactionalSink:
         self._kept: StatefulWay | None = None
         self._has_written = False
         self._admitted: str | None = None
+        self._ranges: dict[TopicPartition, OffsetRange] = {}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.
@@ -104,16 +104,16 @@ class TransactionalSink:
             where an `Execute` has committed.
         """
         self.error = None
+        self._ranges = {}
         try:
             self._process(batch, batch_id)
         except BaseException as error:  # noqa: BLE001 - raised below, without the database's error as its context
             strip_chain(error)
             self.error = stripped(error)
         if self.error is not None:
-            # Spark's own report of it is a hundred lines long.
-            ours = isinstance(self.error, OffsetStoreError)  # other texts may contain values of rows
-            name = type(self.error).__name__
-            _log.error("batch %d failed: %s%s", batch_id, name, f": {self.error}" if ours else "")
+            self._claim.observers.on(
+                BatchFailed(group=self._claim.group, batch=batch_id, ranges=self._ranges, error=self.error)
+            )
             raise self.error
         failpoints.reach("after_sink")
 
@@ -137,7 +137,7 @@ class TransactionalSink:
             else:
                 admit(query.execution, batch.columns)
             self._admitted = query.run_id
-        ranges = query.ranges()
+        ranges = self._ranges = query.ranges()
         self._check_claimed(ranges)
         try:
             self._claim.bind(query.query_id, query.is_active)
@@ -153,7 +153,16 @@ class TransactionalSink:
 
     def _write(self, batch: MicroBatch) -> None:
         way: Way = self._kept or self._way
-        replan(lambda: way.write(batch), f"batch {batch.number}")
+        group, number, ranges = self._claim.group, batch.number, batch.ranges
+        observers = self._claim.observers
+        observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
+        written = replan(lambda: way.write(batch), f"batch {number}")
+        if written is None:
+            observers.on(BatchSkipped(group=group, batch=number, ranges=ranges))
+        else:
+            observers.on(
+                BatchWritten(group=group, batch=number, ranges=ranges, rows=written.rows, seconds=written.seconds)
+            )
 
     def _way_of(self, atomicity: Atomicity, staging: StagingPolicy) -> Way:
         if atomicity == "partition":

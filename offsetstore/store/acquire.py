@@ -159,9 +159,6 @@ def _fence(
         with store.database.unblocking(session, after=request.takeover_timeout, older_than=name):
             token, partitions, starting, owner = _claim(request, session, claim_id, store.database.store_id(), adopted)
         failpoints.reach("in_claim")
-    for tp, start in starting.starts.items() if starting else ():
-        if start.skipped:
-            _log.warning("%s starts at %d and skips %s: %s", tp, start.offset, start.skipped, start.reason.value)
     return Claim(
         store, request, token=token, partitions=partitions, starting=starting, owner=owner, has_members=has_members
     )

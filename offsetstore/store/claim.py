@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError
-from offsetstore.protocol.retries import with_retries
+from offsetstore.protocol.events import ClaimLost, ClaimTaken
+from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
-from offsetstore.store.sessions import read
+from offsetstore.store.sessions import read, repeat
 from offsetstore.store.transaction import begin, run
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Claim:
         self.database = store.database
         self.timeouts = store.timeouts
         self.retries = store.retries
+        self.observers = store.observers
         self.group = request.group
         self.broker = request.broker
         self.topics = request.topics
@@ -128,8 +130,12 @@ class Claim:
         self.is_closed = False
         self._query_id: str | None = None
         self._binding = threading.Lock()
-        self._heartbeat = Heartbeat(self.database, token.claim_id, self.name)
+        self._heartbeat = Heartbeat(self.database, token.claim_id, self.name, self._lost)
         self.mirror = self._start_mirror(request, has_members=has_members)
+        self.observers.on(ClaimTaken(group=self.group, token=token, owner=owner, starting=starting))
+
+    def _lost(self) -> None:
+        self.observers.on(ClaimLost(group=self.group, token=self.token))
 
     def _start_mirror(self, request: ClaimRequest, *, has_members: bool) -> Mirror | None:
         broker = request.mirrored_to
@@ -140,7 +146,7 @@ class Claim:
         ignored = frozenset(self.partitions - starts.keys())
         target = MirrorTarget(broker, request.kafka_group, request.mirror_every, ignored, found, has_members)
         stamp = Stamp(self.database.store_id(), self.token.epoch, digest(request.group))
-        return Mirror(self.database, self, stamp, target)
+        return Mirror(self.database, self, stamp, target, self.observers)
 
     @property
     def starting_offsets(self) -> str:
@@ -183,7 +189,11 @@ class Claim:
 
         :raises StoreUnavailable: also in the last of `Retries.attempts`.
         """
-        return with_retries(self.retries, lambda _: read(self.database, query))
+        return self.repeat(lambda _: read(self.database, query))
+
+    def repeat(self, work: Callable[[int], _T], *, retry_if: Callable[[Exception], bool] = may_pass) -> _T:
+        """Call ``work`` with the number of the attempt, again while that may help, up to `Retries.attempts`."""
+        return repeat(self, self.group, work, retry_if=retry_if)
 
     def offsets(self) -> dict[TopicPartition, StoredOffset]:
         """The group's rows, as `OffsetStore.offsets` returns them; see `read`."""

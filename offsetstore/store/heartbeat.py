@@ -24,10 +24,11 @@ _log = logging.getLogger(__name__)
 class Heartbeat:
     """Renews the claim's heartbeat until it is stopped or the claim is fenced, except while its query has ended."""
 
-    def __init__(self, database: Database, claim_id: UUID, name: str) -> None:
+    def __init__(self, database: Database, claim_id: UUID, name: str, on_lost: Callable[[], None]) -> None:
         self._database = database
         self._claim_id = claim_id
         self._name = name
+        self._on_lost = on_lost
         self._query: Callable[[], bool] | None = None
         self._ended: Callable[[], bool] | None = None
         self._watch: Background | None = None
@@ -83,7 +84,7 @@ class Heartbeat:
             _log.debug("could not send a heartbeat: %s", type(error).__name__)
             return True
         if not is_ours and not self._beats.is_stopping:
-            _log.warning("the claim has been taken over (%s)", self._name)
+            self._on_lost()
         return is_ours
 
     def _transaction(self) -> AbstractContextManager[Session]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused
@@ -21,6 +20,7 @@ from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.events import MirrorCopied, MirrorFailed
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.store.sessions import read, transaction
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.protocol.database import Database, Session
+    from offsetstore.protocol.observers import Observers
     from offsetstore.protocol.ports import BrokerOffsets
     from offsetstore.store.identity import ClaimInfo
 
@@ -69,21 +70,20 @@ class MirrorTarget:
 class Mirror:
     """Copies in a daemon thread until it is closed or ends for good.
 
-    ``failures`` counts the commits that failed, ``last_success`` is the time of the last successful one (or of one with
-    nothing to copy), ``ended`` says why the mirror no longer copies, ``None`` while it does.
+    ``ended`` says why the mirror no longer copies, ``None`` while it does.
     """
 
-    def __init__(self, database: Database, claim: ClaimInfo, stamp: Stamp, target: MirrorTarget) -> None:
-        self.failures = 0
-        self.last_success: datetime | None = None
+    def __init__(
+        self, database: Database, claim: ClaimInfo, stamp: Stamp, target: MirrorTarget, observers: Observers
+    ) -> None:
         self.ended: str | None = None
         self._database = database
         self._claim = claim
         self._stamp = stamp
+        self._observers = observers
         self._target = target
         self._pause = target.every
         self._stamp_only = False
-        self._is_failing = False
         self._copied: dict[TopicPartition, CommittedOffset] = {}
         self._highest: dict[TopicPartition, int] = {}
         self._found = dict(target.found)
@@ -154,11 +154,13 @@ class Mirror:
         try:
             if rows and self._is_used_by_others(rows):
                 return False
-            self._commit_changed(rows)
+            copies = self._commit_changed(rows)
         except Exception as error:  # noqa: BLE001 - a failed copy must not affect the job
             self._note_failure(error)
             return False
-        self._note_success()
+        self._pause = self._target.every
+        offsets = {tp: copy.next_offset for tp, copy in copies.items()}
+        self._observers.on(MirrorCopied(group=self._claim.group, offsets=offsets))
         return self.ended is None
 
     def _is_used_by_others(self, partitions: Collection[TopicPartition]) -> bool:
@@ -176,7 +178,7 @@ class Mirror:
             self._contest(foreign)
         return self.ended is not None
 
-    def _commit_changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> None:
+    def _commit_changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, CommittedOffset]:
         if time.monotonic() >= self._full_copy_at:
             self._copied.clear()
             self._full_copy_at = time.monotonic() + _FULL_COPY_SECONDS
@@ -187,7 +189,9 @@ class Mirror:
             if self._stamp_only:
                 raise
             self._stamp_only = True  # this broker accepts less than most: commit only the stamp from now on
-            self._send(self._changed(rows))
+            changed = self._changed(rows)
+            self._send(changed)
+        return changed
 
     def _changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, CommittedOffset]:
         texts = {tp: self._stamp.text(None if self._stamp_only else row.metadata) for tp, row in rows.items()}
@@ -207,7 +211,6 @@ class Mirror:
             self._found.pop(tp, None)
 
     def _note_failure(self, error: Exception) -> None:
-        self.failures += 1
         if isinstance(error, MetadataRefused):
             self._end_with_warning(f"Kafka does not accept its stamp ({error.what})")
             return
@@ -216,24 +219,14 @@ class Mirror:
             return
         if isinstance(error, BrokerRefused):
             self._pause = _INTERVALS_AFTER_REFUSAL * self._target.every
-        if not self._is_failing:
-            self._is_failing = True
-            _log.warning(
-                "could not copy the offsets of group %r to Kafka; the job continues, and so do the attempts: %s",
-                self._claim.group,
-                error if isinstance(error, BrokerError) else type(error).__name__,
-            )
-
-    def _note_success(self) -> None:
-        self.last_success = datetime.now(UTC)
-        self._pause = self._target.every
-        if self._is_failing:
-            self._is_failing = False
-            _log.warning("the offsets of group %r are copied to Kafka again", self._claim.group)
+        self._tell_failure(str(error) if isinstance(error, BrokerError) else type(error).__name__, is_over=False)
 
     def _end_with_warning(self, why: str) -> None:
         self.ended = why
-        _log.warning("group %r is no longer copied to Kafka: %s", self._claim.group, why)
+        self._tell_failure(why, is_over=True)
+
+    def _tell_failure(self, reason: str, *, is_over: bool) -> None:
+        self._observers.on(MirrorFailed(group=self._claim.group, reason=reason, is_over=is_over))
 
     def _contest(self, foreign: Mapping[TopicPartition, CommittedOffset]) -> None:
         """End the mirror: another application uses the group, by these offsets or, without any, by its members."""

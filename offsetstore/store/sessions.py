@@ -6,12 +6,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from offsetstore.errors import ConnectionLost, StoreUnavailable
+from offsetstore.protocol.events import Retried
+from offsetstore.protocol.retries import may_pass, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.protocol.database import Database, Session
+    from offsetstore.protocol.observers import Observers
     from offsetstore.protocol.retries import Retries, Timeouts
 
 _T = TypeVar("_T")
@@ -23,6 +26,18 @@ class Connected(Protocol):
     database: Database
     timeouts: Timeouts
     retries: Retries
+    observers: Observers
+
+
+def repeat(
+    store: Connected, group: str, work: Callable[[int], _T], *, retry_if: Callable[[Exception], bool] = may_pass
+) -> _T:
+    """Call ``work`` as `with_retries` does, and tell the observers of each retry."""
+
+    def tell(attempt: int, error: Exception, wait: float) -> None:
+        store.observers.on(Retried(group=group, attempt=attempt, error=error, wait=wait))
+
+    return with_retries(store.retries, work, retry_if=retry_if, on_retry=tell)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from offsetstore.errors import OffsetStoreError
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine
 from offsetstore.protocol import metadata
+from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.store import admin, reads
@@ -21,12 +22,13 @@ from offsetstore.store.sessions import read
 from offsetstore.store.transaction import begin, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from types import TracebackType
     from uuid import UUID
 
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
+    from offsetstore.protocol.observers import Observer
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
     from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import ClaimInfo
@@ -39,10 +41,18 @@ _T = TypeVar("_T")
 class OffsetStore:
     """Offsets in a SQL database, in the transaction of the results. Threads may share it; processes may not."""
 
-    def __init__(self, database: Database, *, timeouts: Timeouts | None = None, retries: Retries | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
         self.database = database
         self.timeouts = timeouts or Timeouts()
         self.retries = retries or Retries()
+        self.observers = Observers(observers)
         self._claims: list[Claim] = []
 
     @classmethod
@@ -54,12 +64,15 @@ class OffsetStore:
         credentials: Callable[[], str] | None = None,
         timeouts: Timeouts | None = None,
         retries: Retries | None = None,
+        observers: Iterable[Observer] = (),
     ) -> Self:
         """Connect, and check that the tables are there.
 
         :param url: libpq's, SQLAlchemy's or JDBC's form, an ``Engine`` on psycopg 3, or ``None`` for OFFSETSTORE_URL.
         :param schema: the schema of our tables, ``None`` for the connection's search path.
         :param credentials: returns the password for each new connection, for tokens that expire.
+        :param observers: get every event of the store and its claims, see `offsetstore.protocol.events`. Log lines are
+            written all the same.
         :raises ConfigurationError: the URL is invalid.
         :raises StoreUnavailable: no connection.
         :raises SchemaMissing, SchemaNotAtHead: run ``offsetstore migrate``.
@@ -73,7 +86,7 @@ class OffsetStore:
         except BaseException:
             database.close()
             raise
-        return cls(database, timeouts=timeouts, retries=retries)
+        return cls(database, timeouts=timeouts, retries=retries, observers=observers)
 
     def claim(
         self,

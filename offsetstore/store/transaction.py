@@ -30,9 +30,10 @@ from offsetstore.errors import (
 )
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.metadata import KEEP, Keep, dump
 from offsetstore.protocol.replay import Decision, Outcome, decide
-from offsetstore.protocol.retries import with_retries
+from offsetstore.store.sessions import repeat
 from offsetstore.store.unknown_commit import Advanced, settle
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
     from offsetstore.protocol.database import Database, Session
+    from offsetstore.protocol.observers import Observers
     from offsetstore.store.identity import ClaimInfo
     from offsetstore.store.sessions import Connected
 
@@ -60,11 +62,20 @@ _latest = _Latest()
 class Transaction:
     """One transaction of one claim; made by `transaction` and `run` of a store or a claim."""
 
-    def __init__(self, database: Database, claim: ClaimInfo, *, lock_timeout: float, commit_timeout: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        claim: ClaimInfo,
+        *,
+        lock_timeout: float,
+        commit_timeout: float,
+        observers: Observers,
+    ) -> None:
         self._database = database
         self._claim = claim
         self._lock_timeout = lock_timeout
         self._commit_timeout = commit_timeout
+        self._observers = observers
         self._id = uuid.uuid4()
         # Unique, so that a look-up of this transaction's fate does not end another one of the same claim.
         self._name = f"{claim.name}:{self._id.hex[:8]}"
@@ -333,8 +344,19 @@ class Transaction:
                 wrote=self._had_connection,
                 mark=self._mark,
             )
-            settle(self._database, advanced, timeout=self._commit_timeout, cause=error)
+            self._settle(advanced, error)
         failpoints.reach("after_commit")
+
+    def _settle(self, advanced: Advanced, cause: ConnectionLost) -> None:
+        happened: bool | None = None
+        try:
+            settle(self._database, advanced, timeout=self._commit_timeout, cause=cause)
+            happened = True
+        except TransactionLost:
+            happened = False
+            raise
+        finally:
+            self._observers.on(CommitResolved(group=advanced.group, topic_partition=advanced.first, happened=happened))
 
     def _raise_ours(self, error: BaseException) -> None:
         """Raise our error for a database error, with details of this transaction; return for other errors."""
@@ -369,6 +391,7 @@ def begin(store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = No
         claim,
         lock_timeout=store.timeouts.lock if lock_timeout is None else lock_timeout,
         commit_timeout=store.timeouts.commit,
+        observers=store.observers,
     )
 
 
@@ -381,4 +404,4 @@ def run(
         with begin(store, claim, lock_timeout=lock_timeout) as tx:
             return work(tx)
 
-    return with_retries(store.retries, attempt)
+    return repeat(store, claim.group, attempt)

@@ -15,7 +15,6 @@ up, and then the fate is unknown.
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from offsetstore.offsets import StoredOffset, Token, TopicPartition
     from offsetstore.protocol.database import Database
 
-_log = logging.getLogger(__name__)
 _PAUSE = 0.2
 
 
@@ -78,7 +76,6 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Con
     tp = advanced.first
     ids = {tp: row.transaction_id for tp, row in found.rows.items()}
     if advanced.transaction_id in ids.values():
-        _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)
         return
     # A row without an id may belong to another group that got the name since, and a missing row may have been removed.
     if any(ids.get(tp) == before and (before or found.same_group) for tp, before in advanced.before.items()):
@@ -103,7 +100,6 @@ def _settle_by_mark(
     _, batch_id = mark
     found = _rows(database, advanced, mark, timeout=timeout, cause=cause)
     if found.mark is not None and found.mark >= batch_id:
-        _log.warning("the answer to COMMIT was lost; the mark shows that batch %d is in the results", batch_id)
         return
     if not found.same_group:
         raise _other_group(advanced, cause) from cause.__cause__

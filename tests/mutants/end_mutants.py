@@ -18,7 +18,7 @@ _CATALOGUE: Final = "offsetstore/writers/table/catalogue.py"
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _STORE: Final = "tests/integration/store/"
 _TARGETS: Final = "tests/integration/writers/test_targets.py::"
-_SETTLE: Final = "settle(self._database, advanced, timeout=self._commit_timeout, cause=error)"
+_SETTLE: Final = "self._settle(advanced, error)"
 
 ENDS: Final[tuple[Mutant, ...]] = (
     mutant(

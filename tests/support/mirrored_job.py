@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from offsetstore import Append, Broker, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.events import MirrorCopied
+from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -43,14 +45,13 @@ def copied(broker: Broker, group: str, topic: str) -> dict[int, int]:
 
 def _main(url: str, group: str, servers: str, topic: str, until: str) -> None:
     tp = TopicPartition(topic, 0)
-    with OffsetStore.connect(url) as store:
+    seen = Recorder()
+    with OffsetStore.connect(url, observers=[seen]) as store:
         claim = store.claim(group, Broker({"bootstrap.servers": servers}), topics=[topic], mirror_every=OFTEN)
-        mirror = claim.mirror
-        assert mirror is not None
         for step in range(store.offsets(group)[tp].next_offset + 1, int(until) + 1):
             process(store, claim, tp, step)
-            turn = mirror.last_success
-            wait_until(lambda turn=turn: mirror.last_success != turn)
+            turn = len(seen.of(MirrorCopied))
+            wait_until(lambda turn=turn: len(seen.of(MirrorCopied)) > turn)
 
 
 if __name__ == "__main__":

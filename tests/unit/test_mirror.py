@@ -14,10 +14,12 @@ from offsetstore import OffsetRange, StartPolicy, TopicPartition, errors, resolv
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, StoreRewound
 from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
 from offsetstore.protocol.database import NewOffset
+from offsetstore.protocol.events import MirrorCopied, MirrorFailed
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import mirror as mirrors
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -67,8 +69,13 @@ class HangingBroker(StaticBroker):
 
 
 @pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
+def seen() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def store(seen: Recorder) -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore(observers=[seen]) as made:
         yield made
 
 
@@ -118,13 +125,15 @@ def test_a_clean_stop_copies_what_is_stored_each_with_the_stamp_and_the_job_s_me
     assert {Stamp.of(offset) for offset in broker.current.committed.values()} == {stamp}
 
 
-def test_only_what_has_changed_is_copied_again(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+def test_only_what_has_changed_is_copied_again(
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
+) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: broker.commits)
     advance(store, claim, P1, 7)
     wait_until(lambda: copied(broker)[P1] == 7)
-    quiet = of(claim).last_success
-    wait_until(lambda: of(claim).last_success != quiet)
+    quiet = len(seen.of(MirrorCopied))
+    wait_until(lambda: len(seen.of(MirrorCopied)) > quiet)
 
     assert [list(offsets) for _, offsets in broker.commits] == [[P0, P1, P2], [P1]]
 
@@ -237,19 +246,19 @@ def test_a_database_that_is_restored_under_the_job_does_not_pull_the_copy_back(
 
 @pytest.mark.behaviour("MIRROR-5")
 def test_an_outage_costs_a_warning_at_its_beginning_and_its_end_and_is_counted(
-    store: InMemoryOffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: broker.commits)
-    assert of(claim).failures == 0
-    before = of(claim).last_success
+    assert not seen.of(MirrorFailed)
+    before = len(seen.of(MirrorCopied))
     broker.error = BrokerUnavailable("no answer")
     advance(store, claim, P0, 40)
-    wait_until(lambda: of(claim).failures >= 3)
+    wait_until(lambda: len(seen.of(MirrorFailed)) >= 3)
     advance(store, claim, P0, 50)
     broker.error = None
     wait_until(lambda: copied(broker)[P0] == 50)
-    wait_until(lambda: of(claim).last_success != before)
+    wait_until(lambda: len(seen.of(MirrorCopied)) > before)
 
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 2
@@ -261,23 +270,25 @@ def test_an_outage_costs_a_warning_at_its_beginning_and_its_end_and_is_counted(
 
 @pytest.mark.behaviour("MIRROR-5")
 def test_an_error_that_nobody_foresaw_does_not_end_it(
-    store: InMemoryOffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.commit_error = ZeroDivisionError()  # pyright: ignore[reportAttributeAccessIssue] - just what it should not raise
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: of(claim).failures)
+    store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: seen.of(MirrorFailed))
     broker.commit_error = None
     wait_until(lambda: broker.commits)
     assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.behaviour("MIRROR-5")
-def test_a_broker_that_says_no_is_asked_less_often(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+def test_a_broker_that_says_no_is_asked_less_often(
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
+) -> None:
     broker.commit_error = BrokerRefused("the group has members")
     claim = store.claim(GROUP, broker, mirror_every=0.05)
-    wait_until(lambda: of(claim).failures)
+    wait_until(lambda: seen.of(MirrorFailed))
     began = time.monotonic()
-    wait_until(lambda: of(claim).failures == 2)
+    wait_until(lambda: len(seen.of(MirrorFailed)) == 2)
     assert time.monotonic() - began > 0.4
     broker.commit_error = None
     claim.close()
@@ -301,7 +312,7 @@ def test_the_end_of_the_job_waits_for_a_silent_broker_in_vain_and_not_for_long(
 
 
 @pytest.mark.behaviour("MIRROR-6")
-def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOffsetStore) -> None:
+def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOffsetStore, seen: Recorder) -> None:
     broker = StrictBroker(StaticBroker.with_topics({"payments": 1}, end=100).current)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     advance(store, claim, P0, 40, metadata="x" * 100)
@@ -313,7 +324,7 @@ def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOff
         Stamp(store.database.store_id(), 1, digest(GROUP)).text()
     }
     assert broker.asked.count("refused") == 1
-    assert of(claim).failures == 0
+    assert not seen.of(MirrorFailed)
 
 
 @pytest.mark.behaviour("META-11", "MIRROR-6")
@@ -344,14 +355,14 @@ def test_a_broker_that_refuses_even_the_stamp_gets_nothing(
 
 @pytest.mark.behaviour("START-21")
 def test_a_pin_comes_off_when_kafka_has_the_copy_and_not_before(
-    store: InMemoryOffsetStore, broker: StaticBroker
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
 ) -> None:
     with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
         advance(store, claim, P0, 40)
     store.reset(GROUP, {P0: 10}, reason="again")
     broker.commit_error = BrokerUnavailable("no answer")
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: of(claim).failures > 1)
+    wait_until(lambda: len(seen.of(MirrorFailed)) > 1)
     assert store.offsets(GROUP)[P0].pinned
     assert copied(broker)[P0] == 40
 
@@ -362,7 +373,7 @@ def test_a_pin_comes_off_when_kafka_has_the_copy_and_not_before(
 
 @pytest.mark.behaviour("START-21")
 def test_a_pin_whose_row_is_locked_comes_off_later(
-    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirrors, "_LOCK_SECONDS", 0.02)
     store.claim(GROUP, broker, mirror_every=None).close()
@@ -371,8 +382,8 @@ def test_a_pin_whose_row_is_locked_comes_off_later(
     with store.transaction(claim) as tx:
         plan = tx.lock({P1: OffsetRange(10, 20)})
         wait_until(lambda: broker.commits)
-        success = of(claim).last_success
-        wait_until(lambda: of(claim).last_success != success)
+        success = len(seen.of(MirrorCopied))
+        wait_until(lambda: len(seen.of(MirrorCopied)) > success)
         assert store.offsets(GROUP)[P1].pinned
         tx.advance({P1: plan[P1].remaining})
     wait_until(lambda: not store.offsets(GROUP)[P1].pinned)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark import StorageLevel
 
 from offsetstore.errors import RowsRefused
-from offsetstore.processing.cycle import of_output, write_all, write_planned
+from offsetstore.processing.cycle import Stopwatch, of_output, write_all, write_planned
 from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
 from offsetstore.processing.plan import Planned, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from sqlalchemy import Connection
 
-    from offsetstore.processing.cycle import Computed
+    from offsetstore.processing.cycle import Computed, Written
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Ranges
     from offsetstore.protocol.ports import Writer
@@ -76,8 +76,8 @@ class BatchWay:
         self._area = StagingArea(claim)
         self._has_begun = False
 
-    def write(self, batch: MicroBatch) -> None:
-        """Write one micro-batch.
+    def write(self, batch: MicroBatch) -> Written | None:
+        """Write one micro-batch; return ``None`` if all of it was in the results already.
 
         :raises PlanOutdated: the stored offsets have changed, or staged rows were lost; nothing was written.
         """
@@ -85,16 +85,17 @@ class BatchWay:
             self._has_begun = True
             self._area.drop_abandoned()
         try:
-            self._write(batch)
+            return self._write(batch)
         except StagedRowsLost as lost:
             raise PlanOutdated(str(lost)) from lost
         finally:
             self._area.drop_made()
 
-    def _write(self, batch: MicroBatch) -> None:
+    def _write(self, batch: MicroBatch) -> Written | None:
+        watch = Stopwatch()
         planned = Planned.of(self._claim, batch.ranges)
         try:
-            self._write_as(planned, crop(batch.frame, planned.plan))
+            return self._write_as(planned, crop(batch.frame, planned.plan), watch)
         except RowsRefused as refused:
             raise self._isolate(refused, batch, planned) from None
 
@@ -109,7 +110,7 @@ class BatchWay:
             try_out(self._claim, planned.plan, lambda connection: write_all(computed, connection))
 
         def store(part: Ranges) -> None:
-            self._write_as(planned.up_to(part), within(batch.frame, part))
+            self._write_as(planned.up_to(part), within(batch.frame, part), Stopwatch())
 
         remaining = planned.remaining()
         verdict = isolate(refused, remaining, attempt, proof=lambda found: self._proof(found, batch))
@@ -124,10 +125,10 @@ class BatchWay:
             return Proof.BATCH
         return Proof.ROW if is_row_by_row(given, frames[refused.output]) else Proof.BATCH
 
-    def _write_as(self, planned: Planned, frame: DataFrame) -> None:
+    def _write_as(self, planned: Planned, frame: DataFrame, watch: Stopwatch) -> Written | None:
         """Write and advance what remains of the plan; ``frame`` has exactly those records."""
         given = with_coordinates(frame)
-        write_planned(self._claim, planned, lambda remaining: self._compute(given, _offsets(remaining)))
+        return write_planned(self._claim, planned, lambda remaining: self._compute(given, _offsets(remaining)), watch)
 
     def _compute(self, batch: DataFrame, offsets: int) -> dict[str, Computed]:
         writers = self._outputs.writers

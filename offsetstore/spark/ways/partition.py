@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
-from offsetstore.processing.cycle import lock_as_planned, write_and_advance
+from offsetstore.processing.cycle import Stopwatch, Written, lock_as_planned, write_and_advance
 from offsetstore.processing.isolate import (
     SECONDS,
     Proof,
@@ -30,7 +30,6 @@ from offsetstore.processing.isolate import (
 from offsetstore.processing.plan import Plan, Planned, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
-from offsetstore.protocol.retries import with_retries
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
@@ -84,24 +83,25 @@ class PartitionWay:
         self._has_warned = False
         self._retryable: Exception | None = None
 
-    def write(self, batch: MicroBatch) -> None:
-        """Write one micro-batch.
+    def write(self, batch: MicroBatch) -> Written | None:
+        """Write one micro-batch; return ``None`` if all of it was in the results already.
 
         :raises PlanOutdated: some of the stored offsets have changed; nothing was written for the old ones.
         """
-        with_retries(
-            self._claim.retries,
+        return self._claim.repeat(
             lambda attempt: self._attempt(batch, attempt),
             retry_if=lambda error: error is self._retryable,  # others were retried where they occurred
         )
 
-    def _attempt(self, batch: MicroBatch, number: int) -> None:
+    def _attempt(self, batch: MicroBatch, number: int) -> Written | None:
         """Write what is not stored yet."""
+        watch = Stopwatch()
         planned = Planned.of(self._claim, batch.ranges)
         if not planned.is_worth_computing(self._claim):
             self._advance(planned.plan, batch.ranges)
-            return
+            return None
         create_rows(self._claim, planned)
+        watch.lap("plan")
         results = self._run(batch, planned, number)
         try:
             self._retryable = _raise_failed(results)
@@ -115,6 +115,8 @@ class PartitionWay:
         left = [tp for tp, decision in planned.plan.items() if decision.outcome is not Outcome.SKIP and tp not in done]
         if left:
             self._advance(planned.plan, left, empty=True)
+        watch.lap("tasks")
+        return Written({UNNAMED: sum(result.rows for result in results)}, watch.seconds)
 
     def _advance(self, plan: Plan, partitions: Collection[TopicPartition], *, empty: bool = False) -> None:
         """Check these partitions under their locks, and advance those that had no rows.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from offsetstore.errors import OffsetGap, UnsupportedQuery
-from offsetstore.processing.cycle import write_and_advance
+from offsetstore.processing.cycle import Stopwatch, Written, write_and_advance
 from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
@@ -64,13 +64,15 @@ class StatefulWay(BatchWay):
         self._has_coordinates = admit_stateful(query.execution, columns)
         _check_output_mode(query.execution, outputs)
 
-    def _write(self, batch: MicroBatch) -> None:
+    def _write(self, batch: MicroBatch) -> Written | None:
         """Write one micro-batch, with or without ranges.
 
         :raises CheckpointAhead, CheckpointBehind: the checkpoint and the database are from different times.
         """
+        watch = Stopwatch()
         query_id = UUID(batch.query.query_id)
         planned = self._plan(batch, query_id)
+        watch.lap("plan")
         computed: Mapping[str, Computed] = {}
         if planned.outcome is Outcome.APPLY:
             computed = self._compute_whole(batch)
@@ -79,9 +81,10 @@ class StatefulWay(BatchWay):
             batch.frame.count()
         if planned.outcome is not None and batch.ranges:
             check_topics(self._claim, planned.rows, batch.ranges)
+        watch.lap("compute")
         failpoints.reach("before_lock")
 
-        def work(tx: Transaction) -> None:
+        def work(tx: Transaction) -> dict[str, int] | None:
             try:
                 locked = tx.lock(batch.ranges)
             except OffsetGap as gap:
@@ -92,10 +95,14 @@ class StatefulWay(BatchWay):
             if is_new is not (planned.outcome is Outcome.APPLY):
                 raise PlanOutdated
             if not is_new:
-                return
-            write_and_advance(computed, tx, {tp: decision.remaining for tp, decision in locked.items()})
+                return None
+            rows = write_and_advance(computed, tx, {tp: decision.remaining for tp, decision in locked.items()})
+            watch.lap("write")
+            return rows
 
-        self._claim.run(work)
+        rows = self._claim.run(work)
+        watch.lap("commit")
+        return None if rows is None else Written(rows, watch.seconds)
 
     def _plan(self, batch: MicroBatch, query_id: UUID) -> _Planned:
         claim = self._claim

@@ -19,11 +19,12 @@ from offsetstore.store.store import OffsetStore
 from offsetstore.testing.memory.session import MemorySession, Shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
+    from collections.abc import Callable, Collection, Generator, Iterable
     from uuid import UUID
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.protocol.database import Session
+    from offsetstore.protocol.observers import Observer
     from offsetstore.protocol.retries import Retries, Timeouts
 
 
@@ -109,9 +110,10 @@ class InMemoryOffsetStore(OffsetStore):
         *,
         timeouts: Timeouts | None = None,
         retries: Retries | None = None,
+        observers: Iterable[Observer] = (),
     ) -> None:
         self.memory = memory or MemoryDatabase()
-        super().__init__(self.memory, timeouts=timeouts, retries=retries)
+        super().__init__(self.memory, timeouts=timeouts, retries=retries, observers=observers)
 
     def rows(self, table: str) -> list[object]:
         """What is committed in one of the test's tables, in the order of the commits."""

@@ -19,13 +19,16 @@ from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, errors
 from offsetstore.errors import StartError
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.offsets import CommittedOffset
+from offsetstore.protocol.events import MirrorCopied, MirrorFailed
 from offsetstore.protocol.failpoints import POINTS
+from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.stamp import MAX_BYTES, Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import mirror as mirrors
 from tests.support.background import in_background
 from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.mirrored_job import OFTEN, copied, process
+from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -288,16 +291,16 @@ def test_a_broker_that_goes_away_costs_a_job_nothing_but_seconds_at_its_end(  # 
     monkeypatch.setattr(mirrors, "LAST_COMMIT", 1)
     p0 = TopicPartition(topic, 0)
     broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=1)
+    seen = Recorder()
+    store.observers = Observers([seen])
     claim = store.claim(offsetstore_group, broker, topics=[topic], mirror_every=0.1)
-    mirror = claim.mirror
-    assert mirror is not None
-    wait_until(lambda: mirror.last_success)
+    wait_until(lambda: seen.of(MirrorCopied))
     stubborn = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=60)
     ending = store.claim(f"{offsetstore_group}-b", stubborn, topics=[topic], mirror_every=SELDOM)
     offsetstore_kafka.stop()
     try:
         process(store, claim, p0, 10)
-        wait_until(lambda: mirror.failures >= 2)
+        wait_until(lambda: len(seen.of(MirrorFailed)) >= 2)
         process(store, claim, p0, 20)
         began = time.monotonic()
         ending.close()

@@ -1,0 +1,131 @@
+"""What a job tells its observers: frozen values, each emitted once, by the driver.
+
+Ranges are of next offsets. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.offsets import OffsetRange, Token, TopicPartition
+    from offsetstore.protocol.starting import StartingOffsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStarted:
+    """A micro-batch has reached the sink; ``ranges`` is what it reads."""
+
+    group: str
+    batch: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchWritten:
+    """A micro-batch is committed.
+
+    :param rows: how many were written, by output.
+    :param seconds: how long it took, by phase: ``plan``, ``compute``, ``write`` and ``commit``, or ``tasks`` where
+        executors write.
+    """
+
+    group: str
+    batch: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+    rows: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSkipped:
+    """All of a micro-batch was in the results already."""
+
+    group: str
+    batch: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFailed:
+    """A micro-batch ends the query with an error. ``error`` holds no values of rows if it is an `OffsetStoreError`."""
+
+    group: str
+    batch: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """Work on the database failed with an error that may pass, and begins again after ``wait`` seconds."""
+
+    group: str
+    attempt: int
+    error: Exception
+    wait: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResolved:
+    """The answer to a COMMIT was lost; ``happened`` is what the rows show, ``None`` if they do not."""
+
+    group: str
+    topic_partition: TopicPartition | None
+    happened: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimTaken:
+    """The group was claimed; ``starting`` is where it starts, ``None`` if Kafka was not asked."""
+
+    group: str
+    token: Token
+    owner: str
+    starting: StartingOffsets | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimLost:
+    """A heartbeat has noticed that another claim took the group over."""
+
+    group: str
+    token: Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorCopied:
+    """The mirror compared the stored offsets with Kafka's group; ``offsets`` are those that it copied, perhaps none."""
+
+    group: str
+    offsets: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorFailed:
+    """The mirror could not copy.
+
+    :param reason: in words, for people.
+    :param is_over: it copies nothing any more; else it tries again.
+    """
+
+    group: str
+    reason: str
+    is_over: bool
+
+
+Event: TypeAlias = (
+    BatchStarted
+    | BatchWritten
+    | BatchSkipped
+    | BatchFailed
+    | Retried
+    | CommitResolved
+    | ClaimTaken
+    | ClaimLost
+    | MirrorCopied
+    | MirrorFailed
+)

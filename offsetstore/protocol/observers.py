@@ -1,0 +1,105 @@
+"""The seam through which events leave: log lines are its first observer, metrics can be another."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from offsetstore.errors import OffsetStoreError
+from offsetstore.protocol.events import (
+    BatchFailed,
+    ClaimLost,
+    ClaimTaken,
+    CommitResolved,
+    MirrorCopied,
+    MirrorFailed,
+    Retried,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from offsetstore.protocol.events import Event
+
+_log = logging.getLogger("offsetstore")
+
+
+class Observer(Protocol):
+    """Gets every event of a store and its claims, in the thread in which it happens: be quick."""
+
+    def on(self, event: Event) -> None:
+        """Take note of it. An exception is logged, once for each observer, and never harms the job."""
+        ...
+
+
+class Observers:
+    """Passes each event on: to the log, then to the others in order."""
+
+    def __init__(self, others: Iterable[Observer] = ()) -> None:
+        self._observers: tuple[Observer, ...] = (LogObserver(), *others)
+        self._failed: set[int] = set()
+
+    def on(self, event: Event) -> None:
+        """Tell every observer, whatever one of them raises."""
+        for number, observer in enumerate(self._observers):
+            try:
+                observer.on(event)
+            except Exception as error:  # noqa: BLE001 - an observer never harms the job
+                if number not in self._failed:
+                    self._failed.add(number)
+                    _log.warning(
+                        "the observer %s failed on %s with %s; this is logged once",
+                        type(observer).__name__,
+                        type(event).__name__,
+                        type(error).__name__,
+                    )
+
+
+class LogObserver:
+    """Writes the log lines of a job."""
+
+    def __init__(self) -> None:
+        self._is_failing: set[str] = set()
+
+    def on(self, event: Event) -> None:
+        """Log what someone on call needs to know; a written batch is not logged."""
+        match event:
+            case Retried():
+                name = type(event.error).__name__
+                _log.warning("attempt %d failed (%s), again in %.2f s", event.attempt, name, event.wait)
+            case BatchFailed():
+                # Spark's own report of it is a hundred lines long; other texts may contain values of rows.
+                text = f": {event.error}" if isinstance(event.error, OffsetStoreError) else ""
+                _log.error("batch %d failed: %s%s", event.batch, type(event.error).__name__, text)
+            case CommitResolved(happened=True):
+                tp = event.topic_partition
+                _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)
+            case ClaimTaken():
+                _log_skipped(event)
+            case ClaimLost():
+                _log.warning("the claim of group %r has been taken over", event.group)
+            case MirrorFailed():
+                self._log_mirror(event)
+            case MirrorCopied():
+                if event.group in self._is_failing:
+                    self._is_failing.discard(event.group)
+                    _log.warning("the offsets of group %r are copied to Kafka again", event.group)
+            case _:
+                pass
+
+    def _log_mirror(self, event: MirrorFailed) -> None:
+        if event.is_over:
+            _log.warning("group %r is no longer copied to Kafka: %s", event.group, event.reason)
+        elif event.group not in self._is_failing:
+            self._is_failing.add(event.group)
+            _log.warning(
+                "could not copy the offsets of group %r to Kafka; the job continues, and so do the attempts: %s",
+                event.group,
+                event.reason,
+            )
+
+
+def _log_skipped(event: ClaimTaken) -> None:
+    for tp, start in event.starting.starts.items() if event.starting else ():
+        if start.skipped:
+            _log.warning("%s starts at %d and skips %s: %s", tp, start.offset, start.skipped, start.reason.value)

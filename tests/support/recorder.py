@@ -1,0 +1,25 @@
+"""An observer that keeps what it is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from offsetstore.protocol.events import Event
+
+_E = TypeVar("_E")
+
+
+class Recorder:
+    """Keeps all events, in order; other threads may add to them."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type[_E]) -> list[_E]:
+        """The events of one kind."""
+        events: list[Any] = list(self.events)
+        return [event for event in events if isinstance(event, kind)]
