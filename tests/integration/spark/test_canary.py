@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from offsetstore.testing.fixtures import NewTopic
 
 # The consumer group, which says how it fails, and the class of the error.
-OF_THE_DRIVER = {"raised": "SerializationFailure", "careless": "CheckViolation"}
+OTHERS = {"raised": "TransactionConflict", "careless": "CheckViolation"}
 EXPECTED = {
-    group: OF_THE_DRIVER.get(group.removesuffix("-task"), "StoreUnavailable" if "cancelled" in group else "RowsRefused")
+    group: OTHERS.get(group.removesuffix("-task"), "StoreUnavailable" if "cancelled" in group else "RowsRefused")
     for group in canary_job.WAYS
 }
 PLACES = {
