@@ -9,9 +9,12 @@ import psycopg
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, TransactionalSink, Upsert
+from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
+from offsetstore.protocol.events import BatchFailed, BatchSkipped, BatchStarted, BatchWritten
+from offsetstore.protocol.observers import Observers
 from tests.support.gate import Gate
-from tests.support.transforms import EVENTS, events
+from tests.support.recorder import Recorder
+from tests.support.transforms import EVENTS, events, traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, counts
 
@@ -317,3 +320,38 @@ def test_the_sink_alone_takes_over_where_a_checkpoint_of_ones_own_stands(
     assert world.stored(topic) == {0: 3}
     adopted = [event for event in world.store.history(world.group) if event.event == "adopt"]
     assert [(event.from_offset, event.to_offset) for event in adopted] == [(None, 1)]
+
+
+@pytest.mark.behaviour("OPS-15")
+@pytest.mark.parametrize(
+    ("way", "phases"), [("batch", ["plan", "compute", "write", "commit"]), ("partition", ["plan", "tasks"])]
+)
+def test_each_batch_is_told_to_observers_with_its_rows_and_phases(
+    world: World, offsetstore_topic: NewTopic, way: Any, phases: list[str]
+) -> None:
+    seen = Recorder()
+    world.store.observers = Observers([seen])
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    p0 = TopicPartition(topic, 0)
+    world.produce(topic, ["a", "b"])
+    world.run(world.claim(topic), traced, Append("events"), atomicity=way)
+    [started] = seen.of(BatchStarted)
+    [written] = seen.of(BatchWritten)
+    assert started.ranges == written.ranges == {p0: OffsetRange(0, 2)}
+    assert list(written.rows.values()) == [2]
+    assert list(written.seconds) == phases
+    assert all(seconds > 0 for seconds in written.seconds.values())
+
+    world.produce(topic, ["c"])
+    claim = world.claim(topic)
+    stream = world.read(claim)
+    world.advance(claim, {p0: 3})
+    world.run(claim, traced, Append("events"), stream=stream, atomicity=way)
+    assert [event.ranges for event in seen.of(BatchSkipped)] == [{p0: OffsetRange(2, 3)}]
+    assert len(seen.of(BatchWritten)) == 1
+
+    world.produce(topic, ["d"])
+    world.database.execute("DROP TABLE events")
+    failure = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity=way)
+    assert [event.error for event in seen.of(BatchFailed)] == [failure.error]

@@ -1,0 +1,91 @@
+"""What observers are told, and that they can't harm a job. No database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetRange, Outcome, Retries, TopicPartition
+from offsetstore.errors import LockTimeout
+from offsetstore.protocol.events import ClaimLost, ClaimTaken, MirrorCopied, MirrorFailed, Retried
+from offsetstore.store import heartbeat
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.support.recorder import Recorder
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from offsetstore import Transaction
+    from offsetstore.protocol.events import Event
+
+P0 = TopicPartition("payments", 0)
+
+
+class Raising:
+    """Fails on everything."""
+
+    def on(self, event: Event) -> None:
+        raise ZeroDivisionError(str(event))
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_an_observer_that_raises_is_logged_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    seen = Recorder()
+    with InMemoryOffsetStore(observers=[Raising(), seen]) as store:
+        store.claim("billing", topics=["payments"])
+        claim = store.claim("billing", topics=["payments"])
+        with claim.transaction() as tx:
+            tx.lock({P0: OffsetRange(0, 2)})
+            tx.advance({P0: OffsetRange(0, 2)})
+        assert store.offsets("billing")[P0].next_offset == 2
+    assert [event.token.epoch for event in seen.of(ClaimTaken)] == [1, 2]
+    assert caplog.text.count("the observer Raising failed on ClaimTaken with ZeroDivisionError") == 1
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_each_retry_is_told_with_its_error() -> None:
+    seen = Recorder()
+    with InMemoryOffsetStore(observers=[seen], retries=Retries(attempts=3, shortest=0.001)) as store:
+        claim = store.claim("billing", topics=["payments"])
+        attempts: list[int] = []
+
+        def work(tx: Transaction) -> Outcome:
+            outcome = tx.lock({P0: OffsetRange(0, 0)})[P0].outcome
+            attempts.append(1)
+            if len(attempts) < 3:
+                raise LockTimeout("not now")
+            return outcome
+
+        assert claim.run(work) is Outcome.SKIP
+    retried = seen.of(Retried)
+    assert [(event.group, event.attempt, type(event.error)) for event in retried] == [
+        ("billing", 1, LockTimeout),
+        ("billing", 2, LockTimeout),
+    ]
+    assert all(event.wait > 0 for event in retried)
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_a_claim_tells_when_it_has_been_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.01)
+    seen = Recorder()
+    with InMemoryOffsetStore(observers=[seen]) as store:
+        stale = store.claim("billing", topics=["payments"])
+        store.claim("billing", topics=["payments"])
+        wait_until(lambda: seen.of(ClaimLost))
+    assert [event.token for event in seen.of(ClaimLost)] == [stale.token]
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_the_mirror_tells_what_it_copies_and_why_it_can_not() -> None:
+    seen = Recorder()
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    with InMemoryOffsetStore(observers=[seen]) as store:
+        claim = store.claim("billing", broker, topics=["payments"], mirror_every=0.01)
+        with claim.transaction() as tx:
+            tx.lock({P0: OffsetRange(0, 40)})
+            tx.advance({P0: OffsetRange(0, 40)})
+        wait_until(lambda: any(event.offsets == {P0: 40} for event in seen.of(MirrorCopied)))
+        store.claim("billing", broker, topics=["payments"], mirror_every=600)
+        wait_until(lambda: claim.mirror is not None and claim.mirror.ended)
+    assert not [event for event in seen.of(MirrorFailed) if not event.is_over]
