@@ -147,7 +147,9 @@ def _stripped_driver(error: psycopg.Error) -> psycopg.Error:
     diagnostic = error.diag
     values = (error.sqlstate, *(getattr(diagnostic, name.name.lower()) for name in _NAMES[1:]))
     names = {name: value.encode() for name, value in zip(_NAMES, values, strict=True) if value}
-    return type(error)(_first_line(error), info=cast("Any", names) or None)
+    # A subclass of the application's own may be made in another way.
+    kind = next(one for one in type(error).__mro__ if one.__module__.startswith("psycopg"))
+    return cast("type[psycopg.Error]", kind)(_first_line(error), info=cast("Any", names) or None)
 
 
 def _stripped_alchemy(error: StatementError) -> StatementError:

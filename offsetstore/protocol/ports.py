@@ -106,7 +106,7 @@ class Writer(Protocol):
         ...
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
-        """Compare the columns with the table's, before anything is written.
+        """Compare the columns with the table's, before anything is written; once for each schema, not for each batch.
 
         :raises ColumnMismatch: they do not fit; the error names them.
         :raises KafkaColumnsMissing: rows must be ordered by offset, and ``_kafka`` is missing.

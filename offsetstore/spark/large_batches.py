@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, get_args
 
-from offsetstore.errors import ConfigurationError, LockTimeout
+from offsetstore.errors import ConfigurationError, ConnectionLost, LockTimeout, StoreUnavailable
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
@@ -167,3 +167,8 @@ class StagingArea:
                 found=error.found,
                 next_step="Find the session that holds the lock, in pg_locks.",
             ) from error.__cause__
+        except ConnectionLost as lost:
+            raise StoreUnavailable(
+                "the connection to the database was lost while a staging table was created or looked for",
+                found=lost.found,
+            ) from lost.__cause__

@@ -24,6 +24,7 @@ from offsetstore.errors import (
     StoreRewound,
     StoreUnavailable,
     TopicRecreated,
+    TransactionConflict,
     TransactionLost,
 )
 from offsetstore.offsets import Token, TopicPartition
@@ -112,6 +113,8 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID) -> Cl
             resolve_unlocked(store.database, request.group, stored, view, request.policy, adopted=starts)
         has_members = _has_members(request)
         return _fence(store, request, claim_id, adopted, has_members=has_members)
+    except TransactionConflict as conflict:
+        raise TransactionLost(conflict.what, found=conflict.found, next_step="Claim again.") from conflict.__cause__
     except ConnectionLost as lost:
         raise TransactionLost(
             "the connection to the database was lost during the claim", found=lost.found, next_step=_AGAIN

@@ -21,6 +21,7 @@ from offsetstore.errors import (
     LockTimeout,
     OffsetMoved,
     OffsetOutOfRange,
+    TransactionConflict,
     TransactionLost,
     UnknownGroup,
     WrongCluster,
@@ -185,6 +186,12 @@ class ResetRequest:
         chosen: set[TopicPartition] = set()
         for topic, numbers in (self.partitions or {}).items():
             there = {tp for tp in rows if tp.topic == topic}
+            if not topic or any(number < 0 for number in numbers or ()):
+                raise ConfigurationError(
+                    "not partitions of a topic",
+                    found=f"{topic!r}, {sorted(numbers or ())}",
+                    expected="a name, and numbers from 0 upwards",
+                )
             asked = there if numbers is None else {TopicPartition(topic, number) for number in numbers}
             if not asked or asked - there:
                 what = f"the store has no offsets of group {self.group!r} for a partition that was named"
@@ -389,7 +396,7 @@ def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: flo
         raise LockTimeout(
             f"group {groups[0]!r} is locked by a transaction that belongs to no job of this group", found=error.found
         ) from error.__cause__
-    except ConnectionLost as lost:
+    except (ConnectionLost, TransactionConflict) as lost:
         raise TransactionLost(lost.what, found=lost.found, next_step=_AGAIN) from lost.__cause__
 
 

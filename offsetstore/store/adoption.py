@@ -161,7 +161,12 @@ def read(files: CheckpointFiles) -> QueryCheckpoint | None:
     end = _batch(files, max(later))
     # A partition that was created since is read from 0.
     offsets = dict.fromkeys(end, 0) | offsets
-    ranges = {tp: OffsetRange(offsets[tp], max(offsets[tp], until)) for tp, until in sorted(end.items())}
+    try:
+        ranges = {tp: OffsetRange(offsets[tp], max(offsets[tp], until)) for tp, until in sorted(end.items())}
+    except ValueError as error:
+        raise ConfigurationError(
+            "the checkpoint to adopt has impossible offsets", found=f"{error} in {files.location}", next_step=_CORRECT
+        ) from error
     return QueryCheckpoint(
         files.location, last, offsets, max(later), {tp: range_ for tp, range_ in ranges.items() if range_}
     )

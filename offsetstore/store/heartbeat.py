@@ -53,7 +53,7 @@ class Heartbeat:
             _log.debug("could not check whether the query is active: %s", type(error).__name__)
             is_active = True
         self._ended = None if is_active else query
-        return True
+        return not self._beats.is_stopping
 
     def _has_ended(self) -> bool:
         """Whether the current query has ended: an answer about an earlier one does not count."""
@@ -63,9 +63,8 @@ class Heartbeat:
         """Stop, and remove the heartbeat from the database, so that the next claim need not wait."""
         if self._beats.is_stopping:
             return
-        if self._watch is not None:
-            self._watch.stop(0)
-        # Don't wait longer for a heartbeat that hangs with the database: it can't restore the removed row.
+        # Don't wait longer for a heartbeat that hangs with the database: it can't restore the removed row. The watch
+        # ends by itself: it may have been started since, and it may be the thread that stops us.
         self._beats.stop(2 * INTERVAL)
         try:
             with self._transaction() as session:

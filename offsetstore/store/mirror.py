@@ -132,6 +132,7 @@ class Mirror:
                 self._database,
                 lambda session: session.read_partitions(self._claim.group),
                 name=self._claim.name,
+                lock_timeout=_LOCK_SECONDS,
                 dedicated=True,
             )
         except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database

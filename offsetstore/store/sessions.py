@@ -60,13 +60,18 @@ def transaction(
 
 
 def read(
-    database: Database, query: Callable[[Session], _T], *, name: str = "offsetstore:read", dedicated: bool = False
+    database: Database,
+    query: Callable[[Session], _T],
+    *,
+    name: str = "offsetstore:read",
+    lock_timeout: float | None = None,
+    dedicated: bool = False,
 ) -> _T:
     """Return the result of ``query``, without a lock. The other parameters are those of `Database.begin`.
 
     :raises StoreUnavailable: no connection, or it was lost.
     """
-    session = database.begin(name=name, dedicated=dedicated)
+    session = database.begin(name=name, lock_timeout=lock_timeout, dedicated=dedicated)
     try:
         return query(session)
     except BaseException as error:

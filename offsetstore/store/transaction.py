@@ -360,6 +360,8 @@ class Transaction:
 
     def _raise_ours(self, error: BaseException) -> None:
         """Raise our error for a database error, with details of this transaction; return for other errors."""
+        if isinstance(error, BaseExceptionGroup):
+            return
         ours = self._database.translate(error)
         if isinstance(ours, ConnectionLost):
             raise TransactionLost(

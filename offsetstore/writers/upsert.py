@@ -96,7 +96,7 @@ class Upsert:
         driver = driver_connection(connection)
         with refusals(self.table):
             self._match(schema, read_target(driver, self.table).columns)
-            self.roles.check_key(read_unique_keys(driver, self.table), self.table)
+            self._check_key(driver)
 
     def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
         """Merge the rows; return how many the batches had.
@@ -113,6 +113,7 @@ class Upsert:
         staging = Staging.temporary()
         with refusals(self.table, rows.schema.names), locked_target(driver, self.table) as columns:
             matches = self._match(rows.schema, columns)
+            self._check_key(driver)
             names = [match.column.name for match in matches]
             create(driver, staging, self.table, names, [merging.no_coordinates()])
             self._copy(driver, staging, matches, rows)
@@ -124,6 +125,7 @@ class Upsert:
         driver = driver_connection(connection)
         with refusals(self.table):
             matches = self._match(schema, read_target(driver, self.table).columns)
+            self._check_key(driver)
             names = [match.column.name for match in matches]
             create(driver, staging, self.table, names, [merging.no_coordinates()])
 
@@ -149,10 +151,14 @@ class Upsert:
                 if name not in COORDINATES
             }
             check_staged(driver, staged, staged_as, columns)
+            self._check_key(driver)
             source = staged.staging.table.identifier
             names = list(staged_as)
             driver.execute(merging.merge(source, self.table, self.roles, names, columns, reported=reported(staged)))
         return staged.rows
+
+    def _check_key(self, driver: psycopg.Connection) -> None:
+        self.roles.check_key(read_unique_keys(driver, self.table), self.table)
 
     def _copy(
         self,

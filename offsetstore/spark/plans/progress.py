@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from offsetstore.errors import UnsupportedQuery
+from offsetstore.errors import SinkError, UnsupportedQuery
 from offsetstore.offsets import OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ def ranges_between(
     A partition that is not in ``begin`` was created since: the source reads it from 0 (and fails if its log
     begins later, since ``failOnDataLoss`` is true).
     """
-    ranges = {tp: OffsetRange(begin.get(tp, 0), until) for tp, until in sorted(end.items())}
+    try:
+        ranges = {tp: OffsetRange(begin.get(tp, 0), until) for tp, until in sorted(end.items())}
+    except ValueError as error:
+        raise SinkError("Spark reports impossible offsets for the batch", found=str(error)) from error
     return {tp: range_ for tp, range_ in ranges.items() if range_}
 
 
