@@ -6,7 +6,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from offsetstore.writers import Append
+import pytest
+
+from offsetstore.errors import ColumnMismatch
+from offsetstore.writers import Append, Upsert
 from tests.integration.writers.writing import batch
 
 if TYPE_CHECKING:
@@ -32,6 +35,16 @@ def test_a_dropped_and_an_added_column_are_noticed_in_the_next_batch(database: D
     database.run("ALTER TABLE t DROP COLUMN old, ADD COLUMN new text")
     database.write(writer, batch({"n": [2], "new": ["x"]}))
     assert database.rows("SELECT n, new FROM t ORDER BY n") == [(1, None), (2, "x")]
+
+
+def test_an_upserts_key_that_is_no_longer_unique_is_noticed_in_the_next_batch(database: Database) -> None:
+    database.run("CREATE TABLE t (id bigint CONSTRAINT once UNIQUE, n bigint)")
+    writer = Upsert("t", key=["id"], add=["n"])
+    database.write(writer, batch({"id": [1], "n": [1]}))
+    database.run("ALTER TABLE t DROP CONSTRAINT once")
+    with pytest.raises(ColumnMismatch, match="no unique constraint or index on exactly the key"):
+        database.write(writer, batch({"id": [1], "n": [2]}))
+    assert database.rows("SELECT id, n FROM t") == [(1, 1)]
 
 
 def _wait_until_somebody_waits(database: Database) -> None:

@@ -220,3 +220,15 @@ def test_a_group_of_errors_is_one_of_stripped_errors(people: Database) -> None:
     found: Any = refused(people, Execute(insert_twice), NAMED)
 
     assert [type(one) for one in found.exceptions] == [IntegrityError, ValueError]
+
+
+class TheirOwn(psycopg.OperationalError):
+    """An application's subclass, which is made in another way."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"{number}: {why}")
+
+
+def test_an_applications_own_subclass_of_a_drivers_error_is_stripped_to_the_drivers() -> None:
+    bare = ours.stripped(TheirOwn(7, "no such tariff"))
+    assert type(bare) is psycopg.OperationalError
