@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +17,6 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.register_profile("search", max_examples=2000, database=None, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-_SPARK = Path(__file__).parent / "integration" / "spark"
-
 pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours"]
 
 
@@ -29,10 +26,3 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     from tests.packaging.building import build  # noqa: PLC0415
 
     return build(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist"))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tell workers (``-n 2 --dist loadgroup``) what belongs together: all tests of the Spark session, else a file's."""
-    for item in items:
-        group = "spark" if _SPARK in item.path.parents else f"{item.path.parent.name}/{item.path.name}"
-        item.add_marker(pytest.mark.xdist_group(group))

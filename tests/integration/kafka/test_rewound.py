@@ -101,7 +101,7 @@ def test_a_restored_backup_stops_the_start_until_somebody_decides_and_the_decisi
             start(store, group, broker, p0)
         assert caught.value.topic_partition == p0
         assert caught.value.found == "offset 20 stored"
-        assert str(caught.value.expected).startswith("at least 40, which store ")
+        assert str(caught.value.expected).startswith("at least 40, copied by store ")
         assert (store.owner(group), store.history(group)) == before
         with pytest.raises(StoreRewound):
             resolve_starting_offsets(broker, group=group, topics=[p0.topic], store=store)
