@@ -133,7 +133,7 @@ def test_a_parent_that_comes_a_moment_later_is_no_records_fault(claim: Claim, qu
         attempt(claim, Append("children"), rows, whole)
     query("INSERT INTO parents VALUES (1)")
 
-    with pytest.raises(PlanOutdated, match="a moment later they were not"):
+    with pytest.raises(PlanOutdated, match="accepted a moment later"):
         isolate(caught.value, whole, lambda part, without: attempt(claim, Append("children"), rows, part, without))
 
 
