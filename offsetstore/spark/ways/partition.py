@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
-from offsetstore.processing.cycle import Stopwatch, Written, lock_as_planned, write_and_advance
+from offsetstore.processing.cycle import Stopwatch, Written, lock_as_planned, write_planned
 from offsetstore.processing.isolate import (
     SECONDS,
     Proof,
@@ -29,7 +29,6 @@ from offsetstore.processing.isolate import (
 )
 from offsetstore.processing.plan import Plan, Planned, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
@@ -112,7 +111,7 @@ class PartitionWay:
         if any(result.ending is Ending.OUTDATED for result in results):
             raise PlanOutdated
         done = {result.topic_partition for result in results if result.ending is not Ending.EMPTY}
-        left = [tp for tp, decision in planned.plan.items() if decision.outcome is not Outcome.SKIP and tp not in done]
+        left = [tp for tp in planned.remaining() if tp not in done]
         if left:
             self._advance(planned.plan, left, empty=True)
         watch.lap("tasks")
@@ -151,13 +150,7 @@ class PartitionWay:
             try_out(self._claim, {tp: decision}, rows(part, without).write)
 
         def store(part: Ranges) -> None:
-            computed, plan = rows(part), planned.up_to(part).plan
-            check_topics(self._claim, planned.rows, plan)
-
-            def work(tx: Transaction) -> None:
-                write_and_advance({UNNAMED: computed}, tx, lock_as_planned(tx, plan))
-
-            self._claim.run(work)
+            write_planned(self._claim, planned.up_to(part), lambda _: {UNNAMED: rows(part)}, Stopwatch())
 
         def proof(found: RowsRefused) -> Proof:
             [frame] = self._outputs.of(with_coordinates(batch.frame), keep_kafka=True).values()
@@ -174,8 +167,7 @@ class PartitionWay:
         check_row_by_row(given, frame)
         session = batch.frame.sparkSession
         self._check_executors(session)
-        remaining = [tp for tp, decision in planned.plan.items() if decision.outcome is not Outcome.SKIP]
-        placed = place(frame, batch.ranges, remaining)
+        placed = place(frame, batch.ranges, list(planned.remaining()))
         self._warn_if_moved(placed)
         work = Work(
             self._store,
