@@ -8,8 +8,9 @@ from typing import Final
 
 import click
 
-from offsetstore.cli.exits import ExitCode, describe, fail, refused_by_database
+from offsetstore.cli.exits import ExitCode, describe, fail
 from offsetstore.errors import MissingDependency, OffsetStoreError
+from offsetstore.postgres.errors import of_database
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,9 @@ class LazyGroup(click.Group):
             click.echo("Interrupted.", err=True)
             ctx.exit(ExitCode.INTERRUPTED)
         except Exception as error:
-            refused = refused_by_database(error)
-            if refused is None:
+            if (ours := of_database(error)) is None:
                 raise
-            fail(refused)
+            fail(ours)
 
 
 @click.group(

@@ -9,7 +9,6 @@ import click
 
 from offsetstore import errors
 from offsetstore.cli.output import print_error
-from offsetstore.postgres import errors as database_errors
 from offsetstore.store import admin
 
 _OPTIONS = {
@@ -22,8 +21,6 @@ _OPTIONS = {
     admin.STOP_IT: "Stop it first, or fence it with --force.",
     admin.NAME_BROKERS: "Name its brokers with --bootstrap-servers.",
 }
-_REFUSED = "See PostgreSQL's log, and check the privileges of this role."
-_LOCKED = "Another session has locked the tables: see pg_stat_activity, and try again."
 _SUMMARIES = {
     0: "done, or the answer is yes",
     1: "the answer is no: not at head, no such group, no safe place to start, a live job",
@@ -61,7 +58,7 @@ def exit_code(error: errors.OffsetStoreError) -> ExitCode:
             return ExitCode.NO
         case errors.ConfigurationError():
             return ExitCode.USAGE
-        case errors.StoreUnavailable() | errors.SchemaError():
+        case errors.StoreUnavailable() | errors.SchemaError() | errors.LockTimeout() | errors.TransactionLost():
             return ExitCode.DATABASE
         case errors.BrokerError():
             return ExitCode.BROKER
@@ -80,23 +77,3 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     details = {"found": error.found, "expected": error.expected, "next step": step}
     print_error(what, {label: str(value) for label, value in details.items() if value is not None})
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
-
-
-def refused_by_database(error: Exception) -> errors.StoreUnavailable | None:
-    """Turn an error of the database into ours, ``None`` if it is not one.
-
-    Only the first line of its message is shown: the others can repeat values of a row.
-    """
-    inner = database_errors.driver_error(error)
-    if inner is None:
-        return None
-    words = (inner.diag.message_primary or str(inner)).strip().splitlines() or [type(inner).__name__]
-    state = f" (SQLSTATE {inner.sqlstate})" if inner.sqlstate else ""
-    if database_errors.is_connection_lost(error):
-        what = "the connection to the database was lost"
-        return errors.StoreUnavailable(what, found=f"{words[0]}{state}")
-    if database_errors.is_lock_timeout(error):
-        what = "the database's tables are locked"
-        return errors.StoreUnavailable(what, found=f"{words[0]}{state}", next_step=_LOCKED)
-    what = "the database refused a statement"
-    return errors.StoreUnavailable(what, found=f"{words[0]}{state}", next_step=_REFUSED)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from contextlib import contextmanager
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, SchemaMissing, SchemaNotAtHead, StoreUnavailable
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres import errors
 from offsetstore.postgres import statements as sql
+from offsetstore.postgres.errors import DATABASE_ERRORS
 from offsetstore.postgres.schema import HEAD, VERSION_TABLE, quoted
 from offsetstore.postgres.session import PostgresSession
+from offsetstore.protocol.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -66,7 +67,7 @@ class PostgresDatabase:
         except BaseException as error:
             # This returns it to its pool. close() would roll back, which the session's guard refuses.
             connection.invalidate()
-            if isinstance(error, DBAPIError):
+            if isinstance(error, DATABASE_ERRORS):
                 raise errors.unavailable(error) or _unavailable(error) from errors.stripped(error)
             raise
 
@@ -84,7 +85,7 @@ class PostgresDatabase:
             # statement. `make_engine` sets this too; an application's own engine may not.
             cast("Any", connection.connection.driver_connection).prepare_threshold = None
             return connection.execution_options(isolation_level="READ COMMITTED")
-        except SQLAlchemyError as error:
+        except DATABASE_ERRORS as error:
             raise _unavailable(error) from error
 
     def translate(self, error: BaseException) -> BaseException:
@@ -96,38 +97,31 @@ class PostgresDatabase:
         # Ask the server: behind PgBouncer the client library does not know the backend's pid.
         with errors.translated():
             pid, _ = session.connection.execute(text(sql.UNBLOCKED)).one()
-        done = threading.Event()
-        watcher = threading.Thread(
-            target=self._terminate_blockers,
-            args=(pid, done, after, older_than),
-            name="offsetstore-takeover",
-            daemon=True,
+        waits = chain([after], repeat(0.5))
+        watcher = Background(
+            "offsetstore-takeover", lambda: self._terminate_blockers(pid, older_than), lambda: next(waits)
         )
-        watcher.start()
         try:
             yield
         finally:
-            done.set()
-            watcher.join()
+            watcher.stop()
 
-    def _terminate_blockers(self, pid: int, done: threading.Event, after: float, prefix: str) -> None:
-        wait = after
-        while not done.wait(wait):
-            wait = 0.5
-            try:
-                with self._connect(self._dedicated) as connection:
-                    for row in connection.execute(text(sql.TERMINATE_BLOCKERS), {"pid": pid, "prefix": prefix}):
-                        _log.warning("terminated %s (pid %d), which held the group's locks", *row[1::-1])
-                    connection.commit()
-            except Exception as error:  # noqa: BLE001 - the next attempt may succeed
-                _log.warning("could not terminate the connections that block the claim: %s", type(error).__name__)
+    def _terminate_blockers(self, pid: int, prefix: str) -> bool:
+        try:
+            with self._connect(self._dedicated) as connection:
+                for row in connection.execute(text(sql.TERMINATE_BLOCKERS), {"pid": pid, "prefix": prefix}):
+                    _log.warning("terminated %s (pid %d), which held the group's locks", *row[1::-1])
+                connection.commit()
+        except Exception as error:  # noqa: BLE001 - the next attempt may succeed
+            _log.warning("could not terminate the connections that block the claim: %s", type(error).__name__)
+        return True
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         asked = {"topics": [tp.topic for tp in partitions], "partitions": [tp.partition for tp in partitions]}
         try:
             with self._connect(self._dedicated) as connection:
                 row = connection.execute(self._text(sql.LOCK_HOLDER), {"group": group, **asked}).first()
-        except (SQLAlchemyError, OffsetStoreError):
+        except (*DATABASE_ERRORS, OffsetStoreError):
             return None
         if row is None:
             return None
@@ -144,7 +138,7 @@ class PostgresDatabase:
                     self._set_place(schema)
                 found = connection.execute(self._text(sql.REVISION)).scalar() if schema else None
                 self._store_id = connection.execute(self._text(sql.STORE_ID)).scalar() if found == HEAD else None
-            except DBAPIError as error:
+            except DATABASE_ERRORS as error:
                 raise _unavailable(error) from error
         if found is None:  # also after a downgrade, which leaves the version table empty
             raise SchemaMissing(
@@ -195,7 +189,7 @@ def _milliseconds(seconds: float | None) -> int:
     return 0 if seconds is None else min(2**31 - 1, max(1, round(seconds * 1000)))
 
 
-def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
+def _unavailable(error: Exception) -> StoreUnavailable:
     # libpq writes separate lines for each host.
     lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
     found = " ".join(filter(None, lines)) or type(error).__name__

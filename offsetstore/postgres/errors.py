@@ -1,4 +1,8 @@
-"""The one place that translates drivers' errors, by SQLSTATE: wrapped by SQLAlchemy, or raised by psycopg (COPY)."""
+"""The one place that names drivers' errors and turns them into ours, by SQLSTATE.
+
+They come wrapped by SQLAlchemy, or from psycopg itself (COPY). `translated` is for the store's statements, `refusals`
+for those that write results.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,27 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import psycopg
 from psycopg.pq import DiagnosticField
-from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
-from offsetstore.errors import ConnectionLost, LockTimeout, OffsetStoreError, StoreUnavailable, TransactionConflict
+from offsetstore.errors import (
+    ConnectionLost,
+    LockTimeout,
+    OffsetStoreError,
+    RowsRefused,
+    SinkError,
+    StoreUnavailable,
+    TransactionConflict,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Collection, Generator
+
+DATABASE_ERRORS: Final = (psycopg.Error, SQLAlchemyError)
+"""What SQLAlchemy and psycopg raise."""
+VALUE_ERRORS: Final = (ArithmeticError, TypeError, ValueError, psycopg.DataError)
+"""What SQLAlchemy's types and psycopg's adapters raise on a value that they can't send; most of them quote it."""
+NO_TABLE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
+WRONG_OBJECT: Final = psycopg.errors.WrongObjectType
 
 LOCK_NOT_AVAILABLE = "55P03"
 _REPEATABLE = frozenset({"40001", "40P01"})
@@ -22,6 +41,18 @@ _CONNECTION_ENDED = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P
 _SHORTAGE = ("53", "58")
 _READ_ONLY = "25006"
 _CANCELLED = "57014"
+# Connections, transactions, resources, locks, operators, the disk, the server: never a row's fault.
+_NOT_THE_ROWS = ("08", "25", "28", "40", "53", "55", "57", "58", "XX")
+# Features, prepared statements, cursors, databases, schemas, and what is missing or not allowed: the SQL's fault, if it
+# is the user's own.
+_OF_THE_SQL = ("0A", "26", "34", "3D", "3F", "42")
+# "syntax error at or near" quotes the statement, which may contain values.
+_SYNTAX_ERROR = "42601"
+_NEXT_STEPS = {
+    "23": "Correct the rows in the transform, or the table's constraint.",
+    "22": "Correct or cast the values in the transform.",
+    "42501": "Grant the role INSERT; for an Upsert also SELECT and UPDATE, and TEMPORARY on the database.",
+}
 
 # Source files of PostgreSQL's languages: a function or trigger raised the error, and its author wrote the message.
 _LANGUAGES = ("pl_", "plperl", "plpy", "pltcl")
@@ -60,6 +91,43 @@ def translated() -> Generator[None]:
         if (ours := translate(error)) is not error:
             raise ours from ours.__cause__
         raise
+
+
+@contextmanager
+def refusals(table: object, columns: Collection[str] = (), *, sql_of: str | None = None) -> Generator[None]:
+    """Turn what the database refuses into `RowsRefused`.
+
+    Nothing that leaves the block has a cause: py4j and `logging` print causes.
+
+    :param table: its name; ``None`` if only the database can tell which one it is.
+    :param columns: names to look for in the error's context, if the error itself names no column.
+    :param sql_of: whose SQL it is, if it is the user's own: its errors are then not the rows' fault.
+    :raises RowsRefused: the database refuses the data or the statement, or the driver can't send a value. PostgreSQL
+        quotes values in messages, DETAIL and CONTEXT, so nothing of the original is kept.
+    :raises SinkError: the database refuses the user's own SQL.
+    :raises psycopg.Error: stripped, if the rows are not the reason; SQLAlchemy's instead, if that was raised.
+    """
+    try:
+        yield
+    except (psycopg.Error, StatementError) as error:
+        raise _refusal(error, table, columns, sql_of) from None
+    except Exception as error:
+        strip_chain(error)  # the user's own may have been raised from the database's
+        raise_stripped(error)  # or be a group of them
+        raise
+
+
+def of_database(error: BaseException) -> OffsetStoreError | None:
+    """Return our error for any error of the database, ``None`` for other errors."""
+    inner = driver_error(error)
+    if inner is None:
+        return None
+    state = f" (SQLSTATE {inner.sqlstate})" if inner.sqlstate else ""
+    return _ours(error) or StoreUnavailable(
+        "the database refused a statement",
+        found=f"{_first_line(inner)}{state}",
+        next_step="See PostgreSQL's log, and check the privileges of this role.",
+    )
 
 
 def _ours(error: BaseException) -> OffsetStoreError | None:
@@ -218,3 +286,62 @@ def is_connection_lost(error: BaseException) -> bool:
         # libpq's own errors have no SQLSTATE; neither do those that psycopg raises itself, such as a closed cursor.
         return isinstance(inner, psycopg.OperationalError)
     return state.startswith("08") or state in _CONNECTION_ENDED
+
+
+def _refusal(
+    error: psycopg.Error | StatementError, table: object, columns: Collection[str], sql_of: str | None
+) -> Exception:
+    inner = driver_error(error)
+    state = None if inner is None else inner.sqlstate
+    if inner is not None and state is not None:
+        if state.startswith(_NOT_THE_ROWS):
+            return stripped(error)
+        if sql_of is not None and state.startswith(_OF_THE_SQL):
+            return _wrong_sql(inner, state, sql_of)
+        return _refused(inner, state, table, columns)
+    of_client = inner or cast("StatementError", error).orig
+    if isinstance(of_client, VALUE_ERRORS):
+        return RowsRefused(
+            f"a value can't be sent to the database for {table or 'the SQL of ' + (sql_of or 'a writer')}",
+            table=str(table) if table else None,
+            found=type(of_client).__name__,
+        )
+    return stripped(error)
+
+
+def _wrong_sql(error: psycopg.Error, sqlstate: str, sql_of: str) -> SinkError:
+    position = error.diag.statement_position
+    place = f", at character {position}" if position else ""
+    said = f"a syntax error{place}" if sqlstate == _SYNTAX_ERROR else words(error)
+    step = "Grant the role what the SQL needs." if sqlstate == "42501" else "Correct the function's SQL."
+    return SinkError(f"the database refused the SQL of {sql_of}", found=f"SQLSTATE {sqlstate}, {said}", next_step=step)
+
+
+def _refused(error: psycopg.Error, sqlstate: str, table: object, columns: Collection[str]) -> RowsRefused:
+    diagnostic = error.diag
+    column = diagnostic.column_name or _column_in_context(diagnostic.context, columns)
+    named = f"{diagnostic.schema_name}.{diagnostic.table_name}" if diagnostic.table_name else None
+    where = named or (str(table) if table else None)
+    what = (
+        f"the database refused rows for {table or where or 'its tables'}: {type(error).__name__} (SQLSTATE {sqlstate})"
+    )
+    if diagnostic.constraint_name:
+        what += f", constraint {diagnostic.constraint_name} of {where}"
+    if column:
+        what += f", column {column}"
+    return RowsRefused(
+        what,
+        table=where,
+        column=column,
+        constraint=diagnostic.constraint_name,
+        sqlstate=sqlstate,
+        next_step=_NEXT_STEPS.get(sqlstate, _NEXT_STEPS.get(sqlstate[:2])),
+    )
+
+
+def _column_in_context(context: str | None, columns: Collection[str]) -> str | None:
+    """Find the column in ``COPY payments, line 3, column amount: "12x"``, and nothing after it."""
+    copies = [line for line in (context or "").splitlines() if line.startswith("COPY ")]
+    _, _, place = (copies or [""])[-1].partition(", line ")
+    _, _, named = place.partition(", column ")
+    return max((name for name in columns if named == name or named.startswith(f"{name}:")), key=len, default=None)

@@ -19,10 +19,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateSchema
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error
 from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
 from offsetstore.postgres.url import make_engine
 
@@ -157,8 +157,10 @@ def _own_connection(url: str | None) -> Generator[Connection]:
     try:
         try:
             connection = engine.connect()
-        except OperationalError as error:
-            raise CommandError(f"the database can't be reached, or refused the request: {error.orig}") from error
+        except DATABASE_ERRORS as error:
+            raise CommandError(
+                f"the database can't be reached, or refused the request: {driver_error(error) or error}"
+            ) from error
         with connection, connection.begin():
             yield connection
     finally:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event, text
 from offsetstore.errors import SchemaError, UnexpectedCommit
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
-from offsetstore.postgres.errors import translated
+from offsetstore.postgres.errors import refusals, translated
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset
 from offsetstore.protocol.metadata import KEEP, Keep
@@ -65,6 +65,10 @@ class PostgresSession:
     def is_whole(self) -> bool:
         row = self._run(sql.IS_WHOLE).one()
         return (row.transaction_number, row.moved) == (self._number, str(self._moved))
+
+    def check_deferred(self) -> None:
+        with refusals(None):
+            self._execute(sql.CHECK_DEFERRED)
 
     def commit(self) -> None:
         self._ending = True

@@ -21,6 +21,8 @@ SELECT CAST(pg_current_xact_id_if_assigned() AS text) AS transaction_number,
        coalesce(nullif(current_setting('offsetstore.moved', true), ''), '0') AS moved
 """
 
+CHECK_DEFERRED = "SET CONSTRAINTS ALL IMMEDIATE"
+
 CREATE_GROUP = """
 INSERT INTO {s}consumer_groups (consumer_group, epoch, claim_id, owner)
 VALUES (:group, 0, :no_claim, '')

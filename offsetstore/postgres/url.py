@@ -6,13 +6,13 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from offsetstore.errors import ConfigurationError, StoreUnavailable
+from offsetstore.postgres.errors import DATABASE_ERRORS
 from offsetstore.postgres.jdbc import libpq_parameters
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def connection_parameters(url: str | None) -> dict[str, Any]:
         )
     try:
         parameters: dict[str, Any] = dict(conninfo_to_dict(_libpq_form(url)))
-    except (psycopg.Error, ValueError):
+    except (*DATABASE_ERRORS, ValueError):
         # Their messages may repeat the URL, with the password.
         raise ConfigurationError("could not parse the database URL", expected=_EXPECTED, next_step=_ENCODE) from None
     _check_address(parameters)

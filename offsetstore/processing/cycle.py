@@ -15,7 +15,6 @@ from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
-from offsetstore.writers.errors import check_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from offsetstore.processing.plan import Plan, Planned, Ranges
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
+
+UNNAMED: Final = ""
+"""The name of the output if there is only one."""
 
 _MAX_PLANS: Final = 5
 
@@ -128,7 +130,7 @@ def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaini
     """Write all outputs and advance; return the rows of each. Deferred constraints are checked here, not by COMMIT."""
     rows = write_all(computed, tx.connection)
     tx.advance(remaining)
-    check_deferred(tx.connection)
+    tx.check_deferred()
     return rows
 
 

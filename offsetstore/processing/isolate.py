@@ -31,7 +31,6 @@ from offsetstore.offsets import OffsetRange, TopicPartition, describe
 from offsetstore.processing.cycle import lock_as_planned
 from offsetstore.processing.plan import PlanOutdated, Ranges
 from offsetstore.writers.append import Append
-from offsetstore.writers.errors import check_deferred
 from offsetstore.writers.staging import StagedRowsLost
 from offsetstore.writers.upsert import Upsert
 
@@ -181,7 +180,7 @@ def try_out(claim: Claim, plan: Plan, write: Callable[[Connection], object]) -> 
     def work(tx: Transaction) -> None:
         lock_as_planned(tx, plan)
         write(tx.connection)
-        check_deferred(tx.connection)
+        tx.check_deferred()
         raise _RollBack
 
     with suppress(_RollBack):

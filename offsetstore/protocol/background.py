@@ -42,8 +42,8 @@ class Background:
         """Whether the thread has not ended yet."""
         return self._thread.is_alive()
 
-    def stop(self, timeout: float) -> bool:
-        """Tell the thread to end, wait at most ``timeout`` seconds, and return whether it has ended."""
+    def stop(self, timeout: float | None = None) -> bool:
+        """Tell the thread to end, wait at most ``timeout`` seconds (``None``: no limit), and return whether it did."""
         self._stopping.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()

@@ -113,6 +113,13 @@ class Session(Protocol):
         """
         ...
 
+    def check_deferred(self) -> None:
+        """Check deferred constraints now: if COMMIT fails on one, that can't be told from a lost answer.
+
+        :raises RowsRefused: the database refuses the rows.
+        """
+        ...
+
     def commit(self) -> None:
         """Commit the transaction."""
         ...

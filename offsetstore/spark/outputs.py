@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from offsetstore.errors import ConfigurationError, SinkError
+from offsetstore.processing.cycle import UNNAMED
 from offsetstore.spark.cropping import KAFKA
 from offsetstore.writers.append import Append
 from offsetstore.writers.upsert import Upsert
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
 
 Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
-UNNAMED: Final = ""
-"""The name of the output if there is only one."""
 
 
 class Outputs:

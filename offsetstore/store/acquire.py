@@ -31,11 +31,12 @@ from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import HistoryEvent, NewOffset, renamed
 from offsetstore.protocol.resolver import resolve
+from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, latest_epoch
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets
 from offsetstore.store import adoption
 from offsetstore.store.claim import Claim, ClaimRequest, name_prefix, this_process
-from offsetstore.store.sessions import read, read_offsets, transaction
+from offsetstore.store.sessions import read, read_offsets, repeat, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ATTEMPTS = 3
+_RETRIES = Retries(attempts=3, shortest=0.5, longest=1.0)
 _AGAIN = "Claim again; the group's history shows whether this claim happened."
+# Seconds between two looks at a group that has a live owner.
 _PAUSE = 0.5
 # Seconds that a claim waits after it has terminated the transactions that blocked it.
 _GRACE = 15.0
@@ -76,27 +78,25 @@ def take(store: Connected, request: ClaimRequest) -> Claim:
     deadline = time.monotonic() + request.takeover_timeout
     # One id for all attempts: if a COMMIT happened and its answer was lost, the next attempt knows its own claim.
     claim_id = uuid.uuid4()
-    attempt = 0
-    while True:
+
+    def attempt(number: int) -> Claim:
         # Only the last attempt may restart: that reads a whole topic again.
-        careful = request if attempt == _ATTEMPTS - 1 else replace(request, policy=_without_restart(request.policy))
+        is_last = number == _RETRIES.attempts
+        policy = request.policy if is_last else replace(request.policy, on_recreated="fail")
+        return _attempt(store, replace(request, policy=policy), claim_id)
+
+    while True:
         try:
-            return _attempt(store, careful, claim_id)
-        except (OffsetOutOfRange, TopicRecreated, TransactionLost, StoreUnavailable):
-            attempt += 1
-            if attempt == _ATTEMPTS:
-                raise
-            time.sleep(_PAUSE)
+            return repeat(store, request.group, attempt, retry_if=_may_pass, retries=_RETRIES)
         except GroupBusy:
             left = deadline - time.monotonic()
             if request.takeover != "wait" or left <= 0:
                 raise
-            attempt = 0
             time.sleep(min(_PAUSE, left))
 
 
-def _without_restart(policy: StartPolicy) -> StartPolicy:
-    return replace(policy, on_recreated="fail")
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, (OffsetOutOfRange, TopicRecreated, TransactionLost, StoreUnavailable))
 
 
 def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:

@@ -30,14 +30,19 @@ class Connected(Protocol):
 
 
 def repeat(
-    store: Connected, group: str, work: Callable[[int], _T], *, retry_if: Callable[[Exception], bool] = may_pass
+    store: Connected,
+    group: str,
+    work: Callable[[int], _T],
+    *,
+    retry_if: Callable[[Exception], bool] = may_pass,
+    retries: Retries | None = None,
 ) -> _T:
-    """Call ``work`` as `with_retries` does, and tell the observers of each retry."""
+    """Call ``work`` as `with_retries` does, by default with the store's retries, and tell the observers of each."""
 
     def tell(attempt: int, error: Exception, wait: float) -> None:
         store.observers.on(Retried(group=group, attempt=attempt, error=error, wait=wait))
 
-    return with_retries(store.retries, work, retry_if=retry_if, on_retry=tell)
+    return with_retries(retries or store.retries, work, retry_if=retry_if, on_retry=tell)
 
 
 @contextmanager

@@ -204,6 +204,17 @@ class Transaction:
         self._mark = (query_id, batch_id)
         return session.mark_batch(self._claim.group, query_id, batch_id)
 
+    def check_deferred(self) -> None:
+        """Check deferred constraints now: if COMMIT fails on one, that can't be told from a lost answer.
+
+        Call it when all rows are written and the offsets advanced: a trigger may compare them.
+
+        :raises RowsRefused: the database refuses the rows.
+        :raises LockFirst: before `lock`.
+        """
+        session, _ = self._locked("tx.check_deferred was called before tx.lock")
+        session.check_deferred()
+
     def _expect_topic(self, tp: TopicPartition) -> None:
         """A misspelt topic would get a row, and the start of any other topic was never resolved."""
         if tp.topic not in self._claim.topics:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
+from offsetstore.postgres.errors import refusals
 from offsetstore.writers.arrow.copying import copy_batches, driver_connection, locked_target
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.kafka_column import drop_kafka, without_kafka
 from offsetstore.writers.arrow.streaming import Stream
-from offsetstore.writers.errors import refusals
 from offsetstore.writers.staging import (
     attempt_match,
     check_staged,

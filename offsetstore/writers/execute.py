@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offsetstore.postgres.errors import refusals
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.writers.arrow.kafka_column import drop_kafka
 from offsetstore.writers.arrow.streaming import Stream
-from offsetstore.writers.errors import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
+from offsetstore.postgres.errors import refusals
 from offsetstore.writers.arrow.copying import copy_batches, driver_connection, locked_target
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.kafka_column import COORDINATES, KAFKA, coordinate_matches, flatten_kafka, without_kafka
 from offsetstore.writers.arrow.streaming import Stream
-from offsetstore.writers.errors import refusals
 from offsetstore.writers.staging import (
     Staging,
     attempt_match,

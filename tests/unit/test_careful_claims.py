@@ -10,6 +10,7 @@ import pytest
 from offsetstore import OffsetRange, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import OffsetOutOfRange, TopicRecreated
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks
+from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import acquire
@@ -26,7 +27,7 @@ RESTART = StartPolicy(on_recreated="restart")
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryOffsetStore]:
     """A store whose group has read 40 of the 50 records of one partition."""
-    monkeypatch.setattr(acquire, "_PAUSE", 0)
+    monkeypatch.setattr(acquire, "_RETRIES", Retries(attempts=3, shortest=0.0, longest=0.0))
     with InMemoryOffsetStore() as made:
         with made.transaction(made.claim("billing", ScriptedBroker({"payments": {0: (0, 50)}}))) as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(0, 40)})[P0].remaining})

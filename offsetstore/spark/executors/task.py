@@ -20,15 +20,17 @@ from pyspark import TaskContext, cloudpickle
 
 from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.postgres.errors import stripped
+from offsetstore.processing.cycle import UNNAMED, write_and_advance
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
 from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.worker_input import InputCutOff, check_whole
 from offsetstore.writers.arrow.kafka_column import KAFKA
-from offsetstore.writers.errors import check_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from sqlalchemy import Connection
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.protocol.ports import Writer
@@ -105,7 +107,7 @@ class Work:
     def perform(self, number: int, batches: Iterator[pa.RecordBatch]) -> Result:
         """Write the rows of one partition, with its offset."""
         tp, decision = self.partitions[number], self.tasks[number]
-        rows = _Rows(tp, decision, batches)
+        rows = _Rows(self.writer, tp, decision, batches)
         try:
             ending = self._write(tp, decision, rows)
         except InputCutOff:
@@ -127,21 +129,21 @@ class Work:
                 raise _RolledBack(Ending.SKIPPED)
             if locked != decision:
                 raise _RolledBack(Ending.OUTDATED)
-            self.writer.write(tx.connection, rows)
-            rows.finish()
-            tx.advance({tp: locked.remaining})
-            check_deferred(tx.connection)
+            write_and_advance({UNNAMED: rows}, tx, {tp: locked.remaining})
         return Ending.WRITTEN
 
 
 class _Rows:
-    """The task's record batches, each checked to be of the task's partition; iterable once.
+    """The task's rows, each record batch checked to be of the task's partition; can be written once.
 
-    ``count`` is the number of rows taken out.
+    ``count`` is the number of rows that the writer got.
     """
 
-    def __init__(self, tp: TopicPartition, decision: Decision, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(
+        self, writer: Writer, tp: TopicPartition, decision: Decision, batches: Iterator[pa.RecordBatch]
+    ) -> None:
         self.count = 0
+        self._writer = writer
         self._tp = tp
         self._decision = decision
         self._filled = (self._checked(batch) for batch in batches if batch.num_rows)
@@ -154,17 +156,16 @@ class _Rows:
         check_whole()
         return False
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self._filled
-
-    def finish(self) -> None:
-        """Read the rows that the writer left, and check that all rows arrived.
+    def write(self, connection: Connection) -> int:
+        """Write the rows, read those that the writer left, and check that all rows arrived.
 
         :raises InputCutOff: rows are missing.
         """
+        self._writer.write(connection, self._filled)
         for _ in self._filled:
             pass
         check_whole()
+        return self.count
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch if its rows belong to the range that the transaction has locked.

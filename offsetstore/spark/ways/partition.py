@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
-from offsetstore.processing.cycle import Stopwatch, Written, lock_as_planned, write_planned
+from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, lock_as_planned, write_planned
 from offsetstore.processing.isolate import (
     SECONDS,
     Proof,
@@ -34,7 +34,6 @@ from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
 from offsetstore.spark.executors.task import SCHEMA, Ending, Result, Work
 from offsetstore.spark.large_batches import THRESHOLD
-from offsetstore.spark.outputs import UNNAMED
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
 from offsetstore.spark.ways.batch import OnDriver

@@ -117,6 +117,9 @@ class MemorySession:
         with self._statement():
             return self._changes.moved == self._moved
 
+    def check_deferred(self) -> None:
+        """Nothing is deferred: there are no constraints."""
+
     def commit(self) -> None:
         with self._statement():
             self._shared.contents.apply(self._changes)

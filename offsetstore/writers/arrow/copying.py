@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from psycopg import errors, sql
+from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
 from offsetstore.errors import UnsafeTarget
+from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT
 from offsetstore.protocol import failpoints
 from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS
 from offsetstore.writers.table.catalogue import missing, read_target
@@ -53,9 +54,9 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
     """
     try:
         connection.execute(_LOCK.format(table=table.identifier))
-    except (errors.UndefinedTable, errors.InvalidSchemaName):
+    except NO_TABLE:
         raise missing(table) from None
-    except errors.WrongObjectType as error:
+    except WRONG_OBJECT as error:
         raise UnsafeTarget(
             f"{table} can't be locked as a table (is it a foreign table, or a materialized view?)",
             found=error.diag.message_detail or error.diag.message_primary,

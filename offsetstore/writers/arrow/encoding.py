@@ -6,12 +6,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-import psycopg
 import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder, encoders
 from pgpq import schema as pgpq_schema
 
 from offsetstore.errors import RowsRefused
+from offsetstore.postgres.errors import VALUE_ERRORS
 from offsetstore.writers.arrow.values import UUID_TYPE, Unfit, uuid_objects
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _ENCODERS = cast("Any", encoders)  # its stubs leave pyarrow's type parameters o
 
 _T = TypeVar("_T")
 
-CONVERSION_ERRORS: Final = (ArithmeticError, LookupError, TypeError, ValueError, pa.ArrowException, psycopg.DataError)
+CONVERSION_ERRORS: Final = (*VALUE_ERRORS, LookupError, pa.ArrowException)
 """What Arrow, pgpq, Python and psycopg raise on a value that can't be converted; most of them quote it."""
 
 _NO_FIT: Final = "a value that does not fit without loss"

@@ -11,6 +11,7 @@ import pytest
 
 from offsetstore import Append, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
+from offsetstore.postgres.errors import refusals
 from offsetstore.processing.cycle import write_and_advance
 from offsetstore.processing.isolate import isolate, try_out
 from offsetstore.processing.plan import PlanOutdated
@@ -19,7 +20,6 @@ from offsetstore.spark.executors import task
 from offsetstore.spark.executors.task import Ending, Work
 from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
-from offsetstore.writers.errors import refusals
 from tests.integration.store.transacting import process
 from tests.integration.writers.writing import batch, kafka
 from tests.support.background import in_background

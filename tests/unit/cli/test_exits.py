@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from offsetstore import errors
 from offsetstore.cli.commands import COMMANDS, LazyGroup
-from offsetstore.cli.exits import ExitCode, exit_code, refused_by_database
+from offsetstore.cli.exits import ExitCode, exit_code
 from offsetstore.offsets import TopicPartition
 
 if TYPE_CHECKING:
@@ -92,18 +92,25 @@ def test_an_error_of_the_databases_own_is_told_without_its_detail(monkeypatch: p
     assert "canary" not in result.output
 
 
-def test_a_lost_connection_and_a_lock_are_told_by_name() -> None:
-    lost = refused_by_database(psycopg.OperationalError("server closed the connection"))
-    locked = refused_by_database(psycopg.errors.LockNotAvailable("canceling statement due to lock timeout"))
-    assert lost is not None
-    assert lost.what == "the connection to the database was lost"
-    assert locked is not None
-    assert locked.what == "the database's tables are locked"
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (psycopg.OperationalError("server closed the connection"), "the connection to the database was lost"),
+        (psycopg.errors.LockNotAvailable("canceling statement due to lock timeout"), "could not acquire a lock"),
+        (psycopg.errors.DiskFull("no space left"), "the server ran out of disk"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_lost_connection_a_lock_and_a_full_disk_are_told_by_name(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, what: str
+) -> None:
+    result = _raising(monkeypatch, error)
+    assert result.exit_code == ExitCode.DATABASE
+    assert what in result.stderr
 
 
 def test_what_is_no_error_of_the_databases_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bug = ZeroDivisionError("a bug")
-    assert refused_by_database(bug) is None
     assert _raising(monkeypatch, bug).exception is bug
 
 

@@ -71,9 +71,8 @@ def nothing(*_: object) -> None:
 
 @pytest.fixture(autouse=True)
 def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no worker that could be asked whether all rows have come, and in memory no constraint."""
+    """There is no worker that could be asked whether all rows have come."""
     monkeypatch.setattr(task, "check_whole", nothing)
-    monkeypatch.setattr(task, "check_deferred", nothing)
 
 
 def records(*coordinates: tuple[TopicPartition, int]) -> pa.RecordBatch:
