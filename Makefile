@@ -14,8 +14,9 @@ PYTHON ?=
 CANDIDATES := python3.12 python3.11 python3 python3.13
 
 # What depends on PostgreSQL's version, in about a minute: the contract, locks, grants, schema and migrations.
-ON_16 := tests/contract/test_postgres.py tests/migration $(addprefix tests/integration/store/test_,transaction_locks.py \
-  transaction_new_row_lost.py transaction_statements.py grants.py schema_check.py connect.py history_ids.py)
+ON_16 := tests/contract/test_postgres.py tests/migration \
+  $(addprefix tests/integration/store/test_transaction_,locks.py new_row_lost.py statements.py) \
+  $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
 .PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility fmt migrate behaviours lock clean
 
@@ -47,14 +48,14 @@ mutants: setup ## take out each guard of exactly-once in turn, and show which te
 	@$(BIN)/python -m tests.mutants
 
 chaos: setup ## break the job in every way of docs/faults.md, for hours; goes on where it was stopped (ONLY= WAY= SEED= SEEDS= HOURS=)
-	@$(BIN)/python -m tests.faults.harness $(if $(SEEDS),--seeds $(SEEDS)) $(if $(HOURS),--hours $(HOURS)) \
+	@$(BIN)/python -m tests.faults.chaos.harness $(if $(SEEDS),--seeds $(SEEDS)) $(if $(HOURS),--hours $(HOURS)) \
 	  $(if $(SEED),--first $(SEED) --seeds 1 --again) $(if $(ONLY),--only "$(ONLY)") $(if $(WAY),--way $(WAY))
 
 soak: setup ## two jobs under random faults, and what they use of memory and connections; 40 minutes (MINUTES=)
-	@$(BIN)/python -m tests.faults.harness.soak $(if $(MINUTES),--minutes $(MINUTES))
+	@$(BIN)/python -m tests.faults.chaos.harness.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 faults: setup ## write docs/faults.md anew from the runs of `make chaos` and `make soak`
-	@$(BIN)/python -m tests.faults.harness.table
+	@$(BIN)/python -m tests.faults.chaos.harness.table
 
 matrix: setup ## tests on other versions of PostgreSQL, PySpark and Kafka; goes on where it was stopped (ONLY=)
 	@$(BIN)/python -m tests.matrix $(if $(ONLY),--only "$(ONLY)")

@@ -144,7 +144,8 @@ def prepare(product: str, wanted: str) -> tuple[Sequence[str], dict[str, str]]:
                 pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", new]
                 subprocess.run([*pip, f"pyspark=={wanted}"], check=True)
                 new.rename(place)
-            return [], {"PYTHONPATH": str(place)}  # before the environment's own
+            # PySpark 4.0 leaves sockets to the garbage collector.
+            return ["-W", "ignore:unclosed:ResourceWarning"], {"PYTHONPATH": str(place)}
 
 
 def _unpack_postgres(wanted: str, place: Path) -> None:

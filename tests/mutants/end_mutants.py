@@ -192,7 +192,9 @@ TARGETS: Final[tuple[Mutant, ...]] = (
             "        if self._connection.get_execution_options().get(_DISCARD):\n",
             "        if self._connection.get_execution_options() is None:\n",
         ),
-        tests=(f"{_STORE}test_execute.py::test_nothing_of_the_session_comes_to_the_next_transaction",),
+        tests=(
+            "tests/integration/postgres/test_session_state.py::test_nothing_of_the_session_comes_to_the_next_transaction",
+        ),
         why="What an Execute has set would come to the next batch, or to another group's, by way of the pool.",
     ),
 )

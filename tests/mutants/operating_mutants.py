@@ -17,7 +17,7 @@ _RESETS: Final = "tests/integration/store/test_resets.py::"
 _BEATS: Final = "tests/integration/store/test_heartbeat.py::"
 _ABANDONED: Final = "tests/integration/writers/test_abandoned_staging.py::"
 _IDS: Final = (
-    "tests/integration/store/test_history_ids.py::"
+    "tests/integration/postgres/test_history_ids.py::"
     "test_claims_resets_and_new_partitions_go_on_where_the_ids_lag_behind_the_rows"
 )
 

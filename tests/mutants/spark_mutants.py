@@ -20,7 +20,7 @@ _AGREEMENT: Final = f"{_SPARK}test_agreement.py::"
 _SHARED: Final = f"{_SPARK}test_sharing.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _POISON: Final = "offsetstore/processing/isolate.py"
-_SEARCHES: Final = "tests/unit/spark/test_poison.py::"
+_SEARCHES: Final = "tests/unit/processing/test_isolate.py::"
 
 _RE_PLAN: Final = """\
     if locked != plan:

@@ -12,8 +12,8 @@ _DECISIONS: Final = "offsetstore/store/acquire.py"
 _MIRROR: Final = "offsetstore/store/mirror.py"
 _SQL: Final = "offsetstore/postgres/statements.py"
 
-_RESOLVED: Final = "tests/unit/test_resolver.py::"
-_MIRRORED: Final = "tests/unit/test_mirror.py::"
+_RESOLVED: Final = "tests/unit/protocol/test_resolver.py::"
+_MIRRORED: Final = "tests/unit/store/test_mirror.py::"
 _BOTH_LOOKS: Final = (
     (
         "offsetstore/store/acquire.py",
@@ -83,7 +83,7 @@ START: Final[tuple[Mutant, ...]] = (
             "_PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA, Reason.CONTEST_STORED}",
             "_PINS = {Reason.RECREATED_RESTART}",
         ),
-        tests=("tests/unit/test_pins.py::test_a_decision_about_a_rewound_database_is_made_once",),
+        tests=("tests/unit/store/test_pins.py::test_a_decision_about_a_rewound_database_is_made_once",),
         why="A decision about a rewound database would have to be made at every start anew, or be undone.",
     ),
     mutant(

@@ -12,10 +12,10 @@ _ENCODING: Final = "offsetstore/writers/arrow/encoding.py"
 _JSON: Final = "offsetstore/writers/arrow/json_text.py"
 
 _ERRORS: Final = "tests/integration/writers/test_values_in_errors.py::"
-_SERVER: Final = "tests/integration/store/test_refused_by_the_server.py::"
+_SERVER: Final = "tests/integration/postgres/test_refused_by_the_server.py::"
 _HOSTILE: Final = "tests/property/test_hostile_values.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
-_URL: Final = "tests/unit/store/test_url.py::"
+_URL: Final = "tests/unit/postgres/test_url.py::"
 
 _KEEPS_ITS_STATE: Final = f"{_ERRORS}test_an_error_that_is_not_the_rows_keeps_class_and_state_and_no_value"
 _FROM_NOTHING: Final = f"{_SERVER}test_what_became_ours_was_raised_from_nothing_that_quotes_a_row"

@@ -1,15 +1,9 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
-from offsetstore import OffsetStore
-from offsetstore.local.postgres.binaries import find_binaries
-from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.postgres.migrate import upgrade
-from offsetstore.postgres.url import make_engine
 from tests.integration.store.committing import started
 
 if TYPE_CHECKING:
@@ -17,69 +11,9 @@ if TYPE_CHECKING:
 
     from tests.integration.store.committing import Job
 
-Rows: TypeAlias = list[tuple[Any, ...]]
-
-TABLES = ("consumer_groups", "heartbeats", "kafka_partitions", "offset_history")
-
-
-class Query(Protocol):
-    def __call__(self, statement: str) -> Rows: ...
-
-
-class Contents(Protocol):
-    def __call__(self) -> dict[str, Rows]: ...
-
-
-@pytest.fixture
-def store(offsetstore_database: str) -> Iterator[OffsetStore]:
-    with OffsetStore.connect(offsetstore_database) as connected:
-        yield connected
-
-
-@pytest.fixture
-def query(offsetstore_database: str) -> Iterator[Query]:
-    """Look at the database from outside, with one connection that commits each statement."""
-    with psycopg.connect(offsetstore_database, autocommit=True) as connection:
-
-        def run(statement: str) -> Rows:
-            cursor = connection.execute(statement.encode())
-            return cursor.fetchall() if cursor.description else []
-
-        yield run
-
-
-@pytest.fixture
-def results(query: Query) -> str:
-    """A table for results, without a key that would hide a duplicate."""
-    query("CREATE TABLE results (record bigint)")
-    return "results"
-
 
 @pytest.fixture
 def job(offsetstore_database: str, results: str) -> Iterator[Job]:
     """A job behind a proxy that can lose its COMMIT."""
     with started(offsetstore_database) as made:
         yield made
-
-
-@pytest.fixture
-def contents(query: Query) -> Contents:
-    """All rows of our tables, to be compared."""
-
-    def read() -> dict[str, Rows]:
-        return {table: query(f"SELECT * FROM {table} ORDER BY 1, 2") for table in TABLES}
-
-    return read
-
-
-@pytest.fixture
-def private_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    """A server of this test alone, with our tables, which it may stop."""
-    with PostgresServer(
-        find_binaries(str(request.config.getoption("--offsetstore-postgres"))), durability="none"
-    ) as server:
-        engine = make_engine(server.url)
-        with engine.begin() as connection:
-            upgrade(connection)
-        engine.dispose()
-        yield server

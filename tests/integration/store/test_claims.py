@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from offsetstore import Claim
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)

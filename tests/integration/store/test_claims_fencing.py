@@ -26,7 +26,7 @@ from tests.support.brokers import ScriptedBroker
 if TYPE_CHECKING:
     from offsetstore import Claim
     from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.store.conftest import Contents, Query
+    from tests.integration.conftest import Contents, Query
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)

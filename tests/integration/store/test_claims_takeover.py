@@ -17,7 +17,7 @@ from tests.support.jobs import FrozenJob
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)

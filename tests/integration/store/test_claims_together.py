@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from offsetstore import Claim
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
 NEW = TopicPartition("payments", 1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 BEAT = "SELECT beat_at FROM heartbeats"
 

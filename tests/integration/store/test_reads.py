@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from offsetstore import OffsetRange, OffsetStore, Watermarks
-from tests.integration.store.transacting import GROUP, P0, P1, process
+from tests.integration.transacting import GROUP, P0, P1, process
 from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 
 def test_the_ages_are_of_the_databases_clock_and_the_rows_are_the_stored_ones(

@@ -17,11 +17,11 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.store.admin import ShiftBy
-from tests.integration.store.transacting import GROUP, P0, P1, process
+from tests.integration.transacting import GROUP, P0, P1, process
 from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
-    from tests.integration.store.conftest import Contents, Query
+    from tests.integration.conftest import Contents, Query
 
 ALL = {"payments": None}
 

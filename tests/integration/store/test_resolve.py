@@ -15,7 +15,7 @@ from offsetstore.postgres.url import make_engine
 from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
-    from tests.integration.store.conftest import Contents, Query
+    from tests.integration.conftest import Contents, Query
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)

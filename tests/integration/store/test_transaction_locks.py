@@ -13,14 +13,14 @@ from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import LockTimeout, StaleClaim
 from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
-from tests.integration.store.transacting import GROUP, P0, P1, P2, apply, lock, process, write
+from tests.integration.transacting import GROUP, P0, P1, P2, apply, lock, process, write
 from tests.support.background import in_background
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from offsetstore import Claim, OffsetStore
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition
 from offsetstore.errors import TransactionLost
 from offsetstore.testing import StaticBroker
-from tests.integration.store.transacting import GROUP, process
+from tests.integration.transacting import GROUP, process
 from tests.support.proxy import CommitProxy, Lost
 
 if TYPE_CHECKING:
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 NEW = TopicPartition("payments", 7)
 RANGE = OffsetRange(40, 43)

@@ -9,11 +9,11 @@ import pytest
 from offsetstore import OffsetRange, OffsetStore
 from offsetstore.errors import StaleClaim
 from offsetstore.testing import StaticBroker
-from tests.integration.store.transacting import GROUP, P0, P1, lock, write
+from tests.integration.transacting import GROUP, P0, P1, lock, write
 
 if TYPE_CHECKING:
     from offsetstore import Claim
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
 from offsetstore.errors import StoreUnavailable, TransactionConflict, TransactionLost
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
-from tests.integration.store.transacting import GROUP, P0, apply, driver, lock, write
+from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
 from tests.support.background import in_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from offsetstore import Claim, Transaction
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 RANGE = OffsetRange(0, 3)
 SERIALIZATION_FAILURE = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"

@@ -8,12 +8,12 @@ from sqlalchemy.exc import IntegrityError
 
 from offsetstore import OffsetRange, OffsetStore
 from offsetstore.testing import StaticBroker
-from tests.integration.store.transacting import GROUP, P0, P1, apply, lock, process
+from tests.integration.transacting import GROUP, P0, P1, apply, lock, process
 from tests.support.background import in_background
 
 if TYPE_CHECKING:
     from offsetstore import Transaction
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 
 @pytest.mark.behaviour("TX-1")

@@ -10,11 +10,11 @@ from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim, UnexpectedCommit
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
-from tests.integration.store.transacting import GROUP, P0, P1, driver, lock, process, write
+from tests.integration.transacting import GROUP, P0, P1, driver, lock, process, write
 
 if TYPE_CHECKING:
     from offsetstore import Claim, Transaction
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 HUGE = 2**62
 

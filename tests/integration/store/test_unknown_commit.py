@@ -29,7 +29,7 @@ from tests.support.proxy import CLAIM, Lost
 if TYPE_CHECKING:
     from offsetstore import Claim
     from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 
 @pytest.mark.behaviour("TX-11")

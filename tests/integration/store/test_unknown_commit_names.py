@@ -12,7 +12,7 @@ from tests.integration.store.committing import BOTH, MARK, NEW, P0, Job, broker,
 from tests.support.proxy import Lost
 
 if TYPE_CHECKING:
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 NOT_TOLD = "group 'billing' has been removed or renamed since"
 

@@ -16,7 +16,7 @@ from tests.support.proxy import Lost
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.integration.store.conftest import Query
+    from tests.integration.conftest import Query
 
 _TROUBLE = """
 CREATE SEQUENCE looks;

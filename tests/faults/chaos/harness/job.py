@@ -1,0 +1,272 @@
+"""The job, as a process of its own: ``python -m tests.faults.chaos.harness.job``, from the top of the checkout.
+
+It starts Spark, says ``ready``, and waits for work: one JSON object a line on standard input, the fields of `Work`.
+What happens it tells on standard output, one JSON object a line. ``stop`` ends the work that is under way, ``measure``
+asks what the process and its Java use; the end of the input ends the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from urllib.parse import urlsplit
+
+import psutil
+
+from offsetstore import Broker, OffsetStore, StartPolicy, TransactionalSink
+from offsetstore.errors import OffsetStoreError, RowsRefused
+from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.spark.plans.query import RunningQuery
+from tests.faults.chaos.harness import landing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from offsetstore import Claim
+
+Way = Literal["batch", "staged", "partition"]
+_TEXT = 4000
+
+SPARK_VARIABLE = "OFFSETSTORE_FAULTS_SPARK"
+"""Another master, and settings on top, as JSON; see `tests.faults.chaos.harness.clusters`."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one job is to do.
+
+    :param checkpoint: ``claim`` for the claim's own under ``base``, ``keep`` for the kept one, or a path.
+    :param extra: further options of Spark's reader.
+    :param transform: ``module:name`` of a function from a batch to the outputs of `landing.outputs` or `landing.rows`.
+    :param gate: a directory of `tests.faults.chaos.harness.gate`; for tasks on executors.
+    """
+
+    url: str
+    servers: str
+    topics: list[str]
+    group: str
+    base: str
+    way: Way = "batch"
+    failpoint: str | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    takeover: str = "fence"
+    takeover_timeout: float = 5.0
+    checkpoint: str = "claim"
+    adopt_checkpoint: str | None = None
+    records_per_trigger: int = 60
+    mirror_every: float | None = 0.3
+    timeouts: Mapping[str, float] = field(default_factory=dict[str, float])
+    retries: Mapping[str, float] = field(default_factory=dict[str, float])
+    extra: Mapping[str, str] = field(default_factory=dict[str, str])
+    transform: str | None = None
+    gate: str | None = None
+
+
+def tell(kind: str, **what: Any) -> None:
+    """Print one event; ``at`` in seconds of the clock that all processes of this machine share."""
+    print(json.dumps({"job": kind, "at": time.monotonic(), **what}), flush=True)  # noqa: T201 - this is the output
+
+
+class _Stoppable:
+    """Holds the query that runs, for the thread that listens."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self.work: queue.Queue[str] = queue.Queue()
+        self.is_stopped = False
+        self.phase, self.url = "connect", ""
+        self._query: StreamingQuery | None = None
+        self._guard = threading.Lock()
+
+    def running(self, query: StreamingQuery) -> None:
+        """From now on this one is stopped; at once, if that was asked for before it had begun."""
+        with self._guard:
+            self._query = query
+            stop = self.is_stopped
+        if stop:
+            query.stop()
+
+    def listen(self) -> None:
+        """Take what comes on standard input, to its end."""
+        for line in sys.stdin:
+            if line.strip() == "measure":
+                tell("measured", uses=measure(self._session, urlsplit(self.url).port))
+                continue
+            if line.strip() != "stop":
+                with self._guard:  # here, so that a word that follows at once is about this work
+                    self.is_stopped, self._query, self.phase = False, None, "connect"
+                self.work.put(line)
+                continue
+            with self._guard:
+                self.is_stopped, query = True, self._query
+            if query is not None:
+                query.stop()
+        os._exit(0)  # whoever started us is gone; Java ends with its own standard input
+
+
+def measure(session: SparkSession, port: int | None) -> dict[str, int]:
+    """What this process and its Java use: memory in KiB, Java's heap without its garbage, threads and open files.
+
+    :param port: the database's.
+    """
+    jvm: Any = session._jvm
+    gc.collect()
+    jvm.System.gc()
+    runtime = jvm.Runtime.getRuntime()
+    java = jvm.java.lang.ProcessHandle.current().pid()
+    ours = psutil.Process()
+    open_ones = [one for one in ours.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED]
+    return {
+        "database connections": sum(1 for one in open_ones if one.raddr and one.raddr.port == port),
+        "Python's memory": ours.memory_info().rss // 1024,
+        "Java's heap": (runtime.totalMemory() - runtime.freeMemory()) // 1024,
+        "Python's threads": ours.num_threads(),
+        "Java's threads": psutil.Process(java).num_threads(),
+        "Python's open files": ours.num_fds(),
+        "Java's open files": psutil.Process(java).num_fds(),
+    }
+
+
+def serve(session: SparkSession) -> NoReturn:
+    """Do what is asked; the end of the input ends the process."""
+    stoppable = _Stoppable(session)
+    threading.Thread(target=stoppable.listen, daemon=True).start()
+    jvm: Any = session._jvm
+    tell("ready", pid=os.getpid(), jvm=jvm.java.lang.ProcessHandle.current().pid())
+    while True:
+        line = stoppable.work.get()
+        work = Work(**json.loads(line))
+        stoppable.url = work.url
+        failpoints.follow(work.failpoint)
+        try:
+            run(session, work, stoppable)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            tell("failed", **report(error, during=stoppable.phase))
+        tell("ended")
+
+
+def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
+    """Claim, and run the query until it fails or is stopped."""
+    options = {
+        "kafka.bootstrap.servers": work.servers,
+        "subscribe": ",".join(work.topics),
+        "maxOffsetsPerTrigger": str(work.records_per_trigger),
+        **work.extra,
+    }
+    timeouts, retries = Timeouts(**work.timeouts), Retries(**work.retries)  # pyright: ignore[reportArgumentType]
+    with OffsetStore.connect(work.url, timeouts=timeouts, retries=retries) as store:
+        stoppable.phase = "claim"
+        claim = store.claim(
+            work.group,
+            Broker.from_spark(options),
+            policy=StartPolicy(**work.policy),
+            takeover=work.takeover,  # pyright: ignore[reportArgumentType]
+            takeover_timeout=work.takeover_timeout,
+            mirror_every=work.mirror_every,
+            adopt_checkpoint=work.adopt_checkpoint,
+        )
+        tell(
+            "claimed",
+            epoch=claim.token.epoch,
+            claim_id=str(claim.token.claim_id),
+            starting=json.loads(claim.starting_offsets),
+        )
+        stoppable.phase = "batch"
+        sink = make_sink(claim, work)
+        query = (
+            session.readStream.format("kafka")
+            .options(**options)
+            .option("startingOffsets", claim.starting_offsets)
+            .load()
+            .writeStream.foreachBatch(_told(sink))
+            .option("checkpointLocation", _checkpoint(claim, work))
+            .trigger(processingTime="50 milliseconds")
+            .start()
+        )
+        stoppable.running(query)
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            if stoppable.is_stopped and sink.error is None:
+                return  # Spark raises where it was stopped in the middle of something
+            tell("failed", **report(sink.error or error, during="batch"), spark=str(error)[:_TEXT])
+
+
+def make_sink(claim: Claim, work: Work) -> TransactionalSink:
+    """The sink of the way that was asked for."""
+    if work.way == "partition":
+        transform = landing.gated(_named(work.transform) if work.transform else landing.rows, work.gate)
+        return TransactionalSink(claim, transform, into=landing.one_writer(work.gate), atomicity="partition")
+    transform = landing.gated(_named(work.transform) if work.transform else landing.outputs, work.gate)
+    staging = "always" if work.way == "staged" else "never"
+    return TransactionalSink(claim, transform, into=landing.writers(work.gate), staging=staging)
+
+
+def _named(name: str) -> Any:
+    from importlib import import_module  # noqa: PLC0415
+
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)
+
+
+def _checkpoint(claim: Claim, work: Work) -> str:
+    if work.checkpoint == "claim":
+        return claim.checkpoint(work.base)
+    return claim.checkpoint(work.base, keep=True) if work.checkpoint == "keep" else work.checkpoint
+
+
+def _told(sink: TransactionalSink) -> Any:
+    def tell_and_write(batch: DataFrame, batch_id: int) -> None:
+        ranges = {str(tp): (r.from_, r.until) for tp, r in RunningQuery.of(batch).ranges().items()}
+        tell("begun", batch=batch_id, ranges=ranges)
+        sink(batch, batch_id)
+        tell("done", batch=batch_id, ranges=ranges)
+
+    return tell_and_write
+
+
+def report(error: BaseException, *, during: str) -> dict[str, Any]:
+    """What is told of an error."""
+    is_ours = isinstance(error, OffsetStoreError)
+    return {
+        "during": during,
+        "class_name": type(error).__name__,
+        "text": str(error)[:_TEXT],
+        "ours": is_ours,
+        "what": error.what if is_ours else "",
+        "found": None if not is_ours or error.found is None else str(error.found)[:_TEXT],
+        "expected": None if not is_ours or error.expected is None else str(error.expected)[:_TEXT],
+        "next_step": error.next_step if is_ours else "",
+        "topic_partition": str(error.topic_partition) if is_ours and error.topic_partition else None,
+        "stored": {str(tp): (r.from_, r.until) for tp, r in error.stored.items()}
+        if isinstance(error, RowsRefused)
+        else {},
+    }
+
+
+def main() -> None:
+    """Start Spark, by default on two threads, and serve."""
+    given = json.loads(os.environ.get(SPARK_VARIABLE, "{}"))
+    # Spark's memory of what it has done is as full after five minutes as it ever gets.
+    kept = {"spark.ui.retainedJobs": "50", "spark.ui.retainedStages": "50", "spark.ui.retainedTasks": "500",
+            "spark.sql.ui.retainedExecutions": "20"}  # fmt: skip
+    conf = quick_conf(spark_conf()) | kept | given.get("conf", {})
+    session = local_session("offsetstore-faults", master=given.get("master", "local[2]"), extra_conf=conf)
+    session.range(2).repartition(2).toArrow()  # the first job loads most of what later ones need
+    serve(session)
+
+
+if __name__ == "__main__":
+    main()

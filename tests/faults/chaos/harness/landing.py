@@ -1,0 +1,107 @@
+"""What the job does to a micro-batch: each record is appended, and added to its key's sum."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from offsetstore.writers import Append, Execute, Upsert
+from offsetstore.writers.arrow.copying import driver_connection
+from tests.faults.chaos.harness.gate import is_shut, pass_gate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from uuid import UUID
+
+    from pyspark.sql import DataFrame
+    from sqlalchemy import Connection
+
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.writers.staging import Staging
+
+_VALUE = "seq bigint, key string, amount bigint"
+
+
+def rows(batch: DataFrame) -> DataFrame:
+    """Each record with its coordinates and its ``_kafka``."""
+    value = F.from_json(F.col("value").cast("string"), _VALUE)
+    parsed = batch.withColumn("value", value)
+    return parsed.select("topic", "partition", "offset", "value.seq", "value.key", "value.amount", "_kafka")
+
+
+def outputs(batch: DataFrame) -> dict[str, DataFrame]:
+    """The records, and what they add up to in this batch."""
+    return outputs_of(rows(batch))
+
+
+def outputs_of(parsed: DataFrame) -> dict[str, DataFrame]:
+    """The same of `rows`."""
+    added = parsed.groupBy("key").agg(F.count("*").alias("records"), F.sum("amount").alias("total"))
+    return {"landed": parsed.drop("_kafka"), "sums": added}
+
+
+def gated(transform: Callable[[DataFrame], Any], gate: str | None) -> Callable[[DataFrame], Any]:
+    """The same transform, whose tasks read their records in Python and through a gate, if there is one."""
+    if gate is None:
+        return transform
+    udf: Any = F.udf
+
+    # Without types, from which Spark would guess another kind of function.
+    through = udf(lambda value: pass_gate(gate, "reading") or value, "binary")  # pyright: ignore[reportUnknownLambdaType]
+    return lambda batch: transform(batch.withColumn("value", through("value")))
+
+
+def writers(gate: str | None = None) -> Mapping[str, Writer]:
+    """For `outputs`."""
+    return {"landed": Append("landed") if gate is None else Gated("landed", gate), "sums": _sums()}
+
+
+def one_writer(gate: str | None = None) -> Writer:
+    """For `rows`, in each partition's own transaction."""
+    return Execute(partial(land, gate=gate))
+
+
+class Gated(Append):
+    """With a gate where tasks stage."""
+
+    def __init__(self, table: str, gate: str) -> None:
+        super().__init__(table)
+        self.gate = gate
+
+    def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
+        """Stage, and wait where it is shut."""
+        driver = driver_connection(connection)
+        driver.execute("SELECT 1")  # from here on there is a transaction
+        pass_gate(self.gate, "begun")
+        rows = super().stage(connection, staging, attempt, batches)
+        pass_gate(self.gate, "written")
+        if is_shut(self.gate, "committed"):
+            driver.commit()
+            pass_gate(self.gate, "committed")
+        return rows
+
+
+def land(connection: Connection, batches: Iterable[pa.RecordBatch], *, gate: str | None = None) -> None:
+    """Write both tables from one pass over the records."""
+    pass_gate(gate, "begun")
+    parts: list[pa.Table] = []
+    Append("landed").write(connection, _kept(batches, parts))
+    table: Any = pa.concat_tables(parts)
+    added = table.group_by("key").aggregate([("records", "sum"), ("total", "sum")])
+    _sums().write(connection, added.rename_columns(["key", "records", "total"]).to_batches())
+    pass_gate(gate, "written")
+
+
+def _kept(batches: Iterable[pa.RecordBatch], parts: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        found: Any = batch
+        ones = pa.repeat(1, batch.num_rows)
+        parts.append(pa.table({"key": found["key"], "records": ones, "total": found["amount"]}))
+        yield batch
+
+
+def _sums() -> Upsert:
+    return Upsert("sums", key=["key"], add=["records", "total"])

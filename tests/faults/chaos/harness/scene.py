@@ -1,0 +1,498 @@
+"""One run of one fault: a topic, a database and a group of its own, and what a fault may do with them."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import Event as Flag
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
+
+import confluent_kafka
+
+from offsetstore.errors import OffsetStoreError
+from offsetstore.kafka import admin
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
+from tests.faults.chaos.harness.errors import Report
+from tests.faults.chaos.harness.job import Work
+from tests.faults.chaos.harness.ledger import Ledger
+from tests.faults.chaos.harness.mirrored import MirrorWatch, committed
+from tests.faults.chaos.harness.observer import Observer
+from tests.faults.chaos.harness.tables import DDL, TRIGGER
+from tests.faults.chaos.harness.verifier import Told, Verifier
+from tests.support.postgres import Database
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from offsetstore.local.kafka.server import KafkaBroker
+    from offsetstore.local.postgres.server import PostgresServer
+    from tests.faults.chaos.harness.clusters import Kind
+    from tests.faults.chaos.harness.expected import Stretch
+    from tests.faults.chaos.harness.job import Way
+    from tests.faults.chaos.harness.process import Event, JobPool, JobProcess, Target
+    from tests.faults.chaos.harness.registry import Fault
+
+RATE = 60
+"""Records a second of `Scene.producing`: about what a job writes that is disturbed all the time."""
+
+RECOVERY = 60.0
+"""I8: within so many seconds after the fault is gone the job has caught up."""
+
+_PAUSE = 0.2
+
+
+class Violation(AssertionError):
+    """An invariant that the run itself saw violated."""
+
+
+class Job:
+    """One piece of work of one process: from its claim to its end."""
+
+    def __init__(self, scene: Scene, process: JobProcess, work: Work) -> None:
+        self.work = work
+        self.process = process
+        self.pid, self.jvm = process.pid, process.jvm
+        self._scene = scene
+        self._since = len(process.events)
+        self._until: int | None = None
+        self._frozen = False
+        self.was_killed = False
+        process.send(work)
+
+    @property
+    def events(self) -> list[Event]:
+        """What it has told."""
+        return self.process.events[self._since : self._until]
+
+    def wait_for(self, kind: str, count: int = 1, timeout: float = 60) -> Event:
+        """Wait for the ``count``th event of a kind: claimed, begun, done, reached, failed, ended."""
+        return self.process.wait_for(kind, count=count, since=self._since, timeout=timeout)
+
+    def told(self, kind: str) -> list[Event]:
+        """All events of a kind so far."""
+        return [event for event in self.events if event.kind == kind]
+
+    @property
+    def batches_done(self) -> int:
+        """How many batches it has reported written."""
+        return len(self.told("done"))
+
+    @property
+    def claim_id(self) -> str:
+        """Of its claim; waits for it."""
+        return str(self.wait_for("claimed").what["claim_id"])
+
+    @property
+    def epoch(self) -> int:
+        """Of its claim; waits for it."""
+        return int(self.wait_for("claimed").what["epoch"])
+
+    @property
+    def error(self) -> Report | None:
+        """How it failed, if it did."""
+        failed = self.told("failed")
+        return Report.of(failed[0].what) if failed else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its work is over, in whichever way."""
+        return self._until is not None or bool(self.told("ended")) or not self.process.is_alive
+
+    def measure(self) -> dict[str, int]:
+        """What its processes use now, after a garbage collection: see `tests.faults.chaos.harness.job`."""
+        count = len(self.told("measured"))
+        self.process.ask("measure")
+        return self.wait_for("measured", count + 1).what["uses"]
+
+    def kill(self, target: Target) -> None:
+        """Send SIGKILL to Python, to Java, or to both."""
+        self.was_killed = True
+        self.process.signal(target, signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop both processes as they stand; their connections stay open."""
+        self._frozen = True
+        self.process.signal("both", signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._frozen = False
+        self.process.signal("both", signal.SIGCONT)
+
+    def stop(self, timeout: float = 60) -> None:
+        """End the work in order."""
+        if not self.has_ended:
+            self.process.ask("stop")
+            self.wait_for("ended", timeout=timeout)
+        self.close()
+
+    def close(self) -> None:
+        """Give the process back, or end it if it can't be used again."""
+        if self._until is not None:
+            return
+        self._until = len(self.process.events)
+        if self._frozen:
+            self.thaw()
+        # One with a failpoint has counted, here and in its workers.
+        if any(event.kind == "ended" for event in self.process.events[self._since :]) and not self.work.failpoint:
+            self._scene.pool.give_back(self.process)
+        else:
+            self._scene.pool.discard(self.process)
+            self._until = len(self.process.events)
+
+
+class Supervisor:
+    """Starts the job again whenever it has ended, as a process manager would; a context manager."""
+
+    def __init__(self, scene: Scene, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.jobs: list[Job] = []
+        self.scene = scene
+        self._leaving = Flag()
+        self._failure: BaseException | None = None
+        self._thread = Thread(target=self._watch, daemon=True)
+
+    @property
+    def job(self) -> Job:
+        """The one that runs, or ran last."""
+        wait_until(lambda: self.jobs or self._failure, timeout=120)
+        if self._failure is not None:
+            raise self._failure
+        return self.jobs[-1]
+
+    def next_job(self, after: Job, timeout: float = 60) -> Job:
+        """Wait until another has been started."""
+        wait_until(lambda: self.jobs and self.jobs[-1] is not after, timeout=timeout)
+        return self.jobs[-1]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leaving.set()
+        self._thread.join(180)
+        assert not self._thread.is_alive(), "the supervisor hangs"
+        if kind is None and self._failure is not None:
+            raise self._failure
+        if kind is None and self.jobs:
+            self.jobs[-1].stop()
+
+    def _watch(self) -> None:
+        try:
+            while not self._leaving.is_set():
+                job = self.scene.start(**self.settings)
+                self.jobs.append(job)
+                # A failpoint is for the first job: those after it shall come through.
+                self.settings.pop("failpoint", None)
+                while not job.has_ended and not self._leaving.wait(0.02):
+                    pass
+                if job.has_ended:
+                    job.close()
+                    self._leaving.wait(_PAUSE)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the block is left
+            self._failure = error
+
+
+@dataclass
+class Scene:
+    """See the module, and the cases for how it is used."""
+
+    fault: Fault
+    way: Way
+    seed: int
+    postgres: PostgresServer
+    kafka: KafkaBroker
+    pool: JobPool
+    template: str
+    directory: Path
+    evidence: list[str] = field(default_factory=list[str])
+    recovery: float | None = None
+    jobs: list[Job] = field(default_factory=list[Job])
+    before: Sequence[Stretch] = ()
+    lost_since: float = 0.0
+    _expected: set[str] = field(default_factory=set[str])
+    _allowed: set[str] = field(default_factory=set[str])
+    _look: Database | None = None
+
+    def __post_init__(self) -> None:
+        """Make what the run needs."""
+        name = uuid4().hex[:12]
+        self.random = random.Random(f"{self.fault.name} {self.way} {self.seed}")  # noqa: S311 - to be repeated
+        self.variant = self.fault.variant
+        self.partitions = self.fault.partitions
+        self.topic, self.group = f"payments-{name}", f"billing-{name}"
+        self.topics = [self.topic]
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.checkpoints = str(self.directory / "checkpoints")
+        self._database_name = f"fault_{name}"
+        self.url = self.postgres.create_database(self._database_name, template=self.template)
+        admin.create_topic(self.kafka.bootstrap_servers, self.topic, partitions=self.partitions)
+        self.ledger = Ledger(self.kafka.bootstrap_servers, random.Random(self.random.random()))  # noqa: S311 - the same
+        self._prepare()
+        self.mirror_watch = MirrorWatch(self)
+        self.at_end = ExitStack()
+        self._servers: str | None = None
+        self._stage_postgres = self.postgres
+
+    # -- what a fault may use
+
+    @property
+    def database(self) -> Database:
+        """The run's database, seen from outside; connected anew where the server has been away."""
+        if self._look is not None and not self._look.is_connected:
+            self._look = None
+        if self._look is None:
+            self._look = Database(self.url)
+        return self._look
+
+    @property
+    def servers(self) -> str:
+        """Kafka's bootstrap servers."""
+        return self._servers or self.kafka.bootstrap_servers
+
+    def use_postgres(self, server: PostgresServer) -> None:
+        """Do all that follows on another server, where nothing is yet; before the first job. Its end is the fault's."""
+        self._stop_watching()
+        self.database.close()
+        self._look = None
+        self.postgres = server
+        self.url = server.create_database(self._database_name)
+        engine = make_engine(self.url)
+        with engine.begin() as connection:
+            upgrade(connection)
+        engine.dispose()
+        self._prepare()
+        self.mirror_watch = MirrorWatch(self)
+        self._watch()
+
+    def use_kafka(self, servers: str) -> None:
+        """Do all that follows with another cluster, which has the topic; before anything was produced."""
+        self._servers = self.ledger.servers = servers
+        self.mirror_watch.__exit__(None, None, None)
+        self.mirror_watch = MirrorWatch(self)
+        self.mirror_watch.__enter__()
+
+    def produce(self, count: int = 150, *, partition: int | None = None, topic: str | None = None) -> None:
+        """Append records, and return when Kafka has them."""
+        self.ledger.produce(topic or self.topic, count, partitions=self.partitions, partition=partition)
+
+    @contextmanager
+    def producing(self, rate: int = RATE) -> Generator[None]:
+        """Append records in the background until the block is left."""
+        leaving = Flag()
+        failure: list[BaseException] = []
+
+        def produce() -> None:
+            try:
+                while not leaving.wait(0.1):
+                    self.produce(max(1, rate // 10))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the block is left
+                failure.append(error)
+
+        thread = Thread(target=produce, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            leaving.set()
+            thread.join(120)
+        if failure:
+            raise failure[0]
+
+    def start(self, **settings: Any) -> Job:
+        """Start one job; the settings are `Work`'s, and those not given are the run's.
+
+        Beside them ``kind``, of its process; see `tests.faults.chaos.harness.clusters`.
+        """
+        kind: Kind = settings.pop("kind", "local")
+        given: dict[str, Any] = {
+            "url": self.url,
+            "servers": self.servers,
+            "topics": self.topics,
+            "group": self.group,
+            "base": self.checkpoints,
+            "way": self.way,
+            **settings,
+        }
+        work = Work(**given)
+        job = Job(self, self.pool.take(fresh=work.failpoint is not None, kind=kind), work)
+        self.jobs.append(job)
+        return job
+
+    def supervise(self, **settings: Any) -> Supervisor:
+        """Start the job again and again, until the block is left; then the last one is stopped in order."""
+        return Supervisor(self, dict(settings))
+
+    def stored(self, topic: str | None = None, *, group: str | None = None) -> dict[int, int]:
+        """The stored offset of each of the topic's partitions."""
+        found = self.database.rows("SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions")
+        wanted = (group or self.group, topic or self.topic)
+        return {partition: offset for g, t, partition, offset in found if (g, t) == wanted}
+
+    def ends(self, topic: str | None = None) -> dict[int, int]:
+        """Where each partition's log ends, by Kafka's own word."""
+        consumer = confluent_kafka.Consumer({
+            "bootstrap.servers": self.servers, "group.id": "harness", "log_level": 0
+        })  # fmt: skip
+        try:
+            name = topic or self.topic
+            partitions = consumer.list_topics(name, timeout=30).topics[name].partitions
+            found: dict[int, int] = {}
+            for partition in partitions:
+                at = confluent_kafka.TopicPartition(name, partition)
+                found[partition] = consumer.get_watermark_offsets(at, timeout=30)[1]
+            return found
+        finally:
+            consumer.close()
+
+    def caught_up(self, timeout: float = RECOVERY, *, to: Mapping[int, int] | None = None) -> None:
+        """Wait until all that Kafka has is stored (I8); the most seconds that it took are kept.
+
+        :param to: other offsets than the logs' ends.
+        """
+        begin = time.monotonic()
+        wanted = {name: dict(to) if to is not None and name == self.topic else self.ends(name) for name in self.topics}
+
+        def is_there() -> bool:
+            with suppress(Exception):
+                return all(self.stored(name) == ends for name, ends in wanted.items())
+            return False
+
+        try:
+            wait_until(is_there, timeout=timeout)
+        except AssertionError:
+            errors = [f"{job.error.class_name}: {job.error.text[:600]}" for job in self.jobs if job.error]
+            alive = [job.pid for job in self.jobs if not job.has_ended]
+            last = self.jobs[-1].process.end_of_log()[-1500:] if self.jobs else ""
+            raise Violation(
+                f"I8: not caught up within {timeout:.0f} s: stored {self.stored()}, wanted {wanted}; "
+                f"jobs running {alive}; errors {errors[-3:]}\n{last}"
+            ) from None
+        self.recovery = max(self.recovery or 0.0, time.monotonic() - begin)
+
+    def fired(self, evidence: str) -> None:
+        """Keep the evidence that the fault really happened."""
+        self.evidence.append(evidence)
+
+    def expect(self, *class_names: str) -> None:
+        """Say which errors this fault may lead to."""
+        self._expected |= set(class_names)
+
+    def expect_error(self, job: Job, *class_names: str, timeout: float = 60) -> Report:
+        """Wait until the job fails, with just this error, or one of these."""
+        self.expect(*class_names)
+        job.wait_for("failed", timeout=timeout)
+        report = job.error
+        assert report is not None
+        if report.class_name not in class_names:
+            raise Violation(
+                f"the job failed with {report.class_name} instead of {' or '.join(class_names)}: {report.text}"
+            )
+        return report
+
+    def allow(self, *events: str) -> None:
+        """Say which decisions this fault may leave in the history."""
+        self._allowed |= set(events)
+
+    def new_generation(self, topic: str | None = None) -> None:
+        """Tell the ledger that the topic was created again."""
+        self.ledger.new_generation(topic or self.topic)
+
+    # -- begin and end
+
+    def __enter__(self) -> Self:
+        self._watch()
+        return self
+
+    def _prepare(self) -> None:
+        """Make the results' tables and the log of moves, to be watched."""
+        self.database.execute(DDL)
+        self.database.execute(TRIGGER)
+        self.observer = Observer(self.url)
+
+    def _watch(self) -> None:
+        self.observer.__enter__()
+        self.mirror_watch.__enter__()
+
+    def verify(self) -> list[str]:
+        """Stop the jobs, and return the violations."""
+        violations: list[str] = []
+        for job in self.jobs:
+            if not job.has_ended:
+                job.stop()
+        wait_until(lambda: self.observer.looks and self.observer.looks[-1].last > time.monotonic() - 1)
+        seen = time.monotonic()
+        wait_until(lambda: self.observer.looks[-1].last > seen)
+        self._stop_watching()
+        told = [Told(job.work.group, job.work.way, job.events) for job in self.jobs]
+        groups = {job.work.group for job in self.jobs}
+        verifier = Verifier(
+            self.ledger,
+            self.database,
+            self.observer.looks,
+            told,
+            self._allowed,
+            before=self.before,
+            lost_since=self.lost_since,
+        )
+        violations += verifier.verify()
+        violations += self._errors()
+        violations += [f"I7: {one}" for one in self.mirror_watch.ahead[:3]]
+        stored = {
+            (topic, partition): offset for (_, topic, partition), offset in self.observer.looks[-1].stored.items()
+        }
+        for group in groups:
+            for place, offset in committed(self.servers, group, self.topics).items():
+                if offset > stored.get(place, -1) and not self.mirror_watch.is_exempt:
+                    violations.append(f"I7: Kafka has {offset} for {place}, the store {stored.get(place)}")
+        if not self.evidence:
+            violations.append("there is no evidence that the fault happened")
+        return violations
+
+    def _errors(self) -> list[str]:
+        found: list[str] = []
+        for job in self.jobs:
+            for event in job.told("failed"):
+                report = Report.of(event.what)
+                if job.was_killed and not report.ours:
+                    continue  # a half of it has lost the other
+                if report.class_name not in self._expected:
+                    found.append(f"unexpected {report.class_name}: {report.text[:1500]}")
+                elif lacks := report.lacks(self.topics):
+                    found.append(f"{report.class_name} does not say {' or '.join(lacks)}: {report.text[:400]}")
+        return found
+
+    def _stop_watching(self) -> None:
+        self.observer.__exit__(None, None, None)
+        self.mirror_watch.__exit__(None, None, None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop_watching()
+        for job in self.jobs:
+            job.close()
+        self.ledger.close()
+        self.at_end.close()
+        if self._look is not None:
+            with suppress(Exception):
+                self._look.close()
+        if self._stage_postgres.pid is None:
+            self._stage_postgres.start()
+        self._stage_postgres.drop_database(self._database_name)
+        self.kafka.start()
+        for topic in self.topics:
+            with suppress(OffsetStoreError):
+                admin.delete_topic(self.kafka.bootstrap_servers, topic)

@@ -1,0 +1,214 @@
+"""Holds what is in the database against the ledger: the invariants I1 to I8 of the fault list."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.faults.chaos.harness.expected import HistoryBroken, Stretch, Totals, entries, stretches
+from tests.faults.chaos.harness.ledger import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tests.faults.chaos.harness.ledger import Ledger
+    from tests.faults.chaos.harness.observer import Look
+    from tests.faults.chaos.harness.process import Event
+    from tests.support.postgres import Database
+
+_MOST = 3
+"""Of one kind of violation so many are told."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What one job has told, and the group that it worked for."""
+
+    group: str
+    way: str
+    events: Sequence[Event]
+
+
+@dataclass(slots=True)
+class Verifier:
+    """Of one run.
+
+    :param allowed: the kinds of decisions that the run may leave in the history.
+    :param before: what was written before the history began, if that was lost.
+    :param lost_since: seconds of the shared clock; what was reported before may be gone: the database was restored.
+    """
+
+    ledger: Ledger
+    database: Database
+    looks: Sequence[Look]
+    told: Sequence[Told]
+    allowed: set[str]
+    before: Sequence[Stretch] = ()
+    lost_since: float = 0.0
+    violations: list[str] = field(default_factory=list[str])
+    _totals: Totals = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Add the ledger up, once for all looks."""
+        self._totals = Totals(self.ledger)
+
+    def verify(self) -> list[str]:
+        """Check all that can be checked when the job has ended; return what is violated."""
+        last = self.looks[-1]
+        self._records(last)
+        self._snapshots()
+        self._moves(last)
+        self._reports()
+        self._decisions(last)
+        return self.violations
+
+    def _note(self, invariant: str, found: Iterable[object]) -> None:
+        listed = [str(one) for one in found]
+        if listed:
+            more = f" and {len(listed) - _MOST} more" if len(listed) > _MOST else ""
+            self.violations.append(f"{invariant}: {'; '.join(listed[:_MOST])}{more}")
+
+    def _stretches(self, look: Look) -> list[Stretch]:
+        stored = {(topic, partition): offset for (_, topic, partition), offset in look.stored.items()}
+        return stretches(stored, look.history, self.ledger.generations, self.before)
+
+    def _records(self, last: Look) -> None:
+        """I1, I2 and I5, record by record."""
+        try:
+            expected = entries(self.ledger, self._stretches(last))
+        except HistoryBroken as broken:
+            self._note("I4", [broken])
+            return
+        rows = self.database.rows('SELECT topic, partition, "offset", seq, key, amount FROM landed')
+        landed = Counter((row[0], row[1], Entry(*row[2:])) for row in rows)
+        self._note("I1", (f"missing {_named(one)}" for one in expected - landed))
+        self._note("I2", (f"too often {_named(one)}" for one in landed - expected))
+        sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for (_, _, entry), times in expected.items():
+            sums[entry.key][0] += times
+            sums[entry.key][1] += times * (entry.amount or 0)
+        stored = {row[0]: [row[1], int(row[2] or 0)] for row in self.database.rows("SELECT * FROM sums")}
+        self._note(
+            "I5",
+            (
+                f"key {key}: {stored.get(key)} instead of {sums.get(key)}"
+                for key in sorted(sums.keys() | stored.keys())
+                if sums.get(key) != stored.get(key)
+            ),
+        )
+
+    def _snapshots(self) -> None:
+        """I3: every look."""
+        self._note("I3", (found for look in self.looks if (found := self._differs(look))))
+
+    def _differs(self, look: Look) -> str:
+        try:
+            found = self._stretches(look)
+        except HistoryBroken as broken:
+            return str(broken)
+        wanted: dict[tuple[str, int], tuple[int, int]] = {}
+        amounts = 0
+        for one in found:
+            count, seqs, amount = self._totals.of(one)
+            before = wanted.get((one.topic, one.partition), (0, 0))
+            if count:
+                wanted[one.topic, one.partition] = (before[0] + count, before[1] + seqs)
+            amounts += amount
+        if wanted != look.landed:
+            return f"stored {look.stored} and records {look.landed}, instead of {wanted}"
+        sums = (sum(count for count, _ in wanted.values()), amounts)
+        return "" if sums == look.sums else f"stored {look.stored} and sums {look.sums}, instead of {sums}"
+
+    def _moves(self, last: Look) -> None:
+        """I4: the trigger's log."""
+        moves = self.database.rows(
+            "SELECT consumer_group, topic, partition, kind, from_offset, to_offset, advanced, epoch "
+            "FROM offset_moves ORDER BY id"
+        )
+        decided = {(one.group, one.topic, one.partition, one.before, one.after) for one in last.history}
+        at: dict[tuple[str, str, int], int | None] = {}
+        wrong: list[str] = []
+        for group, topic, partition, kind, begin, end, advanced, epoch in moves:
+            place = (group, topic, partition)
+            told = f"{place} {kind} {begin} -> {end} by epoch {epoch}"
+            if place in at and kind == "UPDATE" and at[place] != begin:
+                wrong.append(f"{told}, though it was at {at[place]}")
+            if kind == "UPDATE" and advanced and end < begin:
+                wrong.append(f"{told} advances backwards")
+            if not advanced and kind != "DELETE" and begin != end and (*place, begin, end) not in decided:
+                wrong.append(f"{told} without a decision")
+            at[place] = end
+        wrong += [f"{place} is at {at.get(place)} in the log, {offset} in the table"
+                  for place, offset in last.stored.items() if at.get(place) != offset]  # fmt: skip
+        self._note("I4", wrong)
+
+    def _reports(self) -> None:
+        """I6: what jobs have reported committed or failed."""
+        moves = self.database.rows(
+            "SELECT topic || '-' || partition, from_offset, to_offset, claim_id::text FROM offset_moves WHERE advanced"
+        )
+        for job in self.told:
+            claim_id = ""
+            begun: dict[str, Any] = {}
+            for event in job.events:
+                if event.kind == "claimed":
+                    claim_id = event.what["claim_id"]
+                elif event.kind == "begun":
+                    begun = event.what["ranges"]
+                elif event.kind == "done" and event.at > self.lost_since:
+                    begun = {}
+                    self._note("I6", self._invisible(job.group, event))
+                elif event.kind == "failed":
+                    if event.what["class_name"] != "CommitUnknown":
+                        by_claim = [move[:3] for move in moves if move[3] == claim_id]
+                        self._note("I6", _differs_from_report(event, begun, by_claim, job.way))
+                    begun = {}
+
+    def _invisible(self, group: str, event: Event) -> list[str]:
+        """The ranges of a batch that was reported done, which the first look after that does not show."""
+        after = next((look for look in self.looks if look.last > event.at), None)
+        if after is None:
+            return []
+        found: list[str] = []
+        for name, (_, until) in event.what["ranges"].items():
+            topic, _, partition = name.rpartition("-")
+            stored = after.stored.get((group, topic, int(partition)))
+            moved = any((one.topic, one.partition) == (topic, int(partition)) and (one.before or 0) >= until
+                        for one in after.history)  # fmt: skip
+            if (stored is None or stored < until) and not moved:
+                found.append(f"{name} was reported written up to {until}, and {stored} is stored")
+        return found
+
+    def _decisions(self, last: Look) -> None:
+        """Only decisions that this fault may lead to."""
+        self._note(
+            "decisions",
+            (
+                f"{one.event} of {one.topic}-{one.partition} from {one.before} to {one.after}"
+                for one in last.history
+                if not (one.event == "adopt" and one.before is None) and one.event not in self.allowed
+            ),
+        )
+
+
+def _named(found: tuple[str, int, Entry]) -> str:
+    topic, partition, entry = found
+    return f"{topic}-{partition}@{entry.offset} (record {entry.seq})"
+
+
+def _differs_from_report(
+    event: Event, begun: dict[str, Any], moves: Sequence[tuple[str, int, int]], way: str
+) -> Iterator[str]:
+    """What a failed batch has advanced without saying so, and what it says it has stored, and has not.
+
+    Of single partitions, each in a transaction of its own, those that did not fail are advanced too.
+    """
+    stored = {tp: tuple(range_) for tp, range_ in event.what.get("stored", {}).items()}
+    for tp, begin, end in moves:
+        is_told = stored.get(tp) == (begin, end)
+        if way != "partition" and not is_told and tp in begun and begun[tp][0] < end <= begun[tp][1]:
+            yield f"{tp} {begin} -> {end} was reported failed ({event.what['class_name']}), and advanced"
+    for tp, (begin, end) in stored.items():
+        if (tp, begin, end) not in moves:
+            yield f"{tp} {begin} -> {end} was reported stored, and did not advance"

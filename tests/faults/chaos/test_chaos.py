@@ -1,0 +1,61 @@
+"""A short part of `make chaos`, with fixed seeds: one run of each kind of fault, on the servers of the test run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.chaos.harness.registry import Fault, load
+from tests.faults.chaos.harness.run import Stage, commit_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore.local.kafka.server import KafkaBroker
+    from offsetstore.local.postgres.server import PostgresServer
+    from tests.faults.chaos.harness.job import Way
+
+RUNS: list[tuple[str, Way, int]] = [
+    ("killed-at/P2", "partition", 1),
+    ("killed-at/P5", "batch", 0),
+    ("killed-at/P9", "staged", 0),
+    ("killed-at-random", "batch", 3),
+    ("commit-lost/after", "partition", 1),
+    ("database-stopped/immediate", "staged", 2),
+    ("backend-terminated", "batch", 0),
+    ("frozen-at/P2", "batch", 0),
+    ("recreated-between-runs/longer", "batch", 0),
+    ("database-restored/stored", "batch", 0),
+]
+
+
+@pytest.fixture(scope="module")
+def stage(
+    tmp_path_factory: pytest.TempPathFactory,
+    pytestconfig: pytest.Config,
+    offsetstore_postgres: PostgresServer,
+    offsetstore_kafka: KafkaBroker,
+) -> Iterator[Stage]:
+    directory = tmp_path_factory.mktemp("chaos")
+    commit = commit_of(pytestconfig.rootpath)
+    with Stage(directory, commit=commit, postgres=offsetstore_postgres, kafka=offsetstore_kafka) as stage:
+        yield stage
+
+
+@pytest.mark.parametrize(("name", "way", "seed"), RUNS, ids=[f"{name} {way} {seed}" for name, way, seed in RUNS])
+def test_what_is_produced_lands_once(stage: Stage, name: str, way: Way, seed: int) -> None:
+    result = stage.run(load()[name], way, seed)
+
+    assert result.violations == []
+    assert result.evidence
+    assert result.looks > 10
+
+
+def test_a_fault_that_does_not_happen_fails_its_run(stage: Stage) -> None:
+    def nothing(scene: object) -> None:
+        """Nothing is done."""
+
+    idle = Fault("idle", "none", "nothing", "nothing", ("batch",), "", 1, 1, nothing)
+
+    assert stage.run(idle, "batch", 0).violations == ["there is no evidence that the fault happened"]

@@ -1,0 +1,236 @@
+"""Jobs of one group as actors: what they do, how each must end, and what the database must hold afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal
+from uuid import uuid4
+
+import psycopg
+
+from offsetstore import OffsetRange, OffsetStore, Outcome, TopicPartition
+from offsetstore.store.claim import name_prefix
+from offsetstore.store.identity import TaskClaim
+from offsetstore.testing import StaticBroker
+from tests.faults.interleavings.endings import Found, check_database, check_refused, expected_endings
+from tests.faults.interleavings.interleaving import Part, play
+from tests.faults.interleavings.orders import Known, orders
+from tests.faults.interleavings.stepped import SteppedDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from offsetstore import Claim
+    from offsetstore.postgres.database import PostgresDatabase
+    from offsetstore.protocol.replay import Decision
+    from offsetstore.store.identity import ClaimInfo
+    from tests.faults.interleavings.interleaving import Actor, Played
+    from tests.support.postgres import Database
+
+P0, P1, P2, NEW = (TopicPartition("payments", number) for number in range(4))
+"""The claims know the first three, each stored at 0."""
+
+KNOWN: Final = ("lock", "compare", "write", "advance", "commit")
+UNKNOWN: Final = ("share group", "insert", *KNOWN)
+CLAIM: Final = ("claim's lock group", "claim's lock", "claim's write tokens", "claim's commit")
+
+TABLES = """
+ALTER TABLE kafka_partitions SET (autovacuum_enabled = off);
+INSERT INTO kafka_partitions (consumer_group, topic, partition, next_offset, epoch, claim_id)
+SELECT 'large', 'payments', number, 0, 1, gen_random_uuid() FROM generate_series(1, 20000) AS number;
+CREATE TABLE results (consumer_group text, topic text, partition integer, record bigint, writer text);
+CREATE TABLE advances (number bigint GENERATED ALWAYS AS IDENTITY, consumer_group text, topic text, partition integer,
+                       from_offset bigint, to_offset bigint, epoch bigint);
+CREATE FUNCTION note_advance() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.next_offset IS DISTINCT FROM OLD.next_offset THEN
+        INSERT INTO advances (consumer_group, topic, partition, from_offset, to_offset, epoch)
+        VALUES (NEW.consumer_group, NEW.topic, NEW.partition, OLD.next_offset, NEW.next_offset, NEW.epoch);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note_advance AFTER INSERT OR UPDATE ON kafka_partitions FOR EACH ROW EXECUTE FUNCTION note_advance();
+"""
+"""Results have no unique key, which would hide a duplicate; and every advance is noted by the database itself.
+
+Another group is so large that rows are looked up one by one, and would be locked in the order in which a task names
+them, were they not sorted.
+"""
+
+_WRITE = "INSERT INTO results SELECT %s, %s, %s, record, %s FROM generate_series(%s::bigint, %s - 1) AS record"
+_STORED = "SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions"
+_ADVANCES = "SELECT consumer_group, topic, partition, from_offset, to_offset, epoch FROM advances"
+_MODEL = "model"
+_COPY = """
+INSERT INTO consumer_groups (consumer_group, epoch, claim_id, owner)
+SELECT '{group}', epoch, claim_id, owner FROM consumer_groups WHERE consumer_group = '{model}';
+INSERT INTO kafka_partitions (consumer_group, topic, partition, next_offset, topic_id, cluster_id, epoch, claim_id)
+SELECT '{group}', topic, partition, next_offset, topic_id, cluster_id, epoch, claim_id
+FROM kafka_partitions WHERE consumer_group = '{model}'
+"""
+_BLOCKERS = "SELECT pid, pg_blocking_pids(pid) FROM unnest(%s::integer[]) AS pid"
+
+
+class Stop(Exception):
+    """An error of user code."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One transaction, with or without a claim before it.
+
+    ``token`` is the one that its group has (``held``), one that a claim has made worthless before all began
+    (``stale``), or that of a claim which is the job's first part (``own``). Such a claim asks ``broker``, if there is
+    one, and then writes the offsets that it has resolved.
+    """
+
+    ranges: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict[TopicPartition, OffsetRange])
+    token: Literal["held", "stale", "own"] = "held"
+    ends: Literal["commit", "rollback"] = "commit"
+    steps: tuple[str, ...] = KNOWN
+    broker: StaticBroker | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One order that was played, in a group of its own, and how each job ended."""
+
+    group: str
+    played: Played
+    endings: dict[str, str]
+
+    def __str__(self) -> str:
+        steps = ", ".join(f"{name} {step}" for name, step in self.played.steps)
+        return f"order {' '.join(self.played.order)}\nsteps {steps}\nended {self.endings}"
+
+
+@dataclass(frozen=True)
+class Explored:
+    """How many orders there are, those that were played, and the ways in which the jobs ended."""
+
+    orders: int
+    runs: list[Run]
+
+    @property
+    def endings(self) -> set[tuple[str, ...]]:
+        """The endings that there were, each in order of the jobs."""
+        return {tuple(run.endings.values()) for run in self.runs}
+
+
+class Jobs:
+    """Plays jobs against each other, on one database and with few connections, each order in a group of its own."""
+
+    def __init__(self, inner: PostgresDatabase, database: Database) -> None:
+        self._inner = inner
+        self._database = database
+        self._tokens = {"stale": self._claim(), "held": self._claim()}
+        self._claims: list[Claim] = []
+        self._watch = psycopg.connect(database.url, autocommit=True)
+
+    def explore(self, **jobs: Job) -> Explored:
+        """Play every order of the jobs' steps, and check each.
+
+        :raises AssertionError: naming the order.
+        """
+        name = uuid4().hex[:8]
+        known = Known()
+        runs: list[Run] = []
+        walked = 0
+        for order in orders({one: len(job.steps) for one, job in jobs.items()}):
+            walked += 1
+            if known.has(order):
+                continue
+            run = self._play(f"{name}-{len(runs)}", jobs, order)
+            known.add(run.played.turns)
+            runs.append(run)
+            expected = expected_endings(jobs, (P0, P1, P2), run.played.steps)
+            assert run.endings == expected, f"{run}\nexpected {expected}"
+        self._check(name, runs)
+        return Explored(walked, runs)
+
+    def _play(self, group: str, jobs: Mapping[str, Job], order: tuple[str, ...]) -> Run:
+        tokens = self._new_group(group)
+        parts = {name: self._part(job, group, tokens) for name, job in jobs.items()}
+        try:
+            played = play(parts, order, self._blockers)
+        finally:
+            # Not by the actors: to end its heartbeat, a job waits for a claim that is about to remove it.
+            while self._claims:
+                self._claims.pop().close()
+        endings: dict[str, str] = {}
+        for name, result in played.results.items():
+            error = result.exception()
+            endings[name] = str(result.result()) if error is None else _named(error)
+        return Run(group, played, endings)
+
+    def _claim(self) -> TaskClaim:
+        with OffsetStore(self._inner).claim(
+            _MODEL, StaticBroker.with_topics({"payments": 3}, end=100), mirror_every=None
+        ) as claim:
+            return TaskClaim.of(claim)
+
+    def _new_group(self, group: str) -> dict[str, TaskClaim]:
+        """Copy a group that was claimed twice, which is quicker than to claim another one twice."""
+        self._database.execute(_COPY.format(model=_MODEL, group=group))
+        return {name: replace(token, group=group, name=name_prefix(group)) for name, token in self._tokens.items()}
+
+    def _part(self, job: Job, group: str, tokens: Mapping[str, TaskClaim]) -> Part:
+        def work(actor: Actor) -> str:
+            store = OffsetStore(SteppedDatabase(self._inner, actor))
+            if job.token != "own":
+                return _process(store, TaskClaim.of(tokens[job.token]), job, actor)
+            claim = store.claim(group, job.broker, topics=["payments"], mirror_every=None)
+            self._claims.append(claim)
+            if claim.starting is not None:
+                stored = {tp: row.next_offset for tp, row in store.offsets(group).items()}
+                assert claim.starting.offsets == stored, "the claim starts at what was no longer stored"
+            return f"claimed {_process(store, claim, job, actor)}" if job.ranges else "claimed"
+
+        return Part(work, (*job.steps, "rollback", "claim's rollback"), len(job.steps))
+
+    def _blockers(self, pids: Sequence[int]) -> dict[int, list[int]]:
+        return dict(self._watch.execute(_BLOCKERS, (list(pids),)).fetchall())
+
+    def _check(self, name: str, runs: list[Run]) -> None:
+        where = f"WHERE consumer_group LIKE '{name}-%'"
+        found = {run.group: Found(Counter()) for run in runs}
+        for group, topic, partition, record, writer in self._database.rows(f"SELECT * FROM results {where}"):
+            found[group].results[TopicPartition(topic, partition), record, writer] += 1
+        for group, topic, partition, offset in self._database.rows(f"{_STORED} {where}"):
+            found[group].stored[TopicPartition(topic, partition)] = offset
+        for group, topic, partition, *move in self._database.rows(f"{_ADVANCES} {where} ORDER BY number"):
+            moves = found[group].advances.setdefault(TopicPartition(topic, partition), [])
+            moves.append((move[0], move[1], move[2]))
+        for run in runs:
+            try:
+                check_refused(run.played.steps, run.endings)
+                check_database(found[run.group], run.endings)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{run}") from None
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+def _process(store: OffsetStore, claim: ClaimInfo, job: Job, actor: Actor) -> str:
+    with store.transaction(claim, lock_timeout=30) as tx:
+        plan = tx.lock(job.ranges)
+        left = {tp: decision.remaining for tp, decision in plan.items() if decision.outcome is not Outcome.SKIP}
+        if left:
+            actor.pause("write")
+            for tp, one in left.items():
+                values = (claim.group, tp.topic, tp.partition, actor.name, one.from_, one.until)
+                tx.connection.exec_driver_sql(_WRITE, values)
+            tx.advance(left)
+        if job.ends == "rollback":
+            raise Stop
+    return _outcomes(plan)
+
+
+def _outcomes(plan: Mapping[TopicPartition, Decision]) -> str:
+    return " ".join(decision.outcome.value for decision in plan.values())
+
+
+def _named(error: BaseException) -> str:
+    return "rolled back" if isinstance(error, Stop) else type(error).__name__

@@ -1,0 +1,94 @@
+"""A store's database whose transactions stand before each step that takes a lock, writes or ends.
+
+The steps are those of `Session`, through which the transaction and the claim do all that they
+do. Reads without a lock, heartbeats and BEGIN (which takes no snapshot) are no steps of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from contextlib import AbstractContextManager
+    from uuid import UUID
+
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.postgres.database import PostgresDatabase
+    from offsetstore.postgres.session import PostgresSession
+    from offsetstore.protocol.database import Session
+    from tests.faults.interleavings.interleaving import Actor
+
+_STEPS: Final = {
+    "lock_group": "lock group",
+    "share_group": "share group",
+    "insert_partitions": "insert",
+    "lock_partitions": "lock",
+    "write_group": "write tokens",
+    "advance": "advance",
+    "commit": "commit",
+}
+
+
+class SteppedDatabase:
+    """The database as one actor uses it. A claim's steps are called "claim's ..."."""
+
+    def __init__(self, inner: PostgresDatabase, actor: Actor) -> None:
+        self.schema = inner.schema
+        self._inner = inner
+        self._actor = actor
+
+    def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> Session:
+        session = self._inner.begin(name=name, lock_timeout=lock_timeout, dedicated=dedicated)
+        if dedicated or name == "offsetstore:read":
+            return session
+        self._actor.pid = cast("Any", session.connection.connection.driver_connection).info.backend_pid
+        return cast("Session", _SteppedSession(session, self._actor, "claim's " if name.endswith(":claim") else ""))
+
+    def translate(self, error: BaseException) -> BaseException:
+        return self._inner.translate(error)
+
+    def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:
+        inner = cast("_SteppedSession", session).inner
+        return self._inner.unblocking(inner, after=after, older_than=older_than)
+
+    def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
+        return self._inner.lock_holder(group, partitions)
+
+    def store_id(self) -> UUID:
+        return self._inner.store_id()
+
+    def check_schema(self) -> None:
+        self._inner.check_schema()
+
+    def close(self) -> None:
+        """The connections are shared with the other actors."""
+
+
+class _SteppedSession:
+    def __init__(self, inner: PostgresSession, actor: Actor, prefix: str) -> None:
+        self.inner = inner
+        self._actor = actor
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.inner, name)
+        step = _STEPS.get(name)
+        if step is None:
+            return method
+
+        def stepped(*args: Any) -> Any:
+            self._actor.pause(self._prefix + step)
+            result = method(*args)
+            if step == "lock":
+                # The rows are locked and read; the store has not yet looked at what they say.
+                self._actor.pause(f"{self._prefix}compare")
+            return result
+
+        return stepped
+
+    def rollback(self) -> None:
+        try:
+            self._actor.pause(f"{self._prefix}rollback")
+        finally:
+            self.inner.rollback()

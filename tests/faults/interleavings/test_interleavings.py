@@ -1,0 +1,309 @@
+"""Two transactions of one group in every order of their steps, each on a connection of its own; with claims in between.
+
+The steps are lock, compare, write, advance and commit (or rollback); before a partition that the claim does not know,
+the group's row is shared and the partition's inserted. A claim locks the group's row, locks the partitions' rows,
+writes the tokens and commits. Lock and compare are two steps here, although `tx.lock` is one call. What one statement
+does is one step: the order in which it locks its rows shows where a third transaction holds one of them.
+
+Of each order is checked, in `interleaving_jobs`: nobody deadlocks or hangs, each transaction ends as if it had been
+alone from its lock to its commit, each record below the stored offset is in the results once, and the advances that the
+database itself has noted are a chain. The tests say how many orders there are, and in which ways they end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.url import make_engine
+from offsetstore.testing import StaticBroker
+from tests.faults.interleavings.jobs import CLAIM, KNOWN, NEW, P0, P1, P2, TABLES, UNKNOWN, Job, Jobs
+from tests.support.postgres import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore.local.postgres.server import PostgresServer
+
+NEWER, NEWEST = (TopicPartition(NEW.topic, NEW.partition + more) for more in (1, 2))
+KAFKA = StaticBroker.with_topics({P0.topic: 3}, end=100)
+RANGE = OffsetRange(0, 3)
+LONGER = OffsetRange(0, 5)
+NEXT = OffsetRange(3, 6)
+
+# Fewer turns where there are three actors: a step that is left out is part of the one before it.
+SHORT = ("lock", "commit")
+SHORT_UNKNOWN = ("share group", "lock", "commit")
+SHORT_CLAIM = ("claim's lock group", "claim's lock", "claim's commit")
+
+
+@pytest.fixture(scope="module")
+def jobs(offsetstore_postgres: PostgresServer, offsetstore_template: str) -> Iterator[Jobs]:
+    """One database for all tests of this file: each order has a group of its own."""
+    name = f"test_{uuid4().hex[:12]}"
+    database = Database(offsetstore_postgres.create_database(name, template=offsetstore_template))
+    database.execute(TABLES)
+    engine = make_engine(database.url)
+    with OffsetStore.connect(engine) as store:
+        assert isinstance(store.database, PostgresDatabase)
+        jobs = Jobs(store.database, database)
+        yield jobs
+        jobs.close()
+    engine.dispose()
+    database.close()
+    offsetstore_postgres.drop_database(name)
+
+
+# -- two tasks of one job: the same token
+
+
+@pytest.mark.behaviour("TX-4")
+def test_of_two_tasks_with_one_range_the_first_applies_it_and_the_second_skips_it(jobs: Jobs) -> None:
+    explored = jobs.explore(a=Job({P0: RANGE}), b=Job({P0: RANGE}))
+
+    assert explored.orders == 252
+    assert explored.endings == {("apply", "skip"), ("skip", "apply")}
+
+
+@pytest.mark.behaviour("TX-4", "TX-5")
+def test_the_longer_range_of_two_is_cropped_where_the_shorter_came_first(jobs: Jobs) -> None:
+    explored = jobs.explore(short=Job({P0: RANGE}), long=Job({P0: LONGER}))
+
+    assert explored.orders == 252
+    assert explored.endings == {("apply", "crop"), ("skip", "apply")}
+
+
+@pytest.mark.behaviour("TX-6")
+def test_a_range_that_comes_before_the_one_below_it_is_a_gap(jobs: Jobs) -> None:
+    explored = jobs.explore(below=Job({P0: RANGE}), above=Job({P0: NEXT}))
+
+    assert explored.orders == 252
+    assert explored.endings == {("apply", "apply"), ("apply", "OffsetGap")}
+
+
+@pytest.mark.behaviour("TX-8")
+def test_tasks_that_share_one_of_their_partitions_never_deadlock(jobs: Jobs) -> None:
+    explored = jobs.explore(a=Job({P0: RANGE, P1: RANGE}), b=Job({P2: RANGE, P1: RANGE}))
+
+    assert explored.orders == 252
+    assert explored.endings == {("apply apply", "skip apply"), ("apply skip", "apply apply")}
+
+
+@pytest.mark.behaviour("TX-8")
+def test_tasks_that_ask_for_the_same_partitions_in_opposite_orders_never_deadlock(jobs: Jobs) -> None:
+    explored = jobs.explore(a=Job({P0: RANGE, P1: RANGE}), b=Job({P1: RANGE, P0: RANGE}))
+
+    assert explored.orders == 252
+    assert explored.endings == {("apply apply", "skip skip"), ("skip skip", "apply apply")}
+
+
+UP_DOWN_MIDDLE = {
+    ("apply apply apply", "skip skip skip", "skip"),
+    ("skip skip skip", "apply apply apply", "skip"),
+    ("apply skip apply", "skip skip skip", "apply"),
+    ("skip skip skip", "apply skip apply", "apply"),
+}
+
+
+@pytest.mark.behaviour("TX-8")
+def test_a_third_task_that_holds_a_row_in_the_middle_makes_no_deadlock(jobs: Jobs) -> None:
+    """While it holds that row, two others stand in the middle of their statements: only their order saves them."""
+    explored = jobs.explore(
+        up=Job(dict.fromkeys([P0, P1, P2], RANGE), steps=SHORT),
+        down=Job(dict.fromkeys([P2, P1, P0], RANGE), steps=SHORT),
+        middle=Job({P1: RANGE}, steps=SHORT),
+    )
+
+    assert explored.orders == 90
+    assert explored.endings == UP_DOWN_MIDDLE
+
+
+@pytest.mark.behaviour("TX-8")
+def test_tasks_without_a_partition_in_common_never_wait(jobs: Jobs) -> None:
+    steps = ("lock", "write", "commit")
+    explored = jobs.explore(a=Job({P0: RANGE}, steps=steps), b=Job({P1: RANGE}, steps=steps))
+
+    assert explored.orders == 20
+    assert explored.endings == {("apply", "apply")}
+    assert len(explored.runs) == 20
+    assert not any(turn.waiting for run in explored.runs for turn in run.played.turns)
+
+
+@pytest.mark.behaviour("TX-2")
+def test_what_is_rolled_back_is_applied_by_the_other(jobs: Jobs) -> None:
+    explored = jobs.explore(a=Job({P0: RANGE}, ends="rollback"), b=Job({P0: RANGE}))
+
+    assert explored.orders == 252
+    assert explored.endings == {("rolled back", "apply")}
+
+
+# -- a partition that the claim does not know
+
+
+@pytest.mark.behaviour("TX-10")
+def test_one_of_two_tasks_creates_a_partitions_row(jobs: Jobs) -> None:
+    explored = jobs.explore(a=Job({NEW: RANGE}, steps=UNKNOWN), b=Job({NEW: RANGE}, steps=UNKNOWN))
+
+    assert explored.orders == 3432
+    assert explored.endings == {("apply", "skip"), ("skip", "apply")}
+
+
+@pytest.mark.behaviour("TX-8", "TX-10")
+def test_tasks_that_create_rows_in_opposite_orders_never_deadlock(jobs: Jobs) -> None:
+    """As above, with a third that has inserted the row in the middle."""
+    steps = ("insert", "commit")
+    explored = jobs.explore(
+        up=Job(dict.fromkeys([NEW, NEWER, NEWEST], RANGE), steps=steps),
+        down=Job(dict.fromkeys([NEWEST, NEWER, NEW], RANGE), steps=steps),
+        middle=Job({NEWER: RANGE}, steps=steps),
+    )
+
+    assert explored.orders == 90
+    assert explored.endings == UP_DOWN_MIDDLE
+
+
+@pytest.mark.behaviour("TX-8", "TX-10")
+def test_a_task_with_a_new_partition_besides_never_deadlocks_with_one_without(jobs: Jobs) -> None:
+    explored = jobs.explore(a=Job({P0: RANGE, NEW: RANGE}, steps=UNKNOWN), b=Job({P0: RANGE}))
+
+    assert explored.orders == 792
+    assert explored.endings == {("apply apply", "skip"), ("skip apply", "apply")}
+
+
+@pytest.mark.behaviour("TX-2", "TX-10")
+def test_a_row_whose_creation_is_rolled_back_is_created_by_the_other(jobs: Jobs) -> None:
+    steps = ("share group", "insert", "lock", "advance", "commit")
+    explored = jobs.explore(
+        a=Job({NEW: RANGE}, steps=steps, ends="rollback"), b=Job({NEW: RANGE}, steps=steps, ends="commit")
+    )
+
+    assert explored.orders == 252
+    assert explored.endings == {("rolled back", "apply")}
+
+
+# -- one stale token, from a claim before the group's last, and one that is not
+
+
+@pytest.mark.behaviour("START-14")
+def test_a_stale_task_writes_nothing_and_keeps_nobody_from_writing(jobs: Jobs) -> None:
+    explored = jobs.explore(stale=Job({P0: RANGE}, token="stale"), fresh=Job({P0: RANGE}))
+
+    assert explored.orders == 252
+    assert explored.endings == {("StaleClaim", "apply")}
+
+
+@pytest.mark.behaviour("START-14", "TX-10")
+def test_a_stale_task_creates_no_row(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        stale=Job({NEW: RANGE}, token="stale", steps=UNKNOWN), fresh=Job({NEW: RANGE}, steps=UNKNOWN)
+    )
+
+    assert explored.orders == 3432
+    assert explored.endings == {("StaleClaim", "apply")}
+
+
+# -- claims: whoever locks before a claim commits is waited for, whoever locks after it is stale
+
+
+@pytest.mark.behaviour("START-13", "START-14")
+def test_a_job_that_takes_over_goes_on_where_the_old_one_ended_or_applies_what_it_could_not(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        old=Job({P0: RANGE}), new=Job({P0: RANGE}, token="own", steps=(*CLAIM, *KNOWN), broker=KAFKA)
+    )
+
+    assert explored.orders == 2002
+    assert explored.endings == {("apply", "claimed skip"), ("StaleClaim", "claimed apply")}
+
+
+@pytest.mark.behaviour("START-13", "START-14", "TX-10")
+def test_a_job_that_takes_over_from_one_that_creates_a_row(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        old=Job({P0: RANGE, NEW: RANGE}, steps=UNKNOWN),
+        new=Job({P0: RANGE}, token="own", steps=(*CLAIM, *KNOWN)),
+    )
+
+    assert explored.orders == 11440
+    assert explored.endings == {("apply apply", "claimed skip"), ("StaleClaim", "claimed apply")}
+
+
+@pytest.mark.behaviour("START-14")
+def test_of_two_jobs_that_take_over_the_last_goes_on(jobs: Jobs) -> None:
+    new = Job({P0: RANGE}, token="own", steps=(*SHORT_CLAIM, *SHORT), broker=KAFKA)
+    explored = jobs.explore(a=new, b=new)
+
+    assert explored.orders == 252
+    assert explored.endings == {
+        ("claimed apply", "claimed skip"),
+        ("claimed skip", "claimed apply"),
+        ("claimed apply", "StaleClaim"),
+        ("StaleClaim", "claimed apply"),
+    }
+
+
+BOTH_AND_A_CLAIM = {
+    ("apply", "skip", "claimed"),
+    ("skip", "apply", "claimed"),
+    ("apply", "StaleClaim", "claimed"),
+    ("StaleClaim", "apply", "claimed"),
+    ("StaleClaim", "StaleClaim", "claimed"),
+}
+
+
+@pytest.mark.behaviour("START-13", "START-14")
+def test_a_claim_anywhere_between_two_tasks_fences_those_that_have_not_locked(jobs: Jobs) -> None:
+    claim = Job(token="own", steps=("claim's lock group", "claim's commit"), broker=KAFKA)
+    explored = jobs.explore(a=Job({P0: RANGE}), b=Job({P0: RANGE}), claim=claim)
+
+    assert explored.orders == 16632
+    assert explored.endings == BOTH_AND_A_CLAIM
+
+
+@pytest.mark.behaviour("START-13", "START-14", "TX-8")
+def test_a_claim_anywhere_between_tasks_that_share_one_of_their_partitions(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        a=Job({P0: RANGE, P1: RANGE}, steps=SHORT),
+        b=Job({P2: RANGE, P1: RANGE}, steps=SHORT),
+        claim=Job(token="own", steps=SHORT_CLAIM, broker=KAFKA),
+    )
+
+    assert explored.orders == 210
+    assert explored.endings == {
+        ("apply apply", "skip apply", "claimed"),
+        ("apply skip", "apply apply", "claimed"),
+        ("apply apply", "StaleClaim", "claimed"),
+        ("StaleClaim", "apply apply", "claimed"),
+        ("StaleClaim", "StaleClaim", "claimed"),
+    }
+
+
+@pytest.mark.behaviour("START-13", "START-14", "TX-10")
+def test_a_claim_anywhere_between_two_tasks_that_create_a_row(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        a=Job({NEW: RANGE}, steps=SHORT_UNKNOWN),
+        b=Job({NEW: RANGE}, steps=SHORT_UNKNOWN),
+        claim=Job(token="own", steps=SHORT_CLAIM),
+    )
+
+    assert explored.orders == 1680
+    assert explored.endings == BOTH_AND_A_CLAIM
+
+
+@pytest.mark.behaviour("START-13", "START-14", "TX-2")
+def test_a_claim_anywhere_between_a_task_that_rolls_back_and_one_that_commits(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        a=Job({P0: RANGE}, steps=SHORT, ends="rollback"),
+        b=Job({P0: RANGE}, steps=SHORT),
+        claim=Job(token="own", steps=SHORT_CLAIM, broker=KAFKA),
+    )
+
+    assert explored.orders == 210
+    assert explored.endings == {
+        ("rolled back", "apply", "claimed"),
+        ("rolled back", "StaleClaim", "claimed"),
+        ("StaleClaim", "apply", "claimed"),
+        ("StaleClaim", "StaleClaim", "claimed"),
+    }

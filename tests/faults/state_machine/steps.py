@@ -1,0 +1,339 @@
+"""The steps of `test_state_machine`, each made on offsetstore and on the plain `model`, and compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hypothesis.stateful import RuleBasedStateMachine
+
+from offsetstore.errors import OffsetStoreError
+from offsetstore.protocol.metadata import KEEP as KEPT
+from tests.faults.state_machine import model
+from tests.faults.state_machine.model import DONE, KEEP, Model, Ranges, Work
+from tests.faults.state_machine.real import ATTEMPTS, Job, Kafka, Side, lock_ranges, outcomes, tp, write_results
+from tests.support.proxy import ADVANCE, CLAIM, Lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offsetstore import Claim, Transaction
+
+_T = TypeVar("_T")
+
+PARTITIONS = 2
+
+
+class Steps(RuleBasedStateMachine):
+    """Jobs by number: their claims, their open transactions; what was reported, by the numbers of those that wrote.
+
+    ``calm`` counts the steps since the group last had no job that may write.
+    """
+
+    def __init__(self, side: Side) -> None:
+        super().__init__()
+        self.side = side
+        self.example, self.store = side.new_example()
+        self.model = Model(f"{self.example}/0", PARTITIONS)
+        self.kafka = Kafka(PARTITIONS)
+        self.jobs: dict[int, Job] = {}
+        self.claims: dict[int, model.Claim] = {}
+        self.work: dict[int, Work] = {}
+        self.tokens: dict[int, Any] = {}
+        self.transactions = 0
+        self.reported: dict[int, str] = {}
+        self.calm = 0
+
+    # -- job start and end
+
+    def _claim(self, *, sees_kafka: bool, politely: bool = False, lost: Lost | None = None) -> int:
+        """Return the job that was started; -1 if none was."""
+        name = self.model.name
+        expected = self.model.claim(name, sees_kafka=sees_kafka, politely=politely)
+        if lost is Lost.ANSWER and isinstance(expected, model.Claim):
+            # The claim that it does not know of, and the one that it makes after it.
+            expected = self.model.claim(name, sees_kafka=sees_kafka)
+
+        def claim() -> Claim:
+            return self.store.claim(
+                name,
+                self.kafka if sees_kafka else None,
+                topics=Kafka.topics,
+                takeover="refuse" if politely else "fence",
+                takeover_timeout=0.05,
+                mirror_every=1e6,  # the copy is made when the job leaves
+            )
+
+        found = self._losing(None if isinstance(expected, str) else lost, CLAIM, claim)
+        if isinstance(expected, str) or isinstance(found, str):
+            assert found == expected, f"{found}, and the model says {expected}"
+            return -1
+        if found.starting is not None:
+            assert {one.partition: offset for one, offset in found.starting.offsets.items()} == expected.starts
+        number = next(number for number in range(3) if number not in self.jobs)
+        self.tokens[expected.number] = found.token
+        self._start(number, found, expected)
+        return number
+
+    def _start(self, number: int, claim: Claim, expected: model.Claim) -> None:
+        self.jobs[number] = Job(claim, self.side.threads[number])
+        self.claims[number] = expected
+
+    def _leave(self, number: int) -> None:
+        self.model.leave(self.claims[number])
+        self.jobs[number].claim.close()
+        self._forget(number)
+
+    def _kill(self, number: int) -> None:
+        """The job's process is gone, and says nothing to anybody."""
+        work = self.work.pop(number, None)
+        if work is not None:
+            self.model.roll_back(work)
+            self.jobs[number].crash(self.side.outside)
+            self._report(number, "killed")
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        del self.jobs[number], self.claims[number]
+
+    # -- a transaction, step by step
+
+    def _begin(self, number: int) -> None:
+        self.work[number] = self.model.begin(self.claims[number])
+        self.jobs[number].begin(self.store)
+
+    def _lock(self, number: int, wanted: Ranges) -> None:
+        expected = self.model.lock(self.work[number], wanted)
+        found = told(lambda: self.jobs[number].lock(wanted))
+        assert found == expected, f"{found}, and the model says {expected}"
+        self._ends_if(number, expected)
+
+    def _write(self, number: int) -> None:
+        self.transactions += 1
+        work, label = self.work[number], self.transactions
+        expected = self.model.write(work)
+        done = self._do(number, lambda: self.jobs[number].write(self.example, label), expected)
+        if done and any((work.left or {}).values()):
+            self.jobs[number].label = label
+
+    def _advance(self, number: int, partitions: list[int], note: object) -> None:
+        expected = self.model.advance(self.work[number], set(partitions), note)
+        value = KEPT if note is KEEP else note
+        self._do(number, lambda: self.jobs[number].advance(partitions, metadata=value), expected)
+
+    def _commit(self, number: int) -> None:
+        work = self.work.pop(number)
+        expected = self.model.may_commit(work)
+        if expected == DONE:
+            self.model.commit(work)
+            self.model.learn(work)
+        else:
+            self.model.roll_back(work)
+        found = told(self.jobs[number].commit) or DONE
+        self._report(number, found)
+        assert found == expected, f"{found}, and the model says {expected}"
+
+    def _roll_back(self, number: int) -> None:
+        self.model.roll_back(self.work.pop(number))
+        self.jobs[number].roll_back()
+        self._report(number, "an error of its own")
+
+    def _cut_off(self, number: int) -> None:
+        pid = self.jobs[number].backend
+        assert self.side.outside.one(f"SELECT pg_terminate_backend({pid}, 60000)"), "nothing was terminated"
+        self.work[number].is_lost = True
+
+    # -- a COMMIT that is lost
+
+    def _may_be_lost(self, work: Work) -> bool:
+        """Whether it is all that stands before the end, and nobody else is in the way of looking what became of it."""
+        others = (other for other in self.model.open if other is not work)
+        is_whole = bool(work.advanced) and self.model.may_commit(work) == DONE
+        return is_whole and not any(other.holds_locks for other in others)
+
+    def _lose_the_commit(self, number: int, lost: Lost, then: str) -> None:
+        work = self.work.pop(number)
+        found = self._lose(work, lost, then, self.jobs[number].commit) or DONE
+        self._report(number, found)
+        answers = self.model.answers(work, happened=lost is Lost.ANSWER)
+        assert found in answers, f"{found}, and the model says {answers}"
+        if found == DONE:
+            self.model.learn(work)
+
+    def _lose(self, work: Work, lost: Lost, then: str, commit: Callable[[], _T]) -> _T | str:
+        """Lose a COMMIT that would have been well; what it leads to is judged by the caller, after ``then``."""
+        if lost is Lost.CONNECTION and then == "nothing":
+            lost = Lost.COMMIT  # or the test would wait for as long as the job does
+        if lost is Lost.ANSWER:
+            self.model.commit(work)
+        else:
+            self.model.roll_back(work)
+        with self.side.proxy.losing(lost, after=ADVANCE, then=lambda: self._meanwhile(work, then)):
+            return told(commit)
+
+    def _meanwhile(self, work: Work, then: str) -> None:
+        first = min(work.advanced)
+        if then == "rename":
+            self._rename(None, is_back=False)
+        elif then == "reset" or (then != "nothing" and len(self.jobs) == 3):
+            self._reset({first: -1})
+        elif then != "nothing":
+            job = self._claim(sees_kafka=False)
+            if then == "claim and advance":
+                self._run(job, self._wanted(job, {first: (0, 1)}, again=False), KEEP, None)
+
+    # -- a whole batch, repeated as `OffsetStore.run` does
+
+    def _run(self, number: int, ranges: Ranges, note: object, lost: Lost | None, then: str = "nothing") -> None:
+        job, claim = self.jobs[number], self.claims[number]
+        tried: list[int] = []
+
+        def work(tx: Transaction) -> dict[int, str]:
+            self.transactions += 1
+            tried.append(self.transactions)
+            plan = lock_ranges(tx, ranges)
+            write_results(tx, plan, self.example, self.transactions)
+            left = {one: decision.remaining for one, decision in plan.items() if decision.remaining}
+            tx.advance(left, metadata=KEPT if note is KEEP else note)
+            return outcomes(plan)
+
+        def run() -> dict[int, str]:
+            return job.call(lambda: self.store.run(job.claim, work))
+
+        first, expected = self._try(claim, ranges, note)
+        if lost is None or isinstance(expected, str) or not self._may_be_lost(first):
+            self._settle(first, expected)
+            found = told(run)
+        else:
+            found = self._lose(first, lost, then, run)
+            answers = self.model.answers(first, happened=lost is Lost.ANSWER)
+            if found == "CommitUnknown" and found in answers:
+                expected = found
+            elif DONE in answers:
+                self.model.learn(first)
+            else:
+                first, expected = self._try(claim, ranges, note)
+                self._settle(first, expected)
+        for label in tried[:-1]:
+            self.reported[label] = "failed, and was repeated"
+        if isinstance(found, str):
+            self.reported |= dict.fromkeys(tried[-1:], found)
+        elif set(found.values()) - {"skip"}:
+            self.reported[tried[-1]] = DONE
+        assert found == expected, f"{found}, and the model says {expected}"
+        assert len(tried) == ATTEMPTS if found == "LockTimeout" else len(tried) <= 2
+
+    def _try(self, claim: model.Claim, ranges: Ranges, note: object) -> tuple[Work, dict[int, str] | str]:
+        work = self.model.begin(claim)
+        planned = self.model.lock(work, ranges)
+        if not isinstance(planned, str):
+            self.model.write(work)
+            self.model.advance(work, {one for one, left in (work.left or {}).items() if left}, note)
+        return work, planned
+
+    def _settle(self, work: Work, planned: dict[int, str] | str) -> None:
+        if isinstance(planned, str):
+            self.model.roll_back(work)
+        else:
+            self.model.commit(work)
+            self.model.learn(work)
+
+    # -- what an operator decides
+
+    def _reset(self, changes: dict[int, int], lost: Lost | None = None) -> None:
+        name = self.model.name
+        offsets = {
+            number: max(0, self._stored(number) + change) for number, change in self._partitions(changes).items()
+        }
+        expected = self.model.reset(offsets, happens=lost is not Lost.COMMIT)
+        self._decide(
+            expected,
+            lost,
+            lambda: self.store.reset(
+                name,
+                {tp(number): offset for number, offset in offsets.items()},
+                reason="because",
+                takeover_timeout=0.05,
+            ),
+        )
+
+    def _rename(self, lost: Lost | None, *, is_back: bool) -> None:
+        name, names = self.model.name, self.model.names
+        former = [one for one in names if one != name]
+        new = former[-1] if is_back and former else f"{self.example}/{len(names)}"
+        expected = self.model.rename(new, happens=lost is not Lost.COMMIT)
+        self._decide(
+            expected, lost, lambda: self.store.rename_group(name, new, reason="because", takeover_timeout=0.05)
+        )
+
+    def _decide(self, expected: str, lost: Lost | None, decide: Callable[[], object]) -> None:
+        if expected == DONE and lost is not None:
+            assert self._losing(lost, CLAIM, decide) == "TransactionLost"
+        else:
+            found = told(decide)
+            assert (found if isinstance(found, str) else DONE) == expected
+
+    # -- how a step is made
+
+    def _one(self, job: int, fits: Callable[[int], bool] = lambda _: True) -> int:
+        """One of the jobs that fit, of which there is one; those that are not stale come first."""
+        fitting = [number for number in sorted(self.jobs, key=self._is_stale) if fits(number)]
+        return fitting[job % len(fitting)]
+
+    def _is_stale(self, number: int) -> bool:
+        return self.model.is_stale(self.claims[number])
+
+    def _has_owner(self) -> bool:
+        return not all(self._is_stale(number) for number in self.jobs)
+
+    def _partitions(self, values: dict[int, _T]) -> dict[int, _T]:
+        return {number % self.model.partitions: value for number, value in sorted(values.items())}
+
+    def _stored(self, number: int) -> int:
+        return self.model.rows[number].next_offset if number in self.model.rows else 0
+
+    def _wanted(self, number: int, ranges: Ranges, *, again: bool) -> Ranges:
+        job = self.jobs[number]
+        if not again or not job.last:
+            job.last = {}
+            for partition, (back, length) in self._partitions(ranges).items():
+                first = max(0, self._stored(partition) - back)
+                job.last[partition] = (first, first + length)
+        return job.last
+
+    def _do(self, number: int, step: Callable[[], object], expected: str) -> bool:
+        """Make a step of the job's open transaction, which ends if it fails."""
+        found = told(step) or DONE
+        assert found == expected, f"{found}, and the model says {expected}"
+        self._ends_if(number, expected)
+        return expected == DONE
+
+    def _ends_if(self, number: int, expected: object) -> None:
+        if isinstance(expected, str) and expected != DONE:
+            self.model.roll_back(self.work.pop(number))
+            self._report(number, expected)
+
+    def _report(self, number: int, outcome: str) -> None:
+        """Note what was said about the transaction that has written something."""
+        label, self.jobs[number].label = self.jobs[number].label, None
+        if label is not None:
+            self.reported[label] = outcome
+
+    def _losing(self, lost: Lost | None, marker: bytes, function: Callable[[], _T]) -> _T | str:
+        if lost is None:
+            return told(function)
+        with self.side.proxy.losing(lost, after=marker):
+            return told(function)
+
+    def teardown(self) -> None:
+        for number in self.work:
+            self.jobs[number].roll_back()
+        for claim in self.store._claims:
+            claim.close()
+
+
+def told(function: Callable[[], _T]) -> _T | str:
+    """What it returns, or the name of the error that it raises."""
+    try:
+        return function()
+    except OffsetStoreError as error:
+        return type(error).__name__

@@ -1,0 +1,227 @@
+"""Connecting: credentials, refusals, and servers that don't answer."""
+
+from __future__ import annotations
+
+import socket
+import time
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, event
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import SchemaMissing, StoreUnavailable, Unadvanced
+from offsetstore.local.free_ports import free_port
+from offsetstore.local.postgres.binaries import find_binaries
+from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from tests.integration.conftest import Query
+
+SECRET = "s3cret @/:%#"
+HIDDEN = "hidden-one"
+P0 = TopicPartition("payments", 0)
+
+
+@pytest.fixture(scope="module")
+def guarded(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """A server that asks for a password, with our tables."""
+    binaries = find_binaries(str(request.config.getoption("--offsetstore-postgres")))
+    with PostgresServer(binaries, password=SECRET, durability="none") as server:
+        engine = make_engine(server.url)
+        with engine.begin() as connection:
+            upgrade(connection)
+        engine.dispose()
+        yield server
+
+
+@contextmanager
+def silent_server() -> Generator[int]:
+    """A port that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def told(error: BaseException) -> str:
+    """All that a log could show of an error and its causes."""
+    return "".join(traceback.format_exception(error))
+
+
+def test_every_form_connects(guarded: PostgresServer) -> None:
+    secret, port = quote(SECRET, safe=""), guarded.port
+    for url in (
+        guarded.url,
+        f"postgresql+psycopg2://postgres:{secret}@127.0.0.1:{port}/postgres",
+        f"jdbc:postgresql://127.0.0.1:{port}/postgres?user=postgres&password={secret}&reWriteBatchedInserts=true",
+        f"host=127.0.0.1 port={port} dbname=postgres user=postgres password='{SECRET}'",
+    ):
+        with OffsetStore.connect(url) as store:
+            assert store.offsets("billing") == {}
+
+
+def test_the_environment_names_the_database(guarded: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFSETSTORE_URL", guarded.url)
+
+    with OffsetStore.connect() as store:
+        assert store.offsets("billing") == {}
+
+
+@pytest.mark.behaviour("START-16")
+def test_a_wrong_password_is_refused_and_not_shown(guarded: PostgresServer) -> None:
+    wrong = "wr0ng-one"
+    url = guarded.url.replace(quote(SECRET, safe=""), wrong)
+
+    with pytest.raises(StoreUnavailable, match="password authentication failed") as caught:
+        OffsetStore.connect(url)
+
+    assert wrong not in told(caught.value)
+    assert "OFFSETSTORE_URL" in caught.value.next_step
+
+
+@pytest.mark.behaviour("START-16")
+def test_a_closed_port_is_told_at_once_without_the_password() -> None:
+    began = time.monotonic()
+
+    with pytest.raises(StoreUnavailable, match="refused") as caught:
+        OffsetStore.connect(f"postgresql://me:{HIDDEN}@127.0.0.1:{free_port()}/sales")
+
+    assert time.monotonic() - began < 5
+    assert HIDDEN not in told(caught.value)
+
+
+@pytest.mark.behaviour("START-16")
+def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+    with silent_server() as port:
+        began = time.monotonic()
+
+        with pytest.raises(StoreUnavailable, match="timeout") as caught:
+            OffsetStore.connect(f"postgresql://me:{HIDDEN}@127.0.0.1:{port}/sales?connect_timeout=2")
+
+        assert 2 <= time.monotonic() - began < 8
+        assert HIDDEN not in told(caught.value)
+
+
+def test_the_second_of_two_hosts_is_tried(guarded: PostgresServer) -> None:
+    here = f"127.0.0.1:{guarded.port}"
+
+    with OffsetStore.connect(guarded.url.replace(here, f"127.0.0.1:{free_port()},{here}")) as store:
+        assert store.offsets("billing") == {}
+
+
+def test_of_several_hosts_that_fail_each_is_named() -> None:
+    one, two = free_port(), free_port()
+
+    with pytest.raises(StoreUnavailable) as caught:
+        OffsetStore.connect(f"postgresql://me:{HIDDEN}@127.0.0.1:{one},127.0.0.1:{two}/sales")
+
+    assert str(one) in str(caught.value)
+    assert str(two) in str(caught.value)
+    assert HIDDEN not in told(caught.value)
+
+
+def test_credentials_are_asked_for_each_new_connection(guarded: PostgresServer) -> None:
+    asked: list[int] = []
+
+    def credentials() -> str:
+        asked.append(1)
+        return SECRET
+
+    url = f"postgresql://postgres:expired@127.0.0.1:{guarded.port}/postgres"
+    with OffsetStore.connect(url, credentials=credentials) as store:
+        first = store.database.begin(name="first")
+        second = store.database.begin(name="second")
+        first.rollback()
+        second.rollback()
+        store.offsets("billing")
+
+    assert len(asked) == 2
+
+
+def test_credentials_that_cant_be_had_are_an_unavailable_store(guarded: PostgresServer) -> None:
+    def credentials() -> str:
+        raise OSError("the token service is away")
+
+    with pytest.raises(StoreUnavailable, match="could not get the credentials; found OSError"):
+        OffsetStore.connect(guarded.url, credentials=credentials)
+
+
+def test_a_users_engine_with_hooks_and_settings_of_its_own(offsetstore_database: str, query: Query) -> None:
+    engine = create_engine(
+        offsetstore_database.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT", pool_size=2
+    )
+    seen: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute", retval=True)
+    def _(*arguments: object) -> tuple[str, object]:  # pyright: ignore[reportUnusedFunction] - SQLAlchemy calls it
+        statement, parameters = arguments[2], arguments[3]
+        assert isinstance(statement, str)
+        seen.append(statement)
+        return f"/* job 7 */ {statement}", parameters
+
+    query("CREATE TABLE results (record bigint)")
+    with OffsetStore.connect(engine) as store:
+        claim = store.claim("billing", topics=["payments"])
+        with store.transaction(claim) as tx:
+            plan = tx.lock({P0: OffsetRange(0, 1)})
+            tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
+            tx.advance({P0: plan[P0].remaining})
+        with pytest.raises(Unadvanced), store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(1, 2)})
+    engine.dispose()
+
+    assert query("SELECT record FROM results") == [(1,)]
+    assert query("SELECT next_offset FROM kafka_partitions") == [(1,)]
+    assert seen
+
+
+@pytest.mark.parametrize("schema", ["jobs", 'Odd "one" :x %s'])
+def test_the_tables_may_be_in_a_schema_of_their_own(offsetstore_empty_database: str, schema: str) -> None:
+    engine = make_engine(offsetstore_empty_database)
+    with engine.begin() as connection:
+        upgrade(connection, schema=schema)
+    engine.dispose()
+
+    with OffsetStore.connect(offsetstore_empty_database, schema=schema) as store:
+        claim = store.claim("billing", topics=["payments"])
+        with store.transaction(claim) as tx:
+            plan = tx.lock({P0: OffsetRange(0, 9)})
+            tx.advance({P0: plan[P0].remaining})
+        assert store.offsets("billing")[P0].next_offset == 9
+        assert [line.event for line in store.history("billing")] == ["claim", "adopt"]
+    with pytest.raises(SchemaMissing):
+        OffsetStore.connect(offsetstore_empty_database)
+
+
+def test_a_pool_survives_a_restart_of_the_database(private_postgres: PostgresServer) -> None:
+    with OffsetStore.connect(private_postgres.url) as store:
+        claim = store.claim("billing", topics=["payments"])
+        private_postgres.restart("immediate")
+
+        with store.transaction(claim) as tx:
+            tx.lock({})
+        assert store.owner("billing") is not None
+
+
+def test_a_users_pool_that_does_not_look_before_is_told_apart_from_misuse(private_postgres: PostgresServer) -> None:
+    engine = create_engine(private_postgres.url.replace("postgresql:", "postgresql+psycopg:"))
+    with OffsetStore.connect(engine) as store:
+        private_postgres.restart("immediate")
+
+        with pytest.raises(StoreUnavailable):
+            store.offsets("billing")
+        assert store.offsets("billing") == {}
+    engine.dispose()
+
+
+def test_the_server_asks_for_a_password_of_everybody(guarded: PostgresServer) -> None:
+    """What the tests above rely on."""
+    with pytest.raises(psycopg.OperationalError, match="no password supplied"):
+        psycopg.connect(f"postgresql://postgres@127.0.0.1:{guarded.port}/postgres")

@@ -1,0 +1,190 @@
+"""The roles of a deploy: a migrator that owns the tables, the job's role with the printed grants, and a reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from offsetstore import OffsetRange, OffsetStore
+from offsetstore.cli.commands import cli
+from offsetstore.errors import StaleClaim, TransactionLost
+from offsetstore.postgres.schema import metadata, quoted
+from offsetstore.store import heartbeat
+from tests.integration.transacting import GROUP, P0, P1, lock, process
+from tests.support.brokers import ScriptedBroker
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore.local.postgres.server import PostgresServer
+
+FORBIDDEN = (
+    "CREATE TABLE ours (id bigint)",
+    "CREATE SCHEMA theirs",
+    "CREATE INDEX ON kafka_partitions (topic)",
+    "ALTER TABLE kafka_partitions ADD COLUMN mine text",
+    "ALTER TABLE kafka_partitions OWNER TO CURRENT_USER",
+    "DELETE FROM kafka_partitions",
+    "DELETE FROM offset_history",
+    "UPDATE offset_history SET reason = ''",
+    "UPDATE offsetstore_version SET version_num = '9999'",
+    "UPDATE store_identity SET store_id = '00000000-0000-0000-0000-000000000000'",
+    *(f"{verb} {table}" for table in metadata.tables for verb in ("DROP TABLE", "TRUNCATE")),
+)
+
+
+def offsetstore(*arguments: str) -> str:
+    """What a command prints."""
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def broker() -> ScriptedBroker:
+    return ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """A database whose owner has migrated it; none of the roles is a superuser."""
+
+    url: str
+    schema: str
+
+    def role(self, kind: str) -> str:
+        return f"{kind} of {self.url.rpartition('/')[2]}"
+
+    def connect(self, kind: str) -> psycopg.Connection[tuple[object, ...]]:
+        connection = psycopg.connect(self.url, user=self.role(kind), autocommit=True)
+        connection.execute(f"SET search_path TO {quoted(self.schema)}".encode())
+        return connection
+
+    def url_of(self, kind: str) -> str:
+        return self.url.replace("postgres@", f"{self.role(kind).replace(' ', '%20')}@")
+
+    def store(self) -> OffsetStore:
+        return OffsetStore.connect(self.url_of("job"), schema=self.schema)
+
+    def run(self, kind: str, sql: str) -> None:
+        with self.connect(kind) as connection:
+            connection.execute(sql.encode())
+
+
+def is_refused(deploy: Deploy, kind: str, statement: str) -> bool:
+    """Whether PostgreSQL says that the role may not."""
+    try:
+        deploy.run(kind, statement)
+    except psycopg.errors.InsufficientPrivilege:
+        return True
+    return False
+
+
+@pytest.fixture(params=["public", 'Our "offsets"'], ids=["public", "a schema of our own"])
+def deploy(
+    offsetstore_empty_database: str, offsetstore_postgres: PostgresServer, request: pytest.FixtureRequest
+) -> Iterator[Deploy]:
+    made = Deploy(offsetstore_empty_database, str(request.param))
+    database = made.url.rpartition("/")[2]
+    migrator, job, reader = (quoted(made.role(kind)) for kind in ("migrator", "job", "reader"))
+    offsetstore_postgres.sql(
+        f"""
+        CREATE ROLE {migrator} LOGIN; CREATE ROLE {job} LOGIN; CREATE ROLE {reader} LOGIN;
+        GRANT {job} TO {migrator};
+        GRANT CREATE ON DATABASE {database} TO {migrator};
+        GRANT CREATE ON SCHEMA public TO {migrator};
+        """,
+        database=database,
+    )
+    offsetstore("migrate", "--url", made.url_of("migrator"), "--schema", made.schema)
+    printed = offsetstore(
+        "grants", "--role", made.role("job"), "--dashboard-role", made.role("reader"), "--schema", made.schema
+    )
+    for _ in range(2):  # as after the next migration
+        made.run("migrator", printed)
+    yield made
+    offsetstore_postgres.sql(
+        f"DROP OWNED BY {migrator}, {job}, {reader}; DROP ROLE {migrator}, {job}, {reader}", database=database
+    )
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_the_whole_store_works_with_the_printed_grants(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
+    results = f"{quoted(deploy.schema)}.results"
+    deploy.run("migrator", f"CREATE TABLE {results} (record bigint); GRANT INSERT ON {results} TO PUBLIC")
+    url = f"{deploy.url_of('job')}?options=-c%20search_path%3D{quoted(deploy.schema).replace(' ', '%5C%20')}"
+    with OffsetStore.connect(url, schema=deploy.schema) as store, deploy.connect("reader") as reader:
+        first = store.claim(GROUP, broker())
+        process(store, first, P0, P1, range_=OffsetRange(0, 3))
+        beat = reader.execute("SELECT beat_at FROM heartbeats").fetchall()
+        wait_until(lambda: reader.execute("SELECT beat_at FROM heartbeats").fetchall() != beat)
+
+        second = store.claim(GROUP, broker())
+        with pytest.raises(StaleClaim):
+            process(store, first, P0, range_=OffsetRange(3, 4))
+        process(store, second, P0, range_=OffsetRange(1, 5))  # cropped
+
+        assert store.offsets(GROUP)[P0].next_offset == 5
+        assert [event.event for event in store.history(GROUP)].count("claim") == 2
+        owner = store.owner(GROUP)
+        assert owner is not None
+        assert owner.token == second.token
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_a_reset_and_a_new_name_need_no_more(deploy: Deploy) -> None:
+    with deploy.store() as store:
+        store.claim(GROUP, broker())
+        store.reset(GROUP, {P0: 7}, reason="read again")
+        store.rename_group(GROUP, "invoicing", reason="its new name")
+
+        assert {tp: row.next_offset for tp, row in store.offsets("invoicing").items()} == {P0: 7, P1: 0}
+        assert store.offsets(GROUP) == {}
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_a_partition_that_appears_and_a_takeover_by_force_need_no_more(deploy: Deploy) -> None:
+    with deploy.store() as store, deploy.store() as other:
+        stale = store.claim(GROUP, topics=["payments"])
+        with pytest.raises(TransactionLost), store.transaction(stale) as tx:  # noqa: PT012 - what is lost, and how
+            left = lock(tx, P0, range_=OffsetRange(0, 3))  # its row is made here
+            other.claim(GROUP, broker(), takeover_timeout=0.3)
+            tx.advance(left)
+
+        assert {row.next_offset for row in other.offsets(GROUP).values()} == {0}
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_the_jobs_role_has_no_ddl_and_rewrites_no_history(deploy: Deploy) -> None:
+    assert [statement for statement in FORBIDDEN if not is_refused(deploy, "job", statement)] == []
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_the_jobs_role_makes_and_drops_its_staging_tables(deploy: Deploy) -> None:
+    name = f"offsetstore_staging.batch_{uuid4().hex}"
+    with deploy.connect("job") as connection:
+        connection.execute(f"CREATE UNLOGGED TABLE {name} (id bigint)".encode())
+        connection.execute(f"INSERT INTO {name} VALUES (1)".encode())
+        connection.execute(f"DROP TABLE {name}".encode())
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_a_dashboards_role_reads_and_no_more(deploy: Deploy) -> None:
+    with deploy.connect("reader") as connection:
+        for table in metadata.tables:
+            connection.execute(f"SELECT * FROM {table}".encode())
+            assert is_refused(deploy, "reader", f"DELETE FROM {table}")
+    assert is_refused(deploy, "reader", "CREATE TABLE offsetstore_staging.mine (id bigint)")
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_without_the_grants_the_jobs_role_may_do_nothing(deploy: Deploy) -> None:
+    for table in metadata.tables:
+        deploy.run("migrator", f"REVOKE ALL ON {table} FROM {quoted(deploy.role('job'))}")
+        assert is_refused(deploy, "job", f"SELECT * FROM {table}")

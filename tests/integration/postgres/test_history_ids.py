@@ -1,0 +1,85 @@
+"""The history's ids after a failover of logical replication, which copies rows and no sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from offsetstore import OffsetRange, OffsetStore
+from offsetstore.errors import SchemaError
+from offsetstore.postgres import session
+from tests.integration.transacting import GROUP, P0, P1, process
+from tests.support.brokers import ScriptedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore.local.postgres.server import PostgresServer
+    from tests.integration.conftest import Query
+
+LAGS = "SELECT setval(pg_get_serial_sequence('offset_history', 'id'), {next}, false)"
+FILL = """
+INSERT INTO offset_history (id, consumer_group, event, epoch, claim_id, actor, reason) OVERRIDING SYSTEM VALUE
+SELECT n, 'other', 'claim', 1, gen_random_uuid(), 'a job', '' FROM generate_series({first}, {last}) AS n
+"""
+
+
+def broker() -> ScriptedBroker:
+    return ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+
+
+@pytest.fixture
+def runtime_url(offsetstore_database: str, offsetstore_postgres: PostgresServer) -> Iterator[str]:
+    """The database as a job's own role sees it, which may not set sequences."""
+    role = f"job_{offsetstore_database.rpartition('_')[2]}"
+    with psycopg.connect(offsetstore_database, autocommit=True) as owner:
+        owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+        from offsetstore.postgres.grants import grant_runtime  # noqa: PLC0415
+
+        for statement in grant_runtime(role, schema="public"):
+            owner.execute(statement.encode())
+    yield offsetstore_database.replace("postgres@", f"{role}@")
+    offsetstore_postgres.sql(
+        f"DROP OWNED BY {role}; DROP ROLE {role}", database=offsetstore_database.rpartition("/")[2]
+    )
+
+
+def test_claims_resets_and_new_partitions_go_on_where_the_ids_lag_behind_the_rows(
+    runtime_url: str, query: Query, results: str
+) -> None:
+    query(f"GRANT INSERT ON {results} TO PUBLIC")
+    query(FILL.format(first=1, last=40))
+    query(FILL.format(first=42, last=5000))  # 41 is free: a claim that was rolled back
+    query(LAGS.format(next=41))
+    with OffsetStore.connect(runtime_url) as store:
+        claim = store.claim(GROUP, topics=["payments"])
+        process(store, claim, P0, range_=OffsetRange(0, 3))
+        query(LAGS.format(next=1))
+        process(store, claim, P1, range_=OffsetRange(0, 3))  # its row is made here, with a line of history
+        query(LAGS.format(next=1))
+        store.reset(GROUP, {P0: 1}, reason="read again")
+
+        assert [line.event for line in store.history(GROUP)] == ["claim", "adopt", "adopt", "reset"]
+    ids = [number for (number,) in query(f"SELECT id FROM offset_history WHERE consumer_group = '{GROUP}' ORDER BY id")]
+    assert ids[0] > 5000, "after what was there, not in a gap of it"
+    assert query("SELECT count(*) FROM offset_history") == [(4999 + 4,)]
+    assert query("SELECT record FROM results") == [(0,), (1,), (2,)] * 2
+
+
+def test_where_they_lag_too_far_the_owner_is_told_what_to_do_and_that_helps(
+    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_IDS_TO_TAKE", (10, 20))
+    query(FILL.format(first=1, last=200))
+    query(LAGS.format(next=1))
+
+    with pytest.raises(SchemaError, match="the last row has id 200") as caught:
+        store.claim(GROUP, broker())
+
+    assert store.offsets(GROUP) == {}
+    step = caught.value.next_step
+    query(step[step.index("SELECT") : -1])
+    assert store.claim(GROUP, broker(), mirror_every=None).token.epoch == 1

@@ -1,0 +1,223 @@
+"""A statement that the server cancels, and a server that accepts no writes: typed, repeated, and no record's fault."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+import pytest
+
+from offsetstore import Append, OffsetRange, OffsetStore, Retries
+from offsetstore.errors import LockTimeout, OffsetStoreError, RowsRefused, StoreUnavailable, TransactionLost
+from offsetstore.spark.executors.staging import StagingTask
+from offsetstore.testing import StaticBroker
+from offsetstore.writers.staging import Staging
+from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
+from tests.integration.writers.writing import batch
+from tests.support.background import in_background
+from tests.support.shown import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from offsetstore import Claim, Transaction
+    from tests.integration.conftest import Query
+
+RANGE = OffsetRange(0, 3)
+CANARY = "canary-4111"
+CANCELLED = r"cancelled a statement.*57014.*canceling statement due to"
+READ_ONLY = r"accepts no writes.*25006.*read-only"
+
+
+@pytest.fixture
+def store(offsetstore_database: str) -> Iterator[OffsetStore]:
+    retries = Retries(attempts=3, shortest=0.01, longest=0.02)
+    with OffsetStore.connect(offsetstore_database, retries=retries) as connected:
+        yield connected
+
+
+@pytest.fixture
+def claim(store: OffsetStore, results: str) -> Claim:
+    assert results
+    return store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+
+
+def cancel(tx: Transaction) -> None:
+    driver(tx).execute("SET LOCAL statement_timeout = 20; SELECT pg_sleep(30)")
+
+
+@pytest.mark.behaviour("TX-12", "DLQ-6")
+def test_a_cancelled_statement_repeats_the_whole_function(store: OffsetStore, claim: Claim, query: Query) -> None:
+    attempts: list[int] = []
+
+    def work(tx: Transaction) -> None:
+        attempts.append(1)
+        left = lock(tx, P0, range_=RANGE)
+        write(tx, [0, 1, 2])
+        if len(attempts) == 1:
+            cancel(tx)
+        tx.advance(left)
+
+    store.run(claim, work)
+    assert len(attempts) == 2
+    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (1,), (2,)]
+
+
+@pytest.mark.behaviour("TX-12", "DLQ-6")
+def test_one_that_is_always_cancelled_ends_in_an_error_that_says_so(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    attempts: list[int] = []
+
+    def work(tx: Transaction) -> None:
+        attempts.append(1)
+        apply(tx, P0, range_=RANGE)
+        cancel(tx)
+
+    with pytest.raises(StoreUnavailable, match=CANCELLED + r".*statement_timeout.*pg_cancel_backend"):
+        store.run(claim, work)
+    assert len(attempts) == 3
+    assert query("SELECT record FROM results") == []
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("ask", ["offsets", "reset", "claim"])
+def test_a_read_a_reset_and_a_claim_that_are_cancelled_say_so(
+    store: OffsetStore, claim: Claim, offsetstore_database: str, ask: str
+) -> None:
+    asked: dict[str, Callable[[], object]] = {
+        "offsets": lambda: store.offsets(GROUP),
+        "reset": lambda: store.reset(GROUP, {P0: 1}, reason="a test"),
+        "claim": lambda: store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100)),
+    }
+    with psycopg.connect(offsetstore_database) as holder, psycopg.connect(offsetstore_database, autocommit=True) as eye:
+        holder.execute("LOCK TABLE kafka_partitions")
+        waiting = in_background(asked[ask])
+        while not waiting.done():
+            eye.execute("SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted")
+    with pytest.raises(StoreUnavailable, match=CANCELLED):
+        waiting.result()
+    assert claim.token == store.owner(GROUP).token  # type: ignore[union-attr] - it has one
+
+
+@pytest.mark.behaviour("TX-12", "DLQ-6")
+def test_a_database_that_became_read_only_is_left_for_a_new_connection(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    """As at a failover: the connections that are open stay with what is the standby now."""
+    [(name,)] = query("SELECT current_database()")
+    query(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    store.database.engine.dispose()  # type: ignore[attr-defined] - it is PostgreSQL's
+    attempts: list[Any] = []
+
+    def work(tx: Transaction) -> None:
+        attempts.append(tx)
+        apply(tx, P0, range_=RANGE)
+
+    with pytest.raises(StoreUnavailable, match=READ_ONLY + r".*target_session_attrs"):
+        store.run(claim, work)
+    assert len(attempts) == 3
+    with pytest.raises(StoreUnavailable, match=READ_ONLY):
+        store.reset(GROUP, {P0: 1}, reason="a test")
+    with pytest.raises(StoreUnavailable, match=READ_ONLY):
+        store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+
+    def meanwhile(tx: Transaction) -> None:
+        if len(attempts) == 3:
+            query("SET default_transaction_read_only = off")
+            query(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+        work(tx)
+
+    store.run(claim, meanwhile)
+    assert len(attempts) == 5
+    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (1,), (2,)]
+
+
+STATES = {
+    "lock": ("RAISE EXCEPTION '%', NEW.name USING ERRCODE = '55P03';", LockTimeout),
+    "cancelled": ("RAISE EXCEPTION '%', NEW.name USING ERRCODE = '57014';", StoreUnavailable),
+    "full": ("RAISE EXCEPTION '%', NEW.name USING ERRCODE = '53100';", StoreUnavailable),
+    "terminated": ("PERFORM pg_terminate_backend(pg_backend_pid());", TransactionLost),
+}
+
+
+@pytest.mark.behaviour("OPS-7")
+@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "at commit"])
+@pytest.mark.parametrize("state", STATES)
+def test_what_became_ours_was_raised_from_nothing_that_quotes_a_row(
+    store: OffsetStore, claim: Claim, query: Query, caplog: pytest.LogCaptureFixture, state: str, *, deferred: bool
+) -> None:
+    body, kind = STATES[state]
+    query("CREATE TABLE people (name text, address inet)")
+    query(f"CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$")
+    when = "CONSTRAINT TRIGGER meet AFTER INSERT ON people DEFERRABLE INITIALLY DEFERRED"
+    query(f"CREATE {when if deferred else 'TRIGGER meet BEFORE INSERT ON people'} FOR EACH ROW EXECUTE FUNCTION meet()")
+    rows = [batch({"name": [CANARY], "address": ["10.0.0.1"]})]
+
+    def work(tx: Transaction) -> None:
+        left = lock(tx, P0, range_=RANGE)
+        Append("people").write(tx.connection, rows)
+        tx.advance(left)
+
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(OffsetStoreError) as caught:
+        store.run(claim, work)
+    logging.getLogger("test").error("it failed", exc_info=caught.value)
+
+    assert isinstance(caught.value, kind)
+    assert CANARY not in shown(caught.value)
+    assert CANARY not in caplog.text
+    assert "it failed" in caplog.text
+
+
+@dataclass
+class Here:
+    """Stands where a task's way to the driver's store stands."""
+
+    store: OffsetStore
+
+    def connect(self) -> OffsetStore:
+        return self.store
+
+
+@pytest.mark.behaviour("OPS-7", "DLQ-6")
+def test_a_task_that_is_cancelled_while_it_stages_reports_that(store: OffsetStore, query: Query) -> None:
+    rows = batch({"name": [CANARY], "address": ["10.0.0.1"]})
+    query("CREATE TABLE people (name text, address inet)")
+    staging, writer, here = Staging("people_staged", "public"), Append("people"), cast("Any", Here(store))
+    engine = cast("Any", store.database).engine
+    with engine.begin() as connection:
+        writer.create_staging(connection, staging, rows.schema)
+    query(
+        "CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$"
+    )
+    query("CREATE TRIGGER meet BEFORE INSERT ON people_staged FOR EACH ROW EXECUTE FUNCTION meet()")
+    [(name,)] = query("SELECT current_database()")
+    query(f"ALTER DATABASE \"{name}\" SET statement_timeout = '300ms'")
+    engine.dispose()
+
+    outcome = StagingTask(here, "a task", writer, staging).stage([rows])
+
+    assert outcome is not None
+    assert isinstance(outcome.error, StoreUnavailable)
+    assert re.search(CANCELLED, str(outcome.error))
+    assert CANARY not in shown(outcome.error)
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_what_the_commit_refuses_quotes_no_row(store: OffsetStore, claim: Claim, query: Query) -> None:
+    query("CREATE TABLE people (name text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    query(f"INSERT INTO people VALUES ('{CANARY}')")
+
+    def work(tx: Transaction) -> None:
+        left = lock(tx, P0, range_=RANGE)
+        tx.connection.exec_driver_sql("INSERT INTO people VALUES (%s)", (CANARY,))
+        tx.advance(left)
+
+    with pytest.raises(Exception, match="people_name_key") as caught:
+        store.run(claim, work)
+    assert not isinstance(caught.value, RowsRefused)
+    assert CANARY not in shown(caught.value)

@@ -1,0 +1,138 @@
+"""What the user's own SQL leaves in its session, which no later transaction may meet."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import create_engine, event
+
+from offsetstore import Append, Execute, OffsetRange, OffsetStore
+from offsetstore.store.address import StoreAddress
+from offsetstore.store.identity import TaskClaim
+from offsetstore.testing import StaticBroker
+from tests.integration.transacting import GROUP, P0, lock
+from tests.support.pooler import Pooler
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from sqlalchemy import Connection
+
+    from offsetstore import Transaction
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.store.identity import ClaimInfo
+    from tests.integration.conftest import Query
+
+RECORDS: Any = pa.RecordBatch.from_pydict({"record": [1]})
+ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"
+
+
+def leave_much_behind(connection: Connection, _: Iterable[pa.RecordBatch]) -> None:
+    for statement in (
+        "SET search_path = elsewhere, public",
+        "CREATE TEMPORARY TABLE results (record bigint)",
+        "SELECT pg_advisory_lock(4711)",
+    ):
+        connection.exec_driver_sql(statement)
+
+
+def fail_afterwards(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    leave_much_behind(connection, batches)
+    raise LookupError
+
+
+def write_with(store: OffsetStore, claim: ClaimInfo, writer: Writer, number: int) -> None:
+    """One transaction of one record, as the sink and its tasks have it."""
+    with store.transaction(claim) as tx:
+        left = lock(tx, P0, range_=OffsetRange(number, number + 1))
+        writer.write(tx.connection, [RECORDS])
+        tx.advance(left)
+
+
+def ask(store: OffsetStore, claim: ClaimInfo, statement: str) -> object:
+    """In a transaction with the pool's only connection."""
+
+    def work(tx: Transaction) -> object:
+        tx.lock({})
+        return tx.connection.exec_driver_sql(statement).scalar()
+
+    return store.run(claim, work)
+
+
+@pytest.fixture
+def tenant(offsetstore_database: str, query: Query, results: str) -> Iterator[OffsetStore]:
+    """A store on an application's own engine of one connection, whose listener leads to the schema ``tenant``."""
+    query("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.results (record bigint)")
+    query("CREATE SCHEMA tenant; CREATE TABLE tenant.results (record bigint)")
+    url = offsetstore_database.replace("postgresql://", "postgresql+psycopg://")
+    engine = create_engine(url, pool_size=1, max_overflow=0)
+
+    @event.listens_for(engine, "connect")
+    def lead_to_tenant(connection: Any, _: object) -> None:  # pyright: ignore[reportUnusedFunction] - SQLAlchemy calls it
+        connection.execute("SET search_path = tenant, public")
+        connection.commit()
+
+    with OffsetStore.connect(engine) as store:
+        yield store
+    engine.dispose()
+
+
+@pytest.mark.behaviour("SINK-20")
+@pytest.mark.parametrize("function", [leave_much_behind, fail_afterwards])
+def test_nothing_of_the_session_comes_to_the_next_transaction(
+    tenant: OffsetStore, query: Query, function: Callable[..., None]
+) -> None:
+    claim = tenant.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+    number = 0
+    if function is fail_afterwards:
+        with pytest.raises(LookupError):
+            write_with(tenant, claim, Execute(function), number)
+    else:
+        write_with(tenant, claim, Execute(function), number)
+        number = 1
+
+    # What the application's own listener has set is there again: DISCARD ALL would have undone that too.
+    assert ask(tenant, claim, "SHOW search_path") == "tenant, public"
+    write_with(tenant, claim, Append("results"), number)
+    assert query("SELECT count(*) FROM tenant.results") == [(1,)]
+    wait_until(lambda: query(ADVISORY) == [(0,)])
+
+
+@pytest.mark.behaviour("SINK-20")
+def test_nor_does_it_to_the_next_task_of_an_executor(store: OffsetStore, query: Query, results: str) -> None:
+    query("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.results (record bigint)")
+    claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+    address = pickle.loads(pickle.dumps(StoreAddress.of(store)))  # noqa: S301 - our own
+    task = TaskClaim.of(claim)
+    with address.connect(dict) as remote:
+        write_with(remote, task, Execute(leave_much_behind), 0)
+        write_with(remote, task, Append("results"), 1)
+    assert query("SELECT count(*) FROM public.results") == [(1,)]
+    wait_until(lambda: query(ADVISORY) == [(0,)])
+
+
+def test_without_sql_of_the_users_the_connection_is_kept(tenant: OffsetStore) -> None:
+    claim = tenant.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+    before = ask(tenant, claim, "SELECT pg_backend_pid()")
+    write_with(tenant, claim, Append("results"), 0)
+    assert ask(tenant, claim, "SELECT pg_backend_pid()") == before
+
+
+@pytest.mark.behaviour("SINK-20", "TX-16")
+def test_behind_a_pooler_a_connection_is_closed_and_the_next_one_works(
+    offsetstore_database: str, query: Query, results: str
+) -> None:
+    def insert(connection: Connection, _: Iterable[pa.RecordBatch]) -> None:
+        connection.exec_driver_sql("SET LOCAL search_path = public, elsewhere")
+        connection.exec_driver_sql("INSERT INTO results VALUES (1)")
+
+    with Pooler(offsetstore_database) as pooler, OffsetStore.connect(pooler.url) as pooled:
+        claim = pooled.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+        for number in range(12):
+            write_with(pooled, claim, Execute(insert), number)
+            assert ask(pooled, claim, "SHOW search_path") == '"$user", public'
+    assert query("SELECT count(*) FROM results") == [(12,)]

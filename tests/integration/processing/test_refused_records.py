@@ -1,0 +1,256 @@
+"""The search for a refused record, in the database: what it names, and that it is fenced as any transaction is."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pytest
+
+from offsetstore import Append, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
+from offsetstore.errors import RowsRefused, StaleClaim
+from offsetstore.postgres.errors import refusals
+from offsetstore.processing.cycle import write_and_advance
+from offsetstore.processing.isolate import isolate, try_out
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.protocol.replay import decide
+from offsetstore.spark.executors import task
+from offsetstore.spark.executors.task import Ending, Work
+from offsetstore.spark.ways.batch import OnDriver
+from offsetstore.store.identity import TaskClaim
+from tests.integration.transacting import process
+from tests.integration.writers.writing import batch, kafka
+from tests.support.background import in_background
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from sqlalchemy import Connection
+
+    from offsetstore import Claim, Transaction
+    from offsetstore.processing.isolate import Ranges, Record, Verdict
+    from offsetstore.protocol.ports import Writer
+    from tests.integration.conftest import Query
+
+P0 = TopicPartition("payments", 0)
+
+
+@dataclass
+class Here:
+    """Stands where a task's way to the driver's store stands."""
+
+    store: OffsetStore
+
+    def connect(self) -> OffsetStore:
+        return self.store
+
+
+@pytest.fixture
+def claim(store: OffsetStore) -> Claim:
+    return store.claim("billing", topics=["payments"])
+
+
+def attempt(
+    claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]], part: Ranges, without: Collection[Record] = ()
+) -> None:
+    """Write some of the rows, of which each is one record's, and take them back."""
+    chosen = [rows[at] for at in range(part[P0].from_, part[P0].until) if (P0, at) not in without]
+    batches = [batch({name: [row[name] for row in chosen] for name in rows[0]})] if chosen else []
+    plan = {P0: decide(0, OffsetRange(0, len(rows)))}
+    try_out(claim, plan, lambda connection: writer.write(connection, batches))
+
+
+def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Fail with all of them, as the batch does, and look for the one."""
+    whole = {P0: OffsetRange(0, len(rows))}
+    with pytest.raises(RowsRefused) as caught:
+        attempt(claim, writer, rows, whole)
+    return isolate(caught.value, whole, lambda part, without: attempt(claim, writer, rows, part, without))
+
+
+def test_a_withdrawal_that_an_earlier_deposit_covers_is_not_blamed(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE balances (account text PRIMARY KEY, amount bigint CHECK (amount >= 0))")
+    rows = [{"account": f"other {number}", "amount": 1} for number in range(8)]
+    rows[1], rows[5] = {"account": "A", "amount": 100}, {"account": "A", "amount": -50}
+    rows[7] = {"account": "B", "amount": -5}
+
+    found = search(claim, Upsert("balances", key=["account"], add=["amount"]), rows)
+
+    assert found.record == (P0, 7)
+    assert found.error.constraint == "balances_amount_check"
+    assert query("SELECT * FROM balances") == []
+
+
+def insert_family(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    with refusals(None):
+        for rows in batches:
+            for row in rows.to_pylist():
+                values = (row["id"], row["parent"], row["note"])
+                if row["parent"] is None:
+                    connection.connection.cursor().execute("INSERT INTO parents VALUES (%s)", values[:1])
+                else:
+                    connection.connection.cursor().execute("INSERT INTO children VALUES (%s, %s, %s)", values)
+
+
+def test_a_child_whose_parent_comes_later_is_not_blamed(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    query(
+        "CREATE TABLE children"
+        " (id bigint, parent bigint REFERENCES parents DEFERRABLE INITIALLY DEFERRED, note text NOT NULL)"
+    )
+    rows: list[dict[str, Any]] = [{"id": number, "parent": None, "note": "n"} for number in range(8)]
+    rows[0] = {"id": 1, "parent": 6, "note": "n"}
+    rows[7] = {"id": 2, "parent": 2, "note": None}
+
+    found = search(claim, Execute(insert_family), rows)
+
+    assert (found.error.column, found.record, found.suspects) == ("note", None, {P0: OffsetRange(0, 8)})
+
+
+@pytest.mark.behaviour("TX-18")
+def test_a_withdrawal_that_a_later_deposit_covers_is_not_blamed(claim: Claim, query: Query) -> None:
+    """The whole batch is combined by key first; a part of it may end before the deposit."""
+    query("CREATE TABLE balances (account text PRIMARY KEY, amount bigint CHECK (amount >= 0))")
+    rows = [{"account": f"other {number}", "amount": 1} for number in range(8)]
+    rows[1], rows[5] = {"account": "A", "amount": -50}, {"account": "A", "amount": 100}
+    rows[7] = {"account": "B", "amount": -5}
+
+    found = search(claim, Upsert("balances", key=["account"], add=["amount"]), rows)
+
+    assert (found.record, found.suspects) == (None, {P0: OffsetRange(1, 8)})
+    assert found.accepted == {P0: OffsetRange(0, 1)}
+
+
+@pytest.mark.behaviour("TX-18")
+def test_a_parent_that_comes_a_moment_later_is_no_records_fault(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    query("CREATE TABLE children (id bigint, parent bigint REFERENCES parents)")
+    rows = [{"id": number, "parent": 1} for number in range(8)]
+    whole = {P0: OffsetRange(0, 8)}
+    with pytest.raises(RowsRefused) as caught:
+        attempt(claim, Append("children"), rows, whole)
+    query("INSERT INTO parents VALUES (1)")
+
+    with pytest.raises(PlanOutdated, match="accepted a moment later"):
+        isolate(caught.value, whole, lambda part, without: attempt(claim, Append("children"), rows, part, without))
+
+
+def test_of_several_children_without_a_parent_the_first_is_named(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    query("INSERT INTO parents VALUES (1)")
+    query("CREATE TABLE children (id bigint, parent bigint REFERENCES parents)")
+    rows = [{"id": number, "parent": 7 if number in {3, 5, 6} else 1} for number in range(8)]
+
+    found = search(claim, Append("children"), rows)
+
+    assert (found.record, found.accepted) == ((P0, 3), {P0: OffsetRange(0, 3)})
+    assert query("SELECT * FROM children") == []
+
+
+def test_a_search_of_a_job_that_was_taken_over_ends_with_that(store: OffsetStore, claim: Claim, query: Query) -> None:
+    """Otherwise it would meet what its successor has written, and blame an innocent record."""
+    query("CREATE TABLE once (id bigint PRIMARY KEY, amount bigint NOT NULL)")
+    rows = [{"id": number, "amount": None if number == 6 else number} for number in range(8)]
+    whole = {P0: OffsetRange(0, 8)}
+    with pytest.raises(RowsRefused) as caught:
+        attempt(claim, Append("once"), rows, whole)
+    query("INSERT INTO once SELECT n, n FROM generate_series(0, 7) n")
+    store.claim("billing", topics=["payments"])
+
+    with pytest.raises(StaleClaim):
+        isolate(caught.value, whole, lambda part, without: attempt(claim, Append("once"), rows, part, without))
+
+
+def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(
+    store: OffsetStore, claim: Claim, query: Query, results: str
+) -> None:
+    is_frozen, goes_on = threading.Event(), threading.Event()
+
+    def write(connection: Connection) -> None:
+        connection.exec_driver_sql(f"INSERT INTO {results} VALUES (1)")
+        is_frozen.set()
+        assert goes_on.wait(60)
+        connection.exec_driver_sql(f"INSERT INTO {results} VALUES (2)")
+
+    searching = in_background(lambda: try_out(claim, {P0: decide(0, OffsetRange(0, 8))}, write))
+    assert is_frozen.wait(60)
+
+    store.claim("billing", topics=["payments"], takeover_timeout=1)
+
+    query(f"ALTER TABLE {results} ADD free boolean")  # waits for whoever still has written to it
+    goes_on.set()
+    with pytest.raises(StaleClaim):
+        searching.result(timeout=60)
+    assert query(f"SELECT * FROM {results}") == []
+
+
+def test_a_search_whose_batch_was_stored_meanwhile_is_outdated(store: OffsetStore, claim: Claim, results: str) -> None:
+    process(store, claim, P0, range_=OffsetRange(0, 8))
+    with pytest.raises(PlanOutdated):
+        try_out(claim, {P0: decide(0, OffsetRange(0, 8))}, lambda _: pytest.fail(f"wrote to {results}"))
+
+
+# -- deferred constraints
+
+# As it is in an application that holds its results and our offset together.
+AGREE = """
+CREATE FUNCTION agree() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF (SELECT count(*) FROM results) <> (SELECT next_offset FROM kafka_partitions WHERE partition = 0) THEN
+    RAISE EXCEPTION 'results and offset disagree';
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER agree AFTER INSERT ON results DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION agree()
+"""
+
+
+@pytest.fixture
+def agreeing(store: OffsetStore, claim: Claim, query: Query, results: str) -> Query:
+    """The table of results, which at COMMIT has as many rows as the stored offset says; of three records by now."""
+    query(AGREE)
+    process(store, claim, P0, range_=OffsetRange(0, 3))
+    assert query(f"SELECT count(*) FROM {results}") == [(3,)]
+    return query
+
+
+ROWS = batch({"record": [3, 4], "_kafka": kafka(("payments", 0, 3), ("payments", 0, 4))})
+
+
+def write_batch(tx: Transaction, *, until: int) -> None:
+    plan = tx.lock({P0: OffsetRange(3, until)})
+    computed = {"": OnDriver(Append("results"), cast("Any", pa).Table.from_batches([ROWS]))}
+    write_and_advance(computed, tx, {P0: plan[P0].remaining})
+
+
+def test_a_deferred_trigger_that_reads_the_offset_sees_the_batchs(
+    store: OffsetStore, claim: Claim, agreeing: Query
+) -> None:
+    store.run(claim, lambda tx: write_batch(tx, until=5))
+
+    assert agreeing("SELECT count(*) FROM results") == [(5,)]
+
+
+def test_a_deferred_trigger_that_reads_the_offset_sees_the_tasks(
+    store: OffsetStore, claim: Claim, agreeing: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "check_whole", lambda: None)  # there is no worker to be asked
+    decision = decide(3, OffsetRange(3, 5))
+    here: Any = Here(store)
+    work = Work(here, TaskClaim.of(claim), Append("results"), [decision], [P0], None, 30.0)
+
+    result = work.perform(0, iter([ROWS]))
+
+    assert result.ending is Ending.WRITTEN, result.why()
+    assert agreeing("SELECT count(*) FROM results") == [(5,)]
+
+
+def test_what_a_deferred_trigger_refuses_is_refused_before_the_commit(
+    store: OffsetStore, claim: Claim, agreeing: Query
+) -> None:
+    with pytest.raises(RowsRefused, match="P0001"):
+        store.run(claim, lambda tx: write_batch(tx, until=10))
+
+    assert agreeing("SELECT count(*) FROM results") == [(3,)]

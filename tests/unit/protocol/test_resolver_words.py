@@ -1,0 +1,184 @@
+"""What each refusal of the resolver says, word for word: it is all that an operator has when a job does not start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from offsetstore.errors import OffsetStoreError
+from offsetstore.offsets import BrokerView, StoredOffset, TopicPartition
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.resolver import resolve
+from offsetstore.protocol.stamp import digest
+from tests.unit.protocol.test_resolver import P0, P1, THEM, US, copy, kafka, row
+
+LOG = kafka({0: (10, 100)})
+SAME_TOPIC = (
+    "With isolation.level=read_committed the log ends at its first open transaction: start again once that has ended "
+    "(kafka-transactions.sh find-hanging shows one that does not end). If the log was truncated (an unclean leader "
+    "election), or a reset went too far, run offsetstore reset to an offset that the log holds."
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A start that is refused, and the refusal. ``next_step`` is ``None`` where it is the class's own."""
+
+    error: str
+    what: str
+    found: str
+    expected: str | None
+    stored: dict[TopicPartition, StoredOffset] = field(default_factory=dict[TopicPartition, StoredOffset])
+    view: BrokerView = LOG
+    policy: StartPolicy = field(default_factory=StartPolicy)
+    adopted: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
+    topic_partition: TopicPartition = P0
+    next_step: str | None = None
+
+
+CASES = [
+    Case(
+        "WrongCluster",
+        "the stored offset belongs to another Kafka cluster",
+        "here",
+        "there",
+        stored={P0: row(40, cluster_id="there")},
+    ),
+    Case(
+        "TopicRecreated",
+        "the topic was deleted and created again since offset 40 was stored",
+        "topic id this",
+        "topic id another",
+        stored={P0: row(40, topic_id="another")},
+    ),
+    Case(
+        "TopicRecreated",
+        "Kafka no longer has this partition, and offset 7 is stored for it",
+        "1 partitions",
+        None,
+        stored={P1: row(7)},
+        topic_partition=P1,
+    ),
+    Case(
+        "TopicRecreated",
+        "Kafka no longer has this partition, and offset 7 is to be adopted for it",
+        "1 partitions",
+        None,
+        adopted={P1: 7},
+        topic_partition=P1,
+    ),
+    Case(
+        "NoStartingOffset",
+        "neither the store nor Kafka has an offset",
+        'auto_offset_reset="none"',
+        None,
+        policy=StartPolicy(auto_offset_reset="none"),
+    ),
+    Case(
+        "ForeignStore",
+        "another offsetstore copied its offsets to this group in Kafka",
+        f"store {THEM}, epoch 3",
+        f"store {US}",
+        view=copy(LOG, 60, 3, store_id=THEM),
+    ),
+    Case(
+        "KafkaGroupShared",
+        "another group of this store copied its offsets to this group in Kafka",
+        f"store {US}, epoch 3 of group {digest('invoicing')}",
+        f"group {digest('billing')}, by SHA-256",
+        view=copy(LOG, 60, 3, group="invoicing"),
+    ),
+    Case(
+        "KafkaGroupContested",
+        "another application used the group in Kafka while the job ran, so its offset there may not be this job's",
+        "60 committed, 40 stored",
+        "a group of our own",
+        stored={P0: replace(row(40), contested=True)},
+        view=kafka({0: (10, 100)}, {0: 60}),
+    ),
+    Case(
+        "KafkaGroupContested",
+        "another application used the group in Kafka while the job ran, so its offset there may not be this job's",
+        "60 committed, no stored offset",
+        "a group of our own",
+        stored={P1: replace(row(0), contested=True)},
+        view=kafka({0: (10, 100), 1: (0, 9)}, {0: 60}),
+    ),
+    Case(
+        "StoreRewound",
+        "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
+        "offset 40 stored",
+        f"at least 60, copied by store {US}, epoch 3",
+        stored={P0: row(40)},
+        view=copy(LOG, 60, 3),
+    ),
+    Case(
+        "StoreRewound",
+        "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
+        "no stored offset",
+        f"at least 60, copied by store {US}, epoch 3",
+        view=copy(LOG, 60, 3),
+    ),
+    Case(
+        "OffsetsDisagree",
+        'the store and Kafka differ, and prefer is "agree"',
+        "40 stored, 60 committed",
+        "the same offset",
+        stored={P0: row(40)},
+        view=kafka({0: (10, 100)}, {0: 60}),
+        policy=StartPolicy(prefer="agree"),
+    ),
+    Case(
+        "OffsetOutOfRange",
+        "offset 120, which another tool committed in Kafka, lies beyond the end of the log",
+        "end 100",
+        "at least 120",
+        stored={P0: row(40)},
+        view=kafka({0: (10, 100)}, {0: 120}),
+        next_step="Correct the group's offset in Kafka (kafka-consumer-groups --reset-offsets), or start with "
+        'StartPolicy(prefer="stored").',
+    ),
+    Case(
+        "OffsetOutOfRange",
+        "offset 120 (stored, pinned by an operator's decision) lies beyond the end of the log, "
+        "and the topic is the same",
+        "end 100",
+        "at least 120",
+        stored={P0: replace(row(120), pinned=True)},
+        next_step=SAME_TOPIC,
+    ),
+    Case(
+        "OffsetOutOfRange",
+        "offset 120 (stored; nothing is committed in Kafka) lies beyond the end of the log, and the topic is the same",
+        "end 100",
+        "at least 120",
+        stored={P0: row(120)},
+        next_step=SAME_TOPIC,
+    ),
+    Case(
+        "TopicRecreated",
+        "offset 120 (stored; nothing is committed in Kafka) lies beyond the end of the log",
+        "end 100",
+        "at least 120",
+        stored={P0: row(120, topic_id=None)},
+    ),
+    Case(
+        "OffsetOutOfRange",
+        "the records [7, 10) are no longer in the log",
+        "beginning 10",
+        "at most 7",
+        stored={P0: row(7)},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
+def test_a_refusal_says_what_was_found_what_was_expected_and_of_which_partition(case: Case) -> None:
+    with pytest.raises(OffsetStoreError) as caught:
+        resolve(case.stored, case.view, case.policy, store_id=US, group="billing", adopted=case.adopted)
+
+    error = caught.value
+    assert (type(error).__name__, error.what, error.topic_partition) == (case.error, case.what, case.topic_partition)
+    assert (error.found, error.expected) == (case.found, case.expected)
+    assert error.next_step == (type(error).default_next_step if case.next_step is None else case.next_step)
