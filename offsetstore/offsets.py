@@ -56,6 +56,11 @@ class OffsetRange:
     def __str__(self) -> str:
         return f"[{self.from_}, {self.until})"
 
+    @property
+    def size(self) -> int:
+        """The number of offsets."""
+        return self.until - self.from_
+
     def __bool__(self) -> bool:
         """Whether the range can hold a record."""
         return self.from_ < self.until

@@ -1,7 +1,8 @@
 """The cycle of a batch: plan, compute, lock, compare with the plan, write, advance, commit.
 
-Each kind of job brings its own computation; this module fixes the order. Nothing is locked while a job computes, so the
-plan is compared under the lock: if a stored offset has changed, nothing is written and the batch is planned again.
+Nothing is locked while a job computes, so the plan is compared under the lock: if a stored offset has changed, nothing
+is written and the batch is planned again. Spark's stateful way has an order of its own, since it computes a batch for
+its state even if nothing of it remains to be written.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from offsetstore.processing.plan import Plan, Planned, Ranges
+    from offsetstore.processing.plan import Decisions, Plan, Ranges
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
 
@@ -61,8 +62,8 @@ class Stopwatch:
         self._since = now
 
 
-def replan(write: Callable[[], Written | None], name: str) -> Written | None:
-    """Plan and write a batch; while its plan is outdated, plan it again, up to five times in all.
+def with_replanning(write: Callable[[], Written | None], name: str) -> Written | None:
+    """Plan and write a batch; if its plan is outdated, plan it again, up to five times in all.
 
     :param write: plans and writes; raises `PlanOutdated` if it wrote nothing and the batch must be planned again.
     :param name: the batch's name, for the error.
@@ -82,26 +83,20 @@ def replan(write: Callable[[], Written | None], name: str) -> Written | None:
     )
 
 
-def write_planned(
-    claim: Claim, planned: Planned, compute: Callable[[Ranges], Mapping[str, Computed]], watch: Stopwatch
-) -> Written | None:
-    """Compute what remains of the plan, then write it and advance in one transaction.
+def commit_plan(claim: Claim, plan: Plan, computed: Mapping[str, Computed] | None, watch: Stopwatch) -> Written | None:
+    """Write the computed rows and advance, in one transaction.
 
-    :param compute: takes the remaining range of each partition; called at most once, with nothing locked.
-    :param watch: the time until now is the plan's.
+    :param computed: the rows of what remains of the plan; ``None`` if it was not worth computing.
     :return: ``None`` if nothing remained.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
-    watch.lap("plan")
-    computed: Mapping[str, Computed] | None = None
-    if planned.is_worth_computing(claim):
-        computed = compute(planned.remaining())
-        check_topics(claim, planned.rows, planned.plan)
+    if computed is not None:
+        check_topics(claim, plan.stored, plan.decisions)
         watch.lap("compute")
     failpoints.reach("before_lock")
 
     def work(tx: Transaction) -> dict[str, int] | None:
-        remaining = lock_as_planned(tx, planned.plan)
+        remaining = lock_as_planned(tx, plan.decisions)
         if not remaining:
             return None
         if computed is None:  # the reason not to compute is gone
@@ -115,13 +110,13 @@ def write_planned(
     return None if rows is None else Written(rows, watch.seconds)
 
 
-def lock_as_planned(tx: Transaction, plan: Plan) -> Ranges:
-    """Lock the plan's partitions, and return the remaining range of each one that has any.
+def lock_as_planned(tx: Transaction, decisions: Decisions) -> Ranges:
+    """Lock the partitions, and return the remaining range of each one that has any.
 
-    :raises PlanOutdated: a stored offset has changed since the plan was made.
+    :raises PlanOutdated: a stored offset has changed since the decisions were made.
     """
-    locked = tx.lock({tp: decision.range for tp, decision in plan.items()})
-    if locked != plan:
+    locked = tx.lock({tp: decision.range for tp, decision in decisions.items()})
+    if locked != decisions:
         raise PlanOutdated
     return {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
 

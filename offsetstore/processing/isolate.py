@@ -37,7 +37,7 @@ from offsetstore.writers.upsert import Upsert
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from offsetstore.processing.plan import Plan
+    from offsetstore.processing.plan import Decisions
     from offsetstore.protocol.ports import Writer
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
@@ -169,8 +169,8 @@ def conclude(
     return verdict.error.among(suspects, place, stored=stored, next_step=next_step)
 
 
-def try_out(claim: Claim, plan: Plan, write: Callable[[Connection], object]) -> None:
-    """Write under the locks of the plan's offsets, as for a batch, in a transaction that always rolls back.
+def try_out(claim: Claim, decisions: Decisions, write: Callable[[Connection], object]) -> None:
+    """Write under the locks of the planned offsets, as for a batch, in a transaction that always rolls back.
 
     :raises StaleClaim: another claim has taken over.
     :raises PlanOutdated: the stored offsets have changed.
@@ -178,7 +178,7 @@ def try_out(claim: Claim, plan: Plan, write: Callable[[Connection], object]) -> 
     """
 
     def work(tx: Transaction) -> None:
-        lock_as_planned(tx, plan)
+        lock_as_planned(tx, decisions)
         write(tx.connection)
         tx.check_deferred()
         raise _RollBack
@@ -203,7 +203,7 @@ class _Search:
 
     def __init__(self, refused: RowsRefused, ranges: Ranges, attempt: Attempt, deadline: float) -> None:
         self.error = refused
-        self.size = sum(range_.until - range_.from_ for range_ in ranges.values())
+        self.size = sum(range_.size for range_ in ranges.values())
         self.accepted = 0
         self._fewest = self.size
         self._ranges = ranges
@@ -274,7 +274,7 @@ def _cut(ranges: Ranges, begin: int, end: int) -> Ranges:
     """Take out the offsets from index ``begin`` up to but excluding ``end``, through all partitions in order."""
     part: dict[TopicPartition, OffsetRange] = {}
     for tp, range_ in sorted(ranges.items()):
-        size = range_.until - range_.from_
+        size = range_.size
         taken = OffsetRange(range_.from_ + max(0, min(begin, size)), range_.from_ + max(0, min(end, size)))
         if taken:
             part[tp] = taken

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.store.claim import Claim
 
-Plan: TypeAlias = "dict[TopicPartition, Decision]"
+Decisions: TypeAlias = "dict[TopicPartition, Decision]"
 Ranges: TypeAlias = "Mapping[TopicPartition, OffsetRange]"
 
 
@@ -27,52 +27,55 @@ class PlanOutdated(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class Plan:
     """The stored offsets, read without a lock, and the decision for each range.
 
     A partition without a row is planned from the beginning of its range.
     """
 
-    rows: dict[TopicPartition, StoredOffset]
-    plan: Plan
+    stored: dict[TopicPartition, StoredOffset]
+    decisions: Decisions
 
     @classmethod
-    def of(cls, claim: Claim, ranges: Mapping[TopicPartition, OffsetRange]) -> Planned:
+    def of(cls, claim: Claim, ranges: Mapping[TopicPartition, OffsetRange]) -> Plan:
         """Read the stored offsets, and plan."""
-        rows = claim.offsets()
-        plan = {
-            tp: decide(rows[tp].next_offset if tp in rows else range_.from_, range_) for tp, range_ in ranges.items()
+        stored = claim.offsets()
+        decisions = {
+            tp: decide(stored[tp].next_offset if tp in stored else range_.from_, range_)
+            for tp, range_ in ranges.items()
         }
-        return cls(rows, plan)
+        return cls(stored, decisions)
 
     def remaining(self) -> dict[TopicPartition, OffsetRange]:
         """The range still to be written of each partition that has any."""
-        return {tp: decision.remaining for tp, decision in self.plan.items() if decision.outcome is not Outcome.SKIP}
+        return {
+            tp: decision.remaining for tp, decision in self.decisions.items() if decision.outcome is not Outcome.SKIP
+        }
 
-    def up_to(self, part: Mapping[TopicPartition, OffsetRange]) -> Planned:
+    def up_to(self, part: Mapping[TopicPartition, OffsetRange]) -> Plan:
         """Limit the plan to ``part``, the first of the remaining records; partitions not in it are left out."""
-        plan = {
-            tp: decide(self.plan[tp].stored, OffsetRange(self.plan[tp].range.from_, range_.until))
+        decisions = {
+            tp: decide(self.decisions[tp].stored, OffsetRange(self.decisions[tp].range.from_, range_.until))
             for tp, range_ in part.items()
         }
-        return Planned(self.rows, plan)
+        return Plan(self.stored, decisions)
 
     def is_worth_computing(self, claim: Claim) -> bool:
         """Whether to compute at all: not for a stale claim, after a gap, or if nothing remains.
 
         The transaction has the last word on each of these.
         """
-        ours = all(tp not in self.rows or self.rows[tp].token == claim.token for tp in self.plan)
-        outcomes = {decision.outcome for decision in self.plan.values()}
+        ours = all(tp not in self.stored or self.stored[tp].token == claim.token for tp in self.decisions)
+        outcomes = {decision.outcome for decision in self.decisions.values()}
         return ours and Outcome.GAP not in outcomes and outcomes != {Outcome.SKIP}
 
 
-def create_rows(claim: Claim, planned: Planned) -> None:
+def create_rows(claim: Claim, plan: Plan) -> None:
     """Create the missing rows of partitions, each at the beginning of its range.
 
     Then no task needs a share lock on the group's row, and a partition whose first record is refused can be reset.
     """
-    unknown = {tp: decision.range.from_ for tp, decision in planned.plan.items() if tp not in planned.rows}
+    unknown = {tp: decision.range.from_ for tp, decision in plan.decisions.items() if tp not in plan.stored}
     if unknown:
         # An empty range leaves nothing to advance.
         empty = {tp: OffsetRange(offset, offset) for tp, offset in unknown.items()}
@@ -80,7 +83,7 @@ def create_rows(claim: Claim, planned: Planned) -> None:
 
 
 def check_topics(
-    claim: Claim, rows: Mapping[TopicPartition, StoredOffset], partitions: Iterable[TopicPartition]
+    claim: Claim, stored: Mapping[TopicPartition, StoredOffset], partitions: Iterable[TopicPartition]
 ) -> None:
     """Compare the topics' ids with the stored ones, once per batch.
 
@@ -93,7 +96,7 @@ def check_topics(
         return
     # The row of a partition created while the job runs has no id; the other rows of its topic have one.
     topics = {tp.topic for tp in partitions}
-    known = {tp.topic: row.topic_id for tp, row in rows.items() if tp.topic in topics and row.topic_id}
+    known = {tp.topic: row.topic_id for tp, row in stored.items() if tp.topic in topics and row.topic_id}
     for topic, found in claim.broker.topic_ids(sorted(known)).items():
         if found and known[topic] != found:
             raise TopicRecreated(

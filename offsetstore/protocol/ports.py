@@ -91,17 +91,10 @@ class CheckpointFiles(Protocol):
 class Writer(Protocol):
     """Puts Arrow data into a table, on the transaction's own connection."""
 
-    def needs_offset(self, schema: pa.Schema) -> bool:
+    def uses_kafka_column(self, schema: pa.Schema) -> bool:
         """Whether ``write`` orders rows of this schema by the struct column ``_kafka`` (topic, partition, offset, ...).
 
-        If not, ``_kafka`` may still be present; it is never written.
-        """
-        ...
-
-    def uses_offset(self, schema: pa.Schema) -> bool:
-        """Whether ``write`` reads ``_kafka`` if it is present; true whenever it is needed.
-
-        If not, the caller may drop the column before anything is computed.
+        If not, the caller may drop the column before anything is computed. It is never written.
         """
         ...
 

@@ -54,7 +54,7 @@ class Outputs:
         self._transform = transform
         self._checked: dict[str, tuple[pa.Schema, bool]] = {}
 
-    def of(self, batch: DataFrame, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
+    def transform(self, batch: DataFrame, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
         """Call the transform, and check what it returns.
 
         :param keep_kafka: keep ``_kafka`` even if the writer does not use it.
@@ -94,7 +94,7 @@ class Outputs:
         if isinstance(writer, (Append, Upsert)):
             writer.resolve_table(connection)  # now, before the writer is sent to executors
         writer.check(connection, schema)
-        return writer.uses_offset(schema)
+        return writer.uses_kafka_column(schema)
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:

@@ -12,16 +12,16 @@ from pyspark.sql.utils import is_remote
 from offsetstore.errors import ConfigurationError, OffsetStoreError, ProtocolMisuse, UnsupportedQuery
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
-from offsetstore.processing.cycle import replan
+from offsetstore.processing.cycle import with_replanning
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchFailed, BatchSkipped, BatchStarted, BatchWritten
 from offsetstore.spark.checkpoints import prune
-from offsetstore.spark.large_batches import THRESHOLD, StagingMode, StagingPolicy
-from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.plans.admission import admit
 from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.spark.staging_area import THRESHOLD, StagingMode, StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
+from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.spark.ways.partition import PartitionWay
 from offsetstore.spark.ways.stateful import StatefulWay
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import OffsetRange, TopicPartition
     from offsetstore.protocol.ports import Writer
-    from offsetstore.spark.micro_batch import Way
+    from offsetstore.spark.ways.micro_batch import Way
     from offsetstore.store.claim import Claim
 
 __all__ = ["TransactionalSink", "Transform"]
 
 Atomicity: TypeAlias = Literal["batch", "partition"]
 
-_KEPT_CHECKPOINTS: Final = 3
+_RETAINED_CHECKPOINTS: Final = 3
 
 
 class TransactionalSink:
@@ -91,10 +91,10 @@ class TransactionalSink:
         self._atomicity = atomicity
         self._policy = StagingPolicy(staging, staging_threshold)
         self._way = self._way_of(atomicity, self._policy)
-        self._kept: StatefulWay | None = None
+        self._stateful: StatefulWay | None = None
         self._has_written = False
-        self._admitted: str | None = None
-        self._ranges: dict[TopicPartition, OffsetRange] = {}
+        self._run_id: str | None = None
+        self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchFailed`
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.
@@ -129,21 +129,16 @@ class TransactionalSink:
             raise _connect_refused()
         self._refuse_closed()
         query = RunningQuery.of(batch)
-        if query.run_id != self._admitted:
-            self._kept = None
-            if self._claim.keeps_checkpoint:
-                self._refuse_partition_atomicity()
-                self._kept = StatefulWay(self._claim, self._outputs, self._policy, query, batch.columns)
-            else:
-                admit(query.execution, batch.columns)
-            self._admitted = query.run_id
+        if query.run_id != self._run_id:
+            self._admit(query, batch.columns)
+            self._run_id = query.run_id
         ranges = self._ranges = query.ranges()
         self._check_claimed(ranges)
         try:
             self._claim.bind(query.query_id, query.is_active)
-            if not ranges and self._kept is None:
+            if not ranges and self._stateful is None:
                 return
-            self._write(MicroBatch(batch, batch_id, query, ranges))
+            self._write_batch(MicroBatch(batch, batch_id, query, ranges))
         except OffsetStoreError as error:
             error.while_(f"writing batch {batch_id}: {describe(ranges)}")
             raise
@@ -151,12 +146,21 @@ class TransactionalSink:
             self._has_written = True
             self._prune(batch)
 
-    def _write(self, batch: MicroBatch) -> None:
-        way: Way = self._kept or self._way
+    def _admit(self, query: RunningQuery, columns: list[str]) -> None:
+        """Check a query that has just started or was restarted."""
+        self._stateful = None
+        if self._claim.keeps_checkpoint:
+            self._refuse_partition_atomicity()
+            self._stateful = StatefulWay(self._claim, self._outputs, self._policy, query, columns)
+        else:
+            admit(query.execution, columns)
+
+    def _write_batch(self, batch: MicroBatch) -> None:
+        way: Way = self._stateful or self._way
         group, number, ranges = self._claim.group, batch.number, batch.ranges
         observers = self._claim.observers
         observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
-        written = replan(lambda: way.write(batch), f"batch {number}")
+        written = with_replanning(lambda: way.write(batch), f"batch {number}")
         if written is None:
             observers.on(BatchSkipped(group=group, batch=number, ranges=ranges))
         else:
@@ -209,7 +213,10 @@ class TransactionalSink:
     def _prune(self, batch: DataFrame) -> None:
         if self._claim.checkpoint_base is not None:
             prune(
-                batch.sparkSession, self._claim.checkpoint_base, epoch=self._claim.token.epoch, retain=_KEPT_CHECKPOINTS
+                batch.sparkSession,
+                self._claim.checkpoint_base,
+                epoch=self._claim.token.epoch,
+                retain=_RETAINED_CHECKPOINTS,
             )
 
 

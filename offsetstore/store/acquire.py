@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING
 
 from offsetstore.errors import (
     BrokerError,
-    ConnectionLost,
     GroupBusy,
     GroupRenamed,
     KafkaGroupInUse,
-    LockTimeout,
     OffsetOutOfRange,
     StoreRewound,
     StoreUnavailable,
     TopicRecreated,
-    TransactionConflict,
     TransactionLost,
 )
 from offsetstore.offsets import Token, TopicPartition
@@ -35,8 +32,9 @@ from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, latest_epoch
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets
 from offsetstore.store import adoption
-from offsetstore.store.claim import Claim, ClaimRequest, name_prefix, this_process
-from offsetstore.store.sessions import read, read_offsets, repeat, transaction
+from offsetstore.store.claim import Acquired, Claim, ClaimRequest
+from offsetstore.store.identity import this_process
+from offsetstore.store.sessions import fencing, read, read_offsets, repeat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,8 +51,6 @@ _RETRIES = Retries(attempts=3, shortest=0.5, longest=1.0)
 _AGAIN = "Claim again; the group's history shows whether this claim happened."
 # Seconds between two looks at a group that has a live owner.
 _PAUSE = 0.5
-# Seconds that a claim waits after it has terminated the transactions that blocked it.
-_GRACE = 15.0
 
 _EVENTS = {
     Reason.RECREATED_RESTART: "restart",
@@ -69,7 +65,7 @@ _DECIDED = {"rewound", "contested"}
 _PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA, Reason.CONTEST_STORED}
 
 
-def take(store: Connected, request: ClaimRequest) -> Claim:
+def acquire(store: Connected, request: ClaimRequest) -> Claim:
     """Take the group over; see `OffsetStore.claim`.
 
     A broker that lags behind its leader reports a log that is too short, so a start that is out of range is tried again
@@ -100,30 +96,21 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
-    try:
-        # Find errors here if possible, before this waits for another job's transaction, or ends it.
-        if request.takeover != "fence":
-            _check_owner(read(store.database, lambda session: session.group(request.group)), request, claim_id)
-        # Read before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
-        stored = read_offsets(store.database, request.group)
-        view = request.view()
-        adopted = adoption.read_for(request.checkpoint, stored, view)
-        if view is not None:
-            starts = adopted and adopted.starts(request.policy, stored, view.topics)
-            resolve_unlocked(store.database, request.group, stored, view, request.policy, adopted=starts)
-        has_members = _has_members(request)
-        return _fence(store, request, claim_id, adopted, has_members=has_members)
-    except TransactionConflict as conflict:
-        raise TransactionLost(conflict.what, found=conflict.found, next_step="Claim again.") from conflict.__cause__
-    except ConnectionLost as lost:
-        raise TransactionLost(
-            "the connection to the database was lost during the claim", found=lost.found, next_step=_AGAIN
-        ) from lost.__cause__
-    except LockTimeout as error:
-        raise LockTimeout(
-            f"group {request.group!r} is locked by a transaction that belongs to no job of this group",
-            found=error.found,
-        ) from error.__cause__
+    # Find errors here if possible, before this waits for another job's transaction, or ends it.
+    if request.takeover != "fence":
+        _check_owner(read(store.database, lambda session: session.group(request.group)), request, claim_id)
+    # Read before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
+    stored = read_offsets(store.database, request.group)
+    view = request.view()
+    checkpoint = adoption.read_for(request.checkpoint, stored, view)
+    if view is not None:
+        adopted = checkpoint and checkpoint.starts(request.policy, stored, view.topics)
+        resolve_unlocked(store.database, request.group, stored, view, request.policy, adopted=adopted)
+    has_members = _has_members(request)
+    with fencing(store.database, request.group, request.takeover_timeout, name="claim", again=_AGAIN) as session:
+        acquired = _write_claim(request, session, claim_id, store.database.store_id(), checkpoint)
+        failpoints.reach("in_claim")
+    return Claim(store, request, acquired, has_members=has_members)
 
 
 def _has_members(request: ClaimRequest) -> bool:
@@ -148,28 +135,13 @@ def _has_members(request: ClaimRequest) -> bool:
     return has_members
 
 
-def _fence(
-    store: Connected,
+def _write_claim(
     request: ClaimRequest,
+    session: Session,
     claim_id: uuid.UUID,
-    adopted: QueryCheckpoint | None,
-    *,
-    has_members: bool,
-) -> Claim:
-    name = name_prefix(request.group)
-    limit = request.takeover_timeout + _GRACE
-    with transaction(store.database, name=f"{name}claim", lock_timeout=limit) as session:
-        with store.database.unblocking(session, after=request.takeover_timeout, older_than=name):
-            token, partitions, starting, owner = _claim(request, session, claim_id, store.database.store_id(), adopted)
-        failpoints.reach("in_claim")
-    return Claim(
-        store, request, token=token, partitions=partitions, starting=starting, owner=owner, has_members=has_members
-    )
-
-
-def _claim(
-    request: ClaimRequest, session: Session, claim_id: uuid.UUID, store_id: uuid.UUID, adopted: QueryCheckpoint | None
-) -> tuple[Token, set[TopicPartition], StartingOffsets | None, str]:
+    store_id: uuid.UUID,
+    checkpoint: QueryCheckpoint | None,
+) -> Acquired:
     group = request.group
     before = session.lock_group(group)
     if request.takeover != "fence":
@@ -178,9 +150,9 @@ def _claim(
     if not rows:
         _refuse_renamed(group, session.history(group))
     view = request.view()
-    starts = adopted.starts(request.policy, rows, view.topics) if adopted and view else None
+    adopted = checkpoint.starts(request.policy, rows, view.topics) if checkpoint and view else None
     starting = (
-        None if view is None else resolve(rows, view, request.policy, store_id=store_id, group=group, adopted=starts)
+        None if view is None else resolve(rows, view, request.policy, store_id=store_id, group=group, adopted=adopted)
     )
     copied = latest_epoch(view.committed.values(), store_id) if view is not None else 0
     token = Token(max(before.epoch, copied) + 1, claim_id)
@@ -191,10 +163,10 @@ def _claim(
     if starting is not None and view is not None:
         session.set_partitions(group, token, new_offsets(rows, starting, view))
         decided = decisions(rows, starting, token, owner)
-        history += adopted.annotate(decided, starting, request.policy) if adopted else decided
+        history += checkpoint.annotate(decided, starting, request.policy) if checkpoint else decided
         partitions |= starting.starts.keys()
     session.append_history(group, history)
-    return token, partitions, starting, owner
+    return Acquired(token, partitions, starting, owner)
 
 
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:

@@ -8,37 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 from uuid import uuid4
 
 from offsetstore.errors import (
     ConfigurationError,
-    ConnectionLost,
     GroupBusy,
-    LockTimeout,
     OffsetMoved,
     OffsetOutOfRange,
-    TransactionConflict,
-    TransactionLost,
     UnknownGroup,
     WrongCluster,
 )
 from offsetstore.offsets import MAX_OFFSET, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol.database import HistoryEvent, NewOffset
-from offsetstore.store.claim import name_prefix, this_process
-from offsetstore.store.sessions import transaction
+from offsetstore.store.identity import this_process
+from offsetstore.store.sessions import fencing, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from offsetstore.offsets import BrokerView
     from offsetstore.protocol.database import Database, GroupRow, Session
     from offsetstore.protocol.ports import BrokerOffsets
 
-_GRACE: Final = 15.0
 _AGAIN: Final = "Look at the group's history: it holds what was done. If it is not there, do it again."
 CHOOSE: Final = "Name an offset that the log holds, or reset to the earliest or the latest."
 SHIFT: Final = "Shift by less, or reset to the earliest."
@@ -257,7 +249,6 @@ class ResetRequest:
 def reset(
     database: Database,
     request: ResetRequest,
-    look: Callable[[], tuple[dict[TopicPartition, StoredOffset], GroupRow | None]],
     *,
     broker: BrokerOffsets | None,
     kafka_group: str | None,
@@ -267,20 +258,18 @@ def reset(
 
     Kafka is asked before anything is locked. The decision is made under the locks: they show what a job has stored by
     then and whether one is live, since no claim can be made while the group's row is locked.
-
-    :param look: reads the group's rows and its owner, without a lock.
     """
     if broker is None and request.needs_broker:
         raise ConfigurationError("only Kafka knows the log's ends and times", next_step=NAME_BROKERS)
     group = request.group
-    seen, owner = look()
+    seen, owner = read(database, lambda session: (session.read_partitions(group), session.group(group)))
     view = request.view(broker, kafka_group, sorted({tp.topic for tp in request.chosen(seen)}))
     # A plan that is wrong already is refused here, before a job's transaction is waited for or ended.
     planned = request.plan(seen, view, seen)
     if dry_run:
         return Reset(group, planned, owner)
     _check_owner(request, owner)
-    with _deciding(database, (group,), request.takeover_timeout) as session:
+    with fencing(database, group, request.takeover_timeout, name="admin", again=_AGAIN) as session:
         before = session.lock_group(group)
         owner = session.group(group)
         _check_owner(request, owner)
@@ -291,9 +280,8 @@ def reset(
         # With from_offset= it is a repair, and decides nothing about other applications.
         keep = request.from_offset is not None
         new = {
-            move.topic_partition: replace(_pinned(row, move.to_offset), contested=keep and row.contested)
+            move.topic_partition: _pinned(rows[move.topic_partition], move.to_offset, keep_contested=keep)
             for move in moves
-            for row in [rows[move.topic_partition]]
         }
         session.set_partitions(group, token, new)
         events = tuple(
@@ -336,7 +324,7 @@ def rename_group(
     _expect_reason(reason, takeover_timeout)
     if group == new:
         raise ConfigurationError("the group has that name already", found=repr(new), expected="another name")
-    with _deciding(database, (group, new), takeover_timeout) as session:
+    with fencing(database, group, takeover_timeout, name="admin", again=_AGAIN) as session:
         tokens = {name: session.lock_group(name) for name in sorted((group, new))}
         held = {name: session.lock_partitions(name, None) for name in sorted((group, new))}
         rows = held[group]
@@ -361,7 +349,7 @@ def rename_group(
         session.set_partitions(
             new,
             token,
-            {tp: replace(_pinned(row, row.next_offset), contested=row.contested) for tp, row in rows.items()},
+            {tp: _pinned(row, row.next_offset, keep_contested=True) for tp, row in rows.items()},
         )
         session.append_history(group, [HistoryEvent("rename", None, None, None, token, who, f"to {new!r}: {reason}")])
         session.append_history(new, _arrivals(rows, token, who, f"from {group!r}: {reason}"))
@@ -372,32 +360,14 @@ def _arrivals(rows: Mapping[TopicPartition, StoredOffset], token: Token, who: st
     return [HistoryEvent("rename", None, None, None, token, who, why), *arrived]
 
 
-def _pinned(row: StoredOffset, offset: int) -> NewOffset:
-    return NewOffset(offset, row.topic_id, row.cluster_id, pinned=True)
+def _pinned(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
+    return NewOffset(offset, row.topic_id, row.cluster_id, pinned=True, contested=keep_contested and row.contested)
 
 
 def _write_token(session: Session, group: str, token: Token, who: str) -> None:
     """Fence the group's owner. No job runs with the new token, so it has no heartbeat."""
     session.write_group(group, token, who)
     session.end_beat(token.claim_id)
-
-
-@contextmanager
-def _deciding(database: Database, groups: tuple[str, ...], takeover_timeout: float) -> Generator[Session]:
-    """One transaction, which jobs of the groups can't delay for longer than ``takeover_timeout``."""
-    prefix = name_prefix(groups[0])
-    try:
-        with (
-            transaction(database, name=f"{prefix}admin", lock_timeout=takeover_timeout + _GRACE) as session,
-            database.unblocking(session, after=takeover_timeout, older_than=prefix),
-        ):
-            yield session
-    except LockTimeout as error:
-        raise LockTimeout(
-            f"group {groups[0]!r} is locked by a transaction that belongs to no job of this group", found=error.found
-        ) from error.__cause__
-    except (ConnectionLost, TransactionConflict) as lost:
-        raise TransactionLost(lost.what, found=lost.found, next_step=_AGAIN) from lost.__cause__
 
 
 def _expect_group(group: str) -> None:

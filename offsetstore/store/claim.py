@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import math
-import os
-import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +14,10 @@ from offsetstore.protocol.events import ClaimLost, ClaimTaken
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store.heartbeat import Heartbeat
+from offsetstore.store.identity import name_prefix
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
 from offsetstore.store.sessions import read, repeat
-from offsetstore.store.transaction import begin, run
+from offsetstore.store.transaction import new_transaction, run_in_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,23 +92,31 @@ class ClaimRequest:
         return self.broker if can and self.mirror_every is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """What the claim's transaction wrote; see `Claim`."""
+
+    token: Token
+    partitions: set[TopicPartition]
+    starting: StartingOffsets | None
+    owner: str
+
+
 class Claim:
     """The right to write for ``group``, made by `OffsetStore.claim`.
 
-    Every write is checked against ``token``. ``partitions`` are those known to have rows, ``starting`` is the resolved
-    start (``None`` without a broker), ``mirror`` copies the offsets to Kafka (``None`` if that is off), and ``owner``
-    describes this process, for people. Once the claim ``is_closed``, the sink no longer writes with it.
+    It sends heartbeats, and copies its offsets to Kafka, until it is closed. Every write is checked against ``token``.
+    ``partitions`` are those known to have rows, ``starting`` is the resolved start (``None`` without a broker),
+    ``mirror`` copies the offsets to Kafka (``None`` if that is off), and ``owner`` describes this process, for people.
+    Once the claim ``is_closed``, the sink no longer writes with it.
     """
 
     def __init__(
         self,
         store: Connected,
         request: ClaimRequest,
+        acquired: Acquired,
         *,
-        token: Token,
-        partitions: set[TopicPartition],
-        starting: StartingOffsets | None,
-        owner: str,
         has_members: bool = False,
     ) -> None:
         self.database = store.database
@@ -120,19 +126,19 @@ class Claim:
         self.group = request.group
         self.broker = request.broker
         self.topics = request.topics
-        self.token = token
-        self.partitions = partitions
-        self.starting = starting
-        self.owner = owner
-        self.name = f"{name_prefix(request.group)}{token.epoch}:{token.claim_id.hex[:8]}"
+        self.token = acquired.token
+        self.partitions = acquired.partitions
+        self.starting = acquired.starting
+        self.owner = acquired.owner
+        self.name = f"{name_prefix(request.group)}{self.token.epoch}:{self.token.claim_id.hex[:8]}"
         self.checkpoint_base: str | None = None
         self.keeps_checkpoint = False
         self.is_closed = False
         self._query_id: str | None = None
         self._binding = threading.Lock()
-        self._heartbeat = Heartbeat(self.database, token.claim_id, self.name, self._lost)
+        self._heartbeat = Heartbeat(self.database, self.token.claim_id, self.name, self._lost)
         self.mirror = self._start_mirror(request, has_members=has_members)
-        self.observers.on(ClaimTaken(group=self.group, token=token, owner=owner, starting=starting))
+        self.observers.on(ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting))
 
     def _lost(self) -> None:
         self.observers.on(ClaimLost(group=self.group, token=self.token))
@@ -178,16 +184,16 @@ class Claim:
 
     def transaction(self, *, lock_timeout: float | None = None) -> Transaction:
         """One transaction of this claim; see `OffsetStore.transaction`."""
-        return begin(self, self, lock_timeout=lock_timeout)
+        return new_transaction(self, self, lock_timeout=lock_timeout)
 
     def run(self, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
         """Run ``work(tx)`` in a transaction of this claim, with retries; see `OffsetStore.run`."""
-        return run(self, self, work, lock_timeout=lock_timeout)
+        return run_in_transaction(self, self, work, lock_timeout=lock_timeout)
 
     def read(self, query: Callable[[Session], _T]) -> _T:
         """Read without a lock, and retry while the database is unavailable.
 
-        :raises StoreUnavailable: also in the last of `Retries.attempts`.
+        :raises StoreUnavailable: still unavailable after `Retries.attempts` attempts.
         """
         return self.repeat(lambda _: read(self.database, query))
 
@@ -196,7 +202,7 @@ class Claim:
         return repeat(self, self.group, work, retry_if=retry_if)
 
     def offsets(self) -> dict[TopicPartition, StoredOffset]:
-        """The group's rows, as `OffsetStore.offsets` returns them; see `read`."""
+        """The group's rows, as `OffsetStore.offsets` returns them, but with the retries of `read`."""
         return self.read(lambda session: session.read_partitions(self.group))
 
     def bind(self, query_id: str, is_active: Callable[[], bool] | None = None) -> None:
@@ -245,17 +251,3 @@ class Claim:
 
     def __repr__(self) -> str:
         return f"<Claim of {self.group!r}, {self.token}>"
-
-
-def name_prefix(group: str) -> str:
-    """The prefix of the ``application_name`` of a group's transactions; PostgreSQL keeps 63 bytes of the name."""
-    return f"offsetstore:{digest(group)}:"
-
-
-def this_process() -> str:
-    """Describe this process, for people: user, host and process id."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}:{os.getpid()}"

@@ -1,9 +1,14 @@
-"""The part of a claim that transactions need; a task on another machine holds a copy of it."""
+"""Who writes: the part of a claim that transactions need, and the names that operators see."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from offsetstore.protocol.stamp import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,3 +65,17 @@ class TaskClaim:
     def of(cls, claim: ClaimInfo) -> TaskClaim:
         """Copy what a task needs."""
         return cls(claim.group, claim.token, claim.owner, tuple(claim.topics), claim.name, set(claim.partitions))
+
+
+def name_prefix(group: str) -> str:
+    """The prefix of the ``application_name`` of a group's transactions; PostgreSQL keeps 63 bytes of the name."""
+    return f"offsetstore:{digest(group)}:"
+
+
+def this_process() -> str:
+    """Describe this process, for people: user, host and process id."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"

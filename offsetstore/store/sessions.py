@@ -1,13 +1,14 @@
-"""The two ways to use a session of the database: one transaction, or one read."""
+"""The ways to use a session of the database: one transaction, one that fences a group's job, or one read."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from offsetstore.errors import ConnectionLost, StoreUnavailable
+from offsetstore.errors import ConnectionLost, LockTimeout, StoreUnavailable, TransactionConflict, TransactionLost
 from offsetstore.protocol.events import Retried
 from offsetstore.protocol.retries import may_pass, with_retries
+from offsetstore.store.identity import name_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from offsetstore.protocol.retries import Retries, Timeouts
 
 _T = TypeVar("_T")
+
+# Seconds to go on waiting for locks after the connections that held them were terminated.
+_GRACE: Final = 15.0
 
 
 class Connected(Protocol):
@@ -62,6 +66,30 @@ def transaction(
         if (ours := database.translate(error)) is not error:
             raise ours from ours.__cause__
         raise
+
+
+@contextmanager
+def fencing(database: Database, group: str, takeover_timeout: float, *, name: str, again: str) -> Generator[Session]:
+    """One transaction, which jobs of the group can't delay for longer than ``takeover_timeout`` seconds.
+
+    :param name: what it does, for its ``application_name``.
+    :param again: the next step after `TransactionLost`.
+    :raises LockTimeout: another transaction holds the group's rows.
+    :raises TransactionLost: the database aborted it, or the connection was lost, perhaps after COMMIT.
+    """
+    prefix = name_prefix(group)
+    try:
+        with (
+            transaction(database, name=f"{prefix}{name}", lock_timeout=takeover_timeout + _GRACE) as session,
+            database.unblocking(session, after=takeover_timeout, older_than=prefix),
+        ):
+            yield session
+    except LockTimeout as error:
+        raise LockTimeout(
+            f"group {group!r} is locked by a transaction that belongs to no job of this group", found=error.found
+        ) from error.__cause__
+    except (ConnectionLost, TransactionConflict) as lost:
+        raise TransactionLost(lost.what, found=lost.found, next_step=again) from lost.__cause__
 
 
 def read(

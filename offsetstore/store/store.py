@@ -14,12 +14,12 @@ from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.store import admin, reads
-from offsetstore.store.acquire import take
+from offsetstore.store.acquire import acquire
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover
 from offsetstore.store.mirror import INTERVAL
 from offsetstore.store.sessions import read
-from offsetstore.store.transaction import begin, run
+from offsetstore.store.transaction import new_transaction, run_in_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -132,7 +132,7 @@ class OffsetStore:
             checkpoint=checkpoint_files(adopt_checkpoint),
         )
         try:
-            claim = take(self, request)
+            claim = acquire(self, request)
         except OffsetStoreError as error:
             error.while_(f"claiming group {group!r} for {', '.join(request.topics)}")
             raise
@@ -149,7 +149,7 @@ class OffsetStore:
         :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written (except that writes
             before a COMMIT of your own stay, see `UnexpectedCommit`).
         """
-        return begin(self, claim, lock_timeout=lock_timeout)
+        return new_transaction(self, claim, lock_timeout=lock_timeout)
 
     def run(self, claim: ClaimInfo, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
         """Run ``work(tx)`` in a transaction, and repeat all of it after an error that a retry may resolve.
@@ -161,7 +161,7 @@ class OffsetStore:
         :raises LockTimeout, TransactionLost, StoreUnavailable: in the last of `Retries.attempts`.
         :raises CommitUnknown: never repeated, because it may have happened.
         """
-        return run(self, claim, work, lock_timeout=lock_timeout)
+        return run_in_transaction(self, claim, work, lock_timeout=lock_timeout)
 
     def reset(
         self,
@@ -211,7 +211,6 @@ class OffsetStore:
         return admin.reset(
             self.database,
             request,
-            lambda: self._read(lambda session: (session.read_partitions(group), session.group(group))),
             broker=broker,
             kafka_group=kafka_group,
             dry_run=dry_run,

@@ -81,9 +81,9 @@ class Transaction:
         self._name = f"{claim.name}:{self._id.hex[:8]}"
         self._session: Session | None = None
         self._was_used = False
-        self._refused: BaseException | None = None
-        self._asked: Collection[TopicPartition] = ()
-        self._plan: dict[TopicPartition, Decision] | None = None
+        self._lock_error: BaseException | None = None
+        self._partitions: Collection[TopicPartition] = ()
+        self._decisions: dict[TopicPartition, Decision] | None = None
         self._rows: dict[TopicPartition, StoredOffset] = {}
         self._advanced: set[TopicPartition] = set()
         self._mark: tuple[uuid.UUID, int] | None = None
@@ -104,7 +104,7 @@ class Transaction:
 
         :raises LockFirst: before `lock`, because a stale job could write then.
         """
-        session, _ = self._locked("tx.connection was used before tx.lock")
+        session, _ = self._require_lock("tx.connection was used before tx.lock")
         self._had_connection = True
         return session.connection
 
@@ -122,40 +122,40 @@ class Transaction:
         :raises ConfigurationError: a partition of a topic that the claim does not have.
         :raises LockedTwice, LockInSavepoint: it was called a second time, or inside a savepoint.
         """
-        session = self._begun()
+        session = self._require_session()
         if session.in_savepoint():
             raise LockInSavepoint("tx.lock was called inside a savepoint")
-        if self._plan is not None or self._refused is not None:
+        if self._decisions is not None or self._lock_error is not None:
             raise LockedTwice("tx.lock was called a second time")
         try:
-            self._plan = self._lock(session, ranges)
+            self._decisions = self._lock(session, ranges)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
-            self._refused = self._not_locked(error)
-            raise self._refused from error.__cause__
+            self._lock_error = self._not_locked(error)
+            raise self._lock_error from error.__cause__
         except BaseException as error:
             # Kept, so that code that swallows it can't commit half a lock.
-            self._refused = error
+            self._lock_error = error
             raise
-        return dict(self._plan)
+        return dict(self._decisions)
 
     def _lock(self, session: Session, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
-        self._asked = sorted(ranges)
+        self._partitions = sorted(ranges)
         # One look-up each: another thread may be adding to the set.
         unknown = sorted(tp for tp in ranges if tp not in self._claim.partitions)
         for tp in unknown:
-            self._expect_topic(tp)
+            self._check_topic(tp)
         if unknown or not ranges:
             # Lock the group's row before any partition's, or this deadlocks with a claim.
-            self._check(session.share_group(self._claim.group), None)
+            self._check_token(session.share_group(self._claim.group), None)
             self._create(session, {tp: ranges[tp].from_ for tp in unknown})
-        self._rows = session.lock_partitions(self._claim.group, self._asked) if ranges else {}
-        for tp in self._asked:
+        self._rows = session.lock_partitions(self._claim.group, self._partitions) if ranges else {}
+        for tp in self._partitions:
             row = self._rows.get(tp)
-            self._check(row.token if row else None, tp)
+            self._check_token(row.token if row else None, tp)
         failpoints.reach("after_lock")  # a named point, at which tests and the demo end the process
-        plan = {tp: decide(self._rows[tp].next_offset, ranges[tp]) for tp in self._asked}
-        for tp, decision in plan.items():
+        decisions = {tp: decide(self._rows[tp].next_offset, ranges[tp]) for tp in self._partitions}
+        for tp, decision in decisions.items():
             if decision.outcome is Outcome.GAP:
                 raise OffsetGap(
                     f"the range begins above the stored offset: [{decision.stored}, {ranges[tp].from_}) is missing",
@@ -163,7 +163,7 @@ class Transaction:
                     found=f"range {ranges[tp]}",
                     expected=f"a range from {decision.stored}",
                 )
-        return plan
+        return decisions
 
     def advance(self, ranges: Mapping[TopicPartition, OffsetRange], *, metadata: object | Keep = KEEP) -> None:
         """Move the stored offsets to the ranges' ends, in one statement, with the results.
@@ -174,9 +174,9 @@ class Transaction:
         :raises MetadataError: see `offsetstore.protocol.metadata.dump`.
         :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
         """
-        session, plan = self._locked("tx.advance was called before tx.lock")
+        session, decisions = self._require_lock("tx.advance was called before tx.lock")
         for tp, range_ in ranges.items():
-            self._expect(plan, tp, range_)
+            self._check_remaining(decisions, tp, range_)
         text = metadata if isinstance(metadata, Keep) else dump(metadata)
         failpoints.reach("before_advance")
         wanted = dict(sorted(ranges.items()))
@@ -196,7 +196,7 @@ class Transaction:
         :raises LockFirst: before `lock`.
         :raises LockInSavepoint: ``ROLLBACK TO`` would drop the mark and keep the advance.
         """
-        session, _ = self._locked("tx.mark_batch was called before tx.lock")
+        session, _ = self._require_lock("tx.mark_batch was called before tx.lock")
         if session.in_savepoint():
             raise LockInSavepoint(
                 "tx.mark_batch was called inside a savepoint", next_step="Call it right after tx.lock."
@@ -212,10 +212,10 @@ class Transaction:
         :raises RowsRefused: the database refuses the rows.
         :raises LockFirst: before `lock`.
         """
-        session, _ = self._locked("tx.check_deferred was called before tx.lock")
+        session, _ = self._require_lock("tx.check_deferred was called before tx.lock")
         session.check_deferred()
 
-    def _expect_topic(self, tp: TopicPartition) -> None:
+    def _check_topic(self, tp: TopicPartition) -> None:
         """A misspelt topic would get a row, and the start of any other topic was never resolved."""
         if tp.topic not in self._claim.topics:
             raise ConfigurationError(
@@ -225,8 +225,10 @@ class Transaction:
                 next_step="Claim it: topics=[...].",
             )
 
-    def _expect(self, plan: Mapping[TopicPartition, Decision], tp: TopicPartition, range_: OffsetRange) -> None:
-        decision = plan.get(tp)
+    def _check_remaining(
+        self, decisions: Mapping[TopicPartition, Decision], tp: TopicPartition, range_: OffsetRange
+    ) -> None:
+        decision = decisions.get(tp)
         if decision is None:
             raise AdvanceMismatch(
                 "tx.advance names a partition that was not locked",
@@ -249,7 +251,7 @@ class Transaction:
                 expected=str(decision.remaining),
             )
 
-    def _begun(self) -> Session:
+    def _require_session(self) -> Session:
         if self._session is None:
             raise LockFirst(
                 "the transaction is used outside of its with block",
@@ -257,19 +259,19 @@ class Transaction:
             )
         return self._session
 
-    def _locked(self, too_early: str) -> tuple[Session, dict[TopicPartition, Decision]]:
-        """Return the session and the plan; raise the error of `lock`, or `LockFirst` if it was not called."""
-        session = self._begun()
-        if self._refused is not None:
-            raise self._refused
-        if self._plan is None:
+    def _require_lock(self, too_early: str) -> tuple[Session, dict[TopicPartition, Decision]]:
+        """Return the session and the decisions; raise the error of `lock`, or `LockFirst` if it was not called."""
+        session = self._require_session()
+        if self._lock_error is not None:
+            raise self._lock_error
+        if self._decisions is None:
             raise LockFirst(too_early)
-        return session, self._plan
+        return session, self._decisions
 
-    def _check(self, token: Token | None, tp: TopicPartition | None) -> None:
+    def _check_token(self, token: Token | None, tp: TopicPartition | None) -> None:
         if token != self._claim.token:
             what = f"group {self._claim.group!r} has been claimed, reset or renamed since; nothing was written"
-            row = self._begun().group(self._claim.group)
+            row = self._require_session().group(self._claim.group)
             raise StaleClaim(
                 what,
                 topic_partition=tp,
@@ -308,7 +310,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        session = self._begun()
+        session = self._require_session()
         self._session = None
         if _latest.transaction is self:
             _latest.transaction = None
@@ -324,14 +326,14 @@ class Transaction:
             self._raise_ours(error)
             return
         self._commit(session)
-        self._claim.partitions.update(self._asked)  # committed, so their rows exist now
+        self._claim.partitions.update(self._partitions)  # committed, so their rows exist now
 
     def _check_complete(self, session: Session) -> None:
-        if self._refused is not None:
-            raise self._refused
-        if self._plan is not None and not session.is_whole():
+        if self._lock_error is not None:
+            raise self._lock_error
+        if self._decisions is not None and not session.is_whole():
             raise UnexpectedCommit("a COMMIT or ROLLBACK inside the transaction ended it, or undid its advance")
-        for tp, decision in (self._plan or {}).items():
+        for tp, decision in (self._decisions or {}).items():
             if decision.outcome is not Outcome.SKIP and tp not in self._advanced:
                 raise Unadvanced(f"the transaction ends without advancing {decision.remaining}", topic_partition=tp)
 
@@ -351,7 +353,7 @@ class Transaction:
                 self._name,
                 self._id,
                 before,
-                tuple(self._asked),
+                tuple(self._partitions),
                 wrote=self._had_connection,
                 mark=self._mark,
             )
@@ -378,7 +380,7 @@ class Transaction:
             raise TransactionLost(
                 "the connection to the database was lost; the transaction did not happen", found=ours.found
             ) from ours.__cause__
-        if isinstance(ours, LockTimeout) and ours is not self._refused:
+        if isinstance(ours, LockTimeout) and ours is not self._lock_error:
             raise LockTimeout(
                 f"could not acquire a lock on the results' tables within {self._lock_timeout:g} s",
                 found=ours.found,
@@ -388,8 +390,8 @@ class Transaction:
             raise ours from ours.__cause__
 
     def _not_locked(self, error: LockTimeout) -> LockTimeout:
-        holder = self._database.lock_holder(self._claim.group, self._asked) if self._asked else None
-        tp = holder[0] if holder else next(iter(self._asked), None)
+        holder = self._database.lock_holder(self._claim.group, self._partitions) if self._partitions else None
+        tp = holder[0] if holder else next(iter(self._partitions), None)
         return LockTimeout(
             f"could not acquire the lock within {self._lock_timeout:g} s",
             topic_partition=tp,
@@ -397,7 +399,7 @@ class Transaction:
         )
 
 
-def begin(store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = None) -> Transaction:
+def new_transaction(store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = None) -> Transaction:
     """Make a transaction; see `OffsetStore.transaction`."""
     return Transaction(
         store.database,
@@ -408,13 +410,13 @@ def begin(store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = No
     )
 
 
-def run(
+def run_in_transaction(
     store: Connected, claim: ClaimInfo, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None
 ) -> _T:
     """Run ``work(tx)`` with retries; see `OffsetStore.run`."""
 
     def attempt(_: int) -> _T:
-        with begin(store, claim, lock_timeout=lock_timeout) as tx:
+        with new_transaction(store, claim, lock_timeout=lock_timeout) as tx:
             return work(tx)
 
     return repeat(store, claim.group, attempt)

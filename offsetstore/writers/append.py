@@ -53,11 +53,7 @@ class Append:
     def __repr__(self) -> str:
         return f"Append({str(self.table)!r})"
 
-    def needs_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
-        """Never: rows are not compared."""
-        return False
-
-    def uses_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
+    def uses_kafka_column(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
         """Never: rows are not compared."""
         return False
 
@@ -81,14 +77,14 @@ class Append:
         :raises ColumnMismatch, UnsafeTarget: as `check`.
         :raises RowsRefused: a value or a row that the table can't hold.
         """
-        rows = Stream.of(batches)
-        if rows is None:
+        stream = Stream.of(batches)
+        if stream is None:
             return 0
         driver = driver_connection(connection)
-        with refusals(self.table, rows.schema.names), locked_target(driver, self.table) as columns:
-            encoding = Encoding(self.table, self._match(columns, rows.schema))
-            copy_batches(driver, self.table.identifier, encoding, map(drop_kafka, rows))
-        return rows.rows
+        with refusals(self.table, stream.schema.names), locked_target(driver, self.table) as columns:
+            encoding = Encoding(self.table, self._match(columns, stream.schema))
+            copy_batches(driver, self.table.identifier, encoding, map(drop_kafka, stream))
+        return stream.rows
 
     def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
         """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""
@@ -99,15 +95,15 @@ class Append:
 
     def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
         """Copy the rows into the table."""
-        rows = Stream.of(batches)
-        if rows is None:
+        stream = Stream.of(batches)
+        if stream is None:
             return 0
         driver = driver_connection(connection)
-        with refusals(self.table, rows.schema.names):
-            matches = match_columns(without_kafka(rows.schema), staged_columns(driver, staging), self.table)
+        with refusals(self.table, stream.schema.names):
+            matches = match_columns(without_kafka(stream.schema), staged_columns(driver, staging), self.table)
             encoding = Encoding(self.table, [*matches, attempt_match()])
-            copy_batches(driver, staging.table.identifier, encoding, with_attempt(map(drop_kafka, rows), attempt))
-        return rows.rows
+            copy_batches(driver, staging.table.identifier, encoding, with_attempt(map(drop_kafka, stream), attempt))
+        return stream.rows
 
     def move(self, connection: Connection, staged: Staged) -> int:
         """Add the staged rows."""

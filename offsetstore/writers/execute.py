@@ -37,12 +37,8 @@ class Execute:
     def __repr__(self) -> str:
         return f"Execute({getattr(self.function, '__qualname__', self.function)})"
 
-    def needs_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
-        """Never: if the function needs Kafka's coordinates, the transform gives them as ordinary columns."""
-        return False
-
-    def uses_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
-        """Never: see `needs_offset`."""
+    def uses_kafka_column(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
+        """Never: the function gets all columns anyway."""
         return False
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
@@ -54,12 +50,12 @@ class Execute:
         :raises RowsRefused: the database, or its driver, refuses a row or a value.
         :raises SinkError: the database refuses the SQL.
         """
-        rows = Stream.of(batches)
-        if rows is None:
+        stream = Stream.of(batches)
+        if stream is None:
             return 0
         discard_at_end(connection)
         with refusals(None, sql_of=repr(self)):
-            self.function(connection, map(drop_kafka, rows))
-        for _ in rows:
+            self.function(connection, map(drop_kafka, stream))
+        for _ in stream:
             pass
-        return rows.rows
+        return stream.rows

@@ -72,11 +72,7 @@ class Upsert:
     def __repr__(self) -> str:
         return f"Upsert({str(self.table)!r}, key={list(self.roles.key)})"
 
-    def needs_offset(self, schema: pa.Schema) -> bool:
-        """Whether columns are replaced, and no version tells which row is the latest."""
-        return self.roles.version is None and self.uses_offset(schema)
-
-    def uses_offset(self, schema: pa.Schema) -> bool:
+    def uses_kafka_column(self, schema: pa.Schema) -> bool:
         """Whether columns are replaced: beside a version, the offset decides between equal ones."""
         return bool(self.roles.replaced(without_kafka(schema).names))
 
@@ -105,20 +101,20 @@ class Upsert:
         :raises KafkaColumnsMissing: as `check`.
         :raises RowsRefused: a value or a row that the table can't hold; a NULL in the key.
         """
-        rows = Stream.of(batches)
-        if rows is None:
+        stream = Stream.of(batches)
+        if stream is None:
             return 0
-        self._check_order(rows.schema)
+        self._check_order(stream.schema)
         driver = driver_connection(connection)
         staging = Staging.temporary()
-        with refusals(self.table, rows.schema.names), locked_target(driver, self.table) as columns:
-            matches = self._match(rows.schema, columns)
+        with refusals(self.table, stream.schema.names), locked_target(driver, self.table) as columns:
+            matches = self._match(stream.schema, columns)
             self._check_key(driver)
             names = [match.column.name for match in matches]
             create(driver, staging, self.table, names, [merging.no_coordinates()])
-            self._copy(driver, staging, matches, rows)
+            self._copy(driver, staging, matches, stream)
             driver.execute(merging.merge(staging.table.identifier, self.table, self.roles, names, columns))
-        return rows.rows
+        return stream.rows
 
     def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
         """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""
@@ -131,15 +127,15 @@ class Upsert:
 
     def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
         """Copy the rows into the table; a NULL in the key is refused here."""
-        rows = Stream.of(batches)
-        if rows is None:
+        stream = Stream.of(batches)
+        if stream is None:
             return 0
-        self._check_order(rows.schema)
+        self._check_order(stream.schema)
         driver = driver_connection(connection)
-        with refusals(self.table, rows.schema.names):
-            matches = self._match(rows.schema, staged_columns(driver, staging))
-            self._copy(driver, staging, matches, rows, attempt)
-        return rows.rows
+        with refusals(self.table, stream.schema.names):
+            matches = self._match(stream.schema, staged_columns(driver, staging))
+            self._copy(driver, staging, matches, stream, attempt)
+        return stream.rows
 
     def move(self, connection: Connection, staged: Staged) -> int:
         """Merge the staged rows."""
@@ -165,19 +161,19 @@ class Upsert:
         driver: psycopg.Connection,
         staging: Staging,
         matches: list[Match],
-        rows: Stream,
+        stream: Stream,
         attempt: UUID | None = None,
     ) -> None:
-        with_kafka = KAFKA in rows.schema.names
+        with_kafka = KAFKA in stream.schema.names
         ways = [*matches, *(coordinate_matches() if with_kafka else [])]
-        batches = map(self._checked, rows)
+        batches = map(self._checked, stream)
         if attempt is not None:
             ways.append(attempt_match())
             batches = with_attempt(batches, attempt)
         copy_batches(driver, staging.table.identifier, Encoding(self.table, ways), batches)
 
     def _check_order(self, schema: pa.Schema) -> None:
-        if self.needs_offset(schema) and KAFKA not in schema.names:
+        if self.roles.version is None and self.uses_kafka_column(schema) and KAFKA not in schema.names:
             replaced = ", ".join(self.roles.replaced(schema.names))
             raise KafkaColumnsMissing(
                 f"the Upsert into {self.table} replaces {replaced} by the latest row, but has nothing to order rows by",

@@ -33,7 +33,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "refusal-that-was-swallowed",
-        (_TX, "            self._refused = error\n            raise\n", "            raise\n"),
+        (_TX, "            self._lock_error = error\n            raise\n", "            raise\n"),
         tests=(f"{_CONTRACT}test_a_refusal_of_lock_can_not_be_swallowed",),
         why="Code that catches what lock raises could go on and commit what came before.",
     ),
@@ -41,8 +41,8 @@ ENDS: Final[tuple[Mutant, ...]] = (
         "end-behind-our-back",
         (
             _TX,
-            "if self._plan is not None and not session.is_whole():",
-            "if self._plan is not None and session.is_whole() is None:",
+            "if self._decisions is not None and not session.is_whole():",
+            "if self._decisions is not None and session.is_whole() is None:",
         ),
         tests=(f"{_STORE}test_transaction_statements.py::test_an_end_after_the_advance_is_noticed_too",),
         why="A COMMIT or ROLLBACK among the job's SQL would tear results and offset apart.",

@@ -8,7 +8,7 @@ from tests.mutants.mutant import Mutant, mutant
 
 _ADMIN: Final = "offsetstore/store/admin.py"
 _HEARTBEAT: Final = "offsetstore/store/heartbeat.py"
-_AREA: Final = "offsetstore/writers/staging_area.py"
+_AREA: Final = "offsetstore/writers/staging_schema.py"
 _SQL: Final = "offsetstore/postgres/statements.py"
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
@@ -45,7 +45,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "live-before-the-lock",
-        (_ADMIN, "    _check_owner(request, owner)\n    with _deciding", "    with _deciding"),
+        (_ADMIN, "    _check_owner(request, owner)\n    with fencing", "    with fencing"),
         tests=(f"{_CONTRACT}test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction",),
         why="A reset that will be refused would first wait for the live job's transaction, and then terminate it.",
     ),

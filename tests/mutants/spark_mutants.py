@@ -23,7 +23,7 @@ _POISON: Final = "offsetstore/processing/isolate.py"
 _SEARCHES: Final = "tests/unit/processing/test_isolate.py::"
 
 _RE_PLAN: Final = """\
-    if locked != plan:
+    if locked != decisions:
         raise PlanOutdated
 """
 _SKIP_IN_A_TASK: Final = """\
@@ -123,7 +123,7 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "topic-id-of-each-batch",
-        (_CYCLE, "        check_topics(claim, planned.rows, planned.plan)\n", ""),
+        (_CYCLE, "        check_topics(claim, plan.stored, plan.decisions)\n", ""),
         tests=(
             (
                 f"{_SPARK}test_recreated.py::"
@@ -193,8 +193,8 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         "records-before-and-no-others",
         (
             "offsetstore/processing/plan.py",
-            "OffsetRange(self.plan[tp].range.from_, range_.until)",
-            "OffsetRange(self.plan[tp].range.from_, max(range_.until, self.plan[tp].range.until))",
+            "OffsetRange(self.decisions[tp].range.from_, range_.until)",
+            "OffsetRange(self.decisions[tp].range.from_, max(range_.until, self.decisions[tp].range.until))",
         ),
         tests=(f"{_SPARK}test_poison.py::test_the_command_in_the_error_passes_over_the_named_record_alone",),
         why="The offset would move over the refused record and all behind it, with the records before it.",

@@ -27,9 +27,9 @@ ORDER BY p.topic, p.partition
 FOR UPDATE OF p
 """
 _CHECK_ROW: Final = """\
-            self._check(row.token if row else None, tp)
+            self._check_token(row.token if row else None, tp)
 """
-_CHECK_GROUP: Final = "self._check(session.share_group(self._claim.group), None)"
+_CHECK_GROUP: Final = "self._check_token(session.share_group(self._claim.group), None)"
 _TOKEN_IN_SQL: Final = " AND p.epoch = :epoch AND p.claim_id = :claim_id\nRETURNING 1)"
 _OFFSET_IN_SQL: Final = "AND p.next_offset = n.from_offset AND p.epoch"
 _OFFSET_IN_PYTHON: Final = "        if range_ != decision.remaining:\n"
@@ -50,7 +50,7 @@ LOCKS: Final[tuple[Mutant, ...]] = (
     mutant(
         "lock-order-as-asked",
         (_SQL, _LOCK, _LOCK.replace("ORDER BY p.topic, p.partition\n", "")),
-        (_TX, "        self._asked = sorted(ranges)\n", "        self._asked = list(ranges)\n"),
+        (_TX, "        self._partitions = sorted(ranges)\n", "        self._partitions = list(ranges)\n"),
         tests=(f"{_ORDER}test_rows_are_locked_in_order_also_by_a_plan_that_comes_upon_them_in_another",),
         why="The same, seen in the locks. A plan may keep the order of what was asked, which is sorted: both go.",
     ),
@@ -70,7 +70,7 @@ LOCKS: Final[tuple[Mutant, ...]] = (
         (
             _TX,
             "        if unknown or not ranges:\n",
-            "        session.lock_partitions(self._claim.group, self._asked)\n        if unknown or not ranges:\n",
+            "        session.lock_partitions(self._claim.group, self._partitions)\n        if unknown or not ranges:\n",
         ),
         tests=(f"{_ORDER}test_the_group_s_row_is_had_before_any_partition_s",),
         why="A claim takes the group's row first; a job that comes from the other side deadlocks with it.",

@@ -106,11 +106,7 @@ def insert_slowly(connection: Connection, batches: Iterable[pa.RecordBatch]) -> 
 class Careless:
     """A writer of the application's own, which raises what psycopg does."""
 
-    def needs_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
-        """Never."""
-        return False
-
-    def uses_offset(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
+    def uses_kafka_column(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
         """Never."""
         return False
 

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import text
 
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
-from offsetstore.spark.large_batches import StagingArea
+from offsetstore.spark.staging_area import StagingArea
 from offsetstore.writers.arrow.copying import driver_connection
 from tests.support.transforms import events
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from offsetstore.protocol.ports import Writer
     from offsetstore.writers.staging import Staged, Staging
-    from offsetstore.writers.staging_area import StagingWriter
+    from offsetstore.writers.staging_schema import StagingWriter
 
 ROOT = Path(__file__).parents[2]
 

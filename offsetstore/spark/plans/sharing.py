@@ -39,7 +39,7 @@ def computed_once(
     sharing = _Sharing(batch, level)
     try:
         try:
-            yield sharing.of
+            yield sharing.share
         except Exception as error:
             if _LOST_BLOCK not in str(error):
                 raise
@@ -61,7 +61,7 @@ class _Sharing:
         self._patterns = _jvm(batch).org.apache.spark.sql.catalyst.trees.TreePattern
         self._persisted = [batch.persist(level)]
 
-    def of(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    def share(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """Compute what the frames share, and return frames that read it."""
         plans = self._with_one_clock([_analyzed(frame) for frame in frames.values()])
         batch = _analyzed(self._batch)

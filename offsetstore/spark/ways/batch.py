@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from pyspark import StorageLevel
 
 from offsetstore.errors import RowsRefused
-from offsetstore.processing.cycle import Stopwatch, of_output, write_all, write_planned
+from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, write_all
 from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
-from offsetstore.processing.plan import Planned, PlanOutdated, create_rows
+from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.spark.cropping import crop, with_coordinates, within
-from offsetstore.spark.large_batches import StagingArea, StagingPolicy
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
+from offsetstore.spark.staging_area import StagingArea, StagingPolicy
 from offsetstore.writers.staging import Staged, StagedRowsLost
-from offsetstore.writers.staging_area import can_stage
+from offsetstore.writers.staging_schema import can_stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Ranges
     from offsetstore.protocol.ports import Writer
-    from offsetstore.spark.micro_batch import MicroBatch
     from offsetstore.spark.outputs import Outputs
+    from offsetstore.spark.ways.micro_batch import MicroBatch
     from offsetstore.store.claim import Claim
-    from offsetstore.writers.staging_area import StagingWriter
+    from offsetstore.writers.staging_schema import StagingWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,50 +93,54 @@ class BatchWay:
 
     def _write(self, batch: MicroBatch) -> Written | None:
         watch = Stopwatch()
-        planned = Planned.of(self._claim, batch.ranges)
+        plan = Plan.of(self._claim, batch.ranges)
+        watch.lap("plan")
         try:
-            return self._write_as(planned, crop(batch.frame, planned.plan), watch)
+            return self._compute_and_commit(plan, crop(batch.frame, plan.decisions), watch)
         except RowsRefused as refused:
-            raise self._isolate(refused, batch, planned) from None
+            raise self._isolate(refused, batch, plan) from None
 
-    def _isolate(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
+    def _isolate(self, refused: RowsRefused, batch: MicroBatch, plan: Plan) -> RowsRefused:
         """Find the refused record, and store those before it."""
         if not is_of_records(refused):
             return refused
-        create_rows(self._claim, planned)
+        create_rows(self._claim, plan)
 
         def attempt(part: Ranges, without: Collection[Record]) -> None:
-            computed = self._compute(with_coordinates(within(batch.frame, part, without)), _offsets(part))
-            try_out(self._claim, planned.plan, lambda connection: write_all(computed, connection))
+            computed = self._compute(within(batch.frame, part, without), part)
+            try_out(self._claim, plan.decisions, lambda connection: write_all(computed, connection))
 
         def store(part: Ranges) -> None:
-            self._write_as(planned.up_to(part), within(batch.frame, part), Stopwatch())
+            self._compute_and_commit(plan.up_to(part), within(batch.frame, part), Stopwatch())
 
-        remaining = planned.remaining()
+        remaining = plan.remaining()
         verdict = isolate(refused, remaining, attempt, proof=lambda found: self._proof(found, batch))
         return conclude(verdict, remaining, store, group=self._claim.group, schema=schema_of(self._claim))
 
     def _proof(self, refused: RowsRefused, batch: MicroBatch) -> Proof:
         given = with_coordinates(batch.frame)
-        frames = self._outputs.of(given)
+        frames = self._outputs.transform(given)
         if not all(map(is_deterministic, frames.values())):
             return Proof.NONE
         if refused.output is None or not is_of_values(refused, self._outputs.writers[refused.output]):
             return Proof.BATCH
         return Proof.ROW if is_row_by_row(given, frames[refused.output]) else Proof.BATCH
 
-    def _write_as(self, planned: Planned, frame: DataFrame, watch: Stopwatch) -> Written | None:
+    def _compute_and_commit(self, plan: Plan, frame: DataFrame, watch: Stopwatch) -> Written | None:
         """Write and advance what remains of the plan; ``frame`` has exactly those records."""
-        given = with_coordinates(frame)
-        return write_planned(self._claim, planned, lambda remaining: self._compute(given, _offsets(remaining)), watch)
+        computed = self._compute(frame, plan.remaining()) if plan.is_worth_computing(self._claim) else None
+        return commit_plan(self._claim, plan, computed, watch)
 
-    def _compute(self, batch: DataFrame, offsets: int) -> dict[str, Computed]:
+    def _compute(self, frame: DataFrame, ranges: Ranges) -> dict[str, Computed]:
+        """Compute all outputs from the records of the ranges."""
+        given = self._given(frame)
+        is_large = self._policy.wants(sum(range_.size for range_ in ranges.values()))
         writers = self._outputs.writers
-        staging = {name: w for name, w in writers.items() if self._policy.wants(offsets) and can_stage(w)}
+        staging = {name: writer for name, writer in writers.items() if is_large and can_stage(writer)}
         # A large batch is kept off the heap.
         level = StorageLevel.DISK_ONLY if staging else StorageLevel.MEMORY_AND_DISK_DESER
-        with computed_once(batch, level) if len(writers) > 1 else nullcontext(dict) as sharing:
-            frames = sharing(self._outputs.of(batch))
+        with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:
+            frames = share(self._outputs.transform(given))
             # Collect first: that may fail, and creates no table.
             collected = {
                 name: OnDriver(writers[name], frames[name].toArrow()) for name in frames if name not in staging
@@ -144,13 +148,13 @@ class BatchWay:
             staged = {name: self._staged(name, writer, frames[name]) for name, writer in staging.items()}
         if staged:
             failpoints.reach("staged")
-        return {name: {**collected, **staged}[name] for name in writers}
+        computed = {**collected, **staged}
+        return {name: computed[name] for name in writers}
+
+    def _given(self, frame: DataFrame) -> DataFrame:
+        """What the transform gets."""
+        return with_coordinates(frame)
 
     def _staged(self, name: str, writer: StagingWriter, frame: DataFrame) -> InStaging:
         with of_output(name):
             return InStaging(writer, self._area.stage(writer, frame))
-
-
-def _offsets(remaining: Ranges) -> int:
-    """The number of offsets still to be written; the number of records may be lower."""
-    return sum(range_.until - range_.from_ for range_ in remaining.values())

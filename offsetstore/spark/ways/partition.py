@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
-from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, lock_as_planned, write_planned
+from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, commit_plan, lock_as_planned
 from offsetstore.processing.isolate import (
     SECONDS,
     Proof,
@@ -27,15 +27,15 @@ from offsetstore.processing.isolate import (
     schema_of,
     try_out,
 )
-from offsetstore.processing.plan import Plan, Planned, PlanOutdated, check_topics, create_rows
+from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
 from offsetstore.spark.executors.task import SCHEMA, Ending, Result, Work
-from offsetstore.spark.large_batches import THRESHOLD
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
+from offsetstore.spark.staging_area import THRESHOLD
 from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.processing.isolate import Record
-    from offsetstore.processing.plan import Ranges
-    from offsetstore.spark.micro_batch import MicroBatch
+    from offsetstore.processing.plan import Decisions, Ranges
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.plans.scan import Placed
+    from offsetstore.spark.ways.micro_batch import MicroBatch
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
 
@@ -94,65 +94,65 @@ class PartitionWay:
     def _attempt(self, batch: MicroBatch, number: int) -> Written | None:
         """Write what is not stored yet."""
         watch = Stopwatch()
-        planned = Planned.of(self._claim, batch.ranges)
-        if not planned.is_worth_computing(self._claim):
-            self._advance(planned.plan, batch.ranges)
+        plan = Plan.of(self._claim, batch.ranges)
+        if not plan.is_worth_computing(self._claim):
+            self._advance(plan.decisions, batch.ranges)
             return None
-        create_rows(self._claim, planned)
+        create_rows(self._claim, plan)
         watch.lap("plan")
-        results = self._run(batch, planned, number)
+        results = self._run(batch, plan, number)
         try:
             self._retryable = _raise_failed(results)
         except RowsRefused as refused:
-            raise self._isolate(refused, batch, planned) from None
+            raise self._isolate(refused, batch, plan) from None
         if self._retryable is not None:
             raise self._retryable
         if any(result.ending is Ending.OUTDATED for result in results):
             raise PlanOutdated
         done = {result.topic_partition for result in results if result.ending is not Ending.EMPTY}
-        left = [tp for tp in planned.remaining() if tp not in done]
+        left = [tp for tp in plan.remaining() if tp not in done]
         if left:
-            self._advance(planned.plan, left, empty=True)
+            self._advance(plan.decisions, left, empty=True)
         watch.lap("tasks")
         return Written({UNNAMED: sum(result.rows for result in results)}, watch.seconds)
 
-    def _advance(self, plan: Plan, partitions: Collection[TopicPartition], *, empty: bool = False) -> None:
+    def _advance(self, decisions: Decisions, partitions: Collection[TopicPartition], *, empty: bool = False) -> None:
         """Check these partitions under their locks, and advance those that had no rows.
 
         :param empty: whether their rows were computed, and there were none.
         """
 
         def work(tx: Transaction) -> None:
-            remaining = lock_as_planned(tx, {tp: plan[tp] for tp in partitions})
+            remaining = lock_as_planned(tx, {tp: decisions[tp] for tp in partitions})
             if remaining and not empty:
                 raise PlanOutdated
             tx.advance(remaining)
 
         self._claim.run(work)
 
-    def _isolate(self, refused: RowsRefused, batch: MicroBatch, planned: Planned) -> RowsRefused:
+    def _isolate(self, refused: RowsRefused, batch: MicroBatch, plan: Plan) -> RowsRefused:
         """Find the refused record, and store those before it; on the driver, as a task would."""
         tp = refused.topic_partition
-        if tp not in planned.plan or not is_of_records(refused):
+        if tp not in plan.decisions or not is_of_records(refused):
             return refused
-        decision = planned.plan[tp]
+        decision = plan.decisions[tp]
         ranges = {tp: decision.remaining}
         # The rows of a part are collected on the driver, as a whole batch is up to this many offsets.
-        is_small = decision.remaining.until - decision.remaining.from_ <= THRESHOLD
+        is_small = decision.remaining.size <= THRESHOLD
 
         def rows(part: Ranges, without: Collection[Record] = ()) -> OnDriver:
             given = with_coordinates(within(batch.frame, part, without))
-            [frame] = self._outputs.of(given, keep_kafka=True).values()
+            [frame] = self._outputs.transform(given, keep_kafka=True).values()
             return OnDriver(self._writer, frame.toArrow())
 
         def attempt(part: Ranges, without: Collection[Record]) -> None:
             try_out(self._claim, {tp: decision}, rows(part, without).write)
 
         def store(part: Ranges) -> None:
-            write_planned(self._claim, planned.up_to(part), lambda _: {UNNAMED: rows(part)}, Stopwatch())
+            commit_plan(self._claim, plan.up_to(part), {UNNAMED: rows(part)}, Stopwatch())
 
         def proof(found: RowsRefused) -> Proof:
-            [frame] = self._outputs.of(with_coordinates(batch.frame), keep_kafka=True).values()
+            [frame] = self._outputs.transform(with_coordinates(batch.frame), keep_kafka=True).values()
             if not is_deterministic(frame):
                 return Proof.NONE
             return Proof.ROW if is_of_values(found, self._writer) else Proof.BATCH
@@ -160,25 +160,25 @@ class PartitionWay:
         verdict = isolate(refused, ranges, attempt, proof=proof, seconds=SECONDS if is_small else 0)
         return conclude(verdict, ranges, store, group=self._claim.group, schema=schema_of(self._claim))
 
-    def _run(self, batch: MicroBatch, planned: Planned, attempt: int) -> Sequence[Result]:
-        given = with_coordinates(crop(batch.frame, planned.plan))
-        [frame] = self._outputs.of(given, keep_kafka=True).values()
+    def _run(self, batch: MicroBatch, plan: Plan, attempt: int) -> Sequence[Result]:
+        given = with_coordinates(crop(batch.frame, plan.decisions))
+        [frame] = self._outputs.transform(given, keep_kafka=True).values()
         check_row_by_row(given, frame)
         session = batch.frame.sparkSession
         self._check_executors(session)
-        placed = place(frame, batch.ranges, list(planned.remaining()))
+        placed = place(frame, batch.ranges, list(plan.remaining()))
         self._warn_if_moved(placed)
         work = Work(
             self._store,
-            replace(TaskClaim.of(self._claim), partitions=set(planned.plan)),
+            replace(TaskClaim.of(self._claim), partitions=set(plan.decisions)),
             self._writer,
-            [planned.plan[tp] for tp in placed.tasks],
+            [plan.decisions[tp] for tp in placed.tasks],
             placed.tasks,
             failpoints.setting(),
             self._lock_timeout(session, attempt),
         )
         # The tasks write while they read, so this can't be checked in between.
-        check_topics(self._claim, planned.rows, batch.ranges)
+        check_topics(self._claim, plan.stored, batch.ranges)
         failpoints.reach("before_lock")
         with sending_password(session, self._claim):
             return _collect(placed, work)

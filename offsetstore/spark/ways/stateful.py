@@ -29,12 +29,14 @@ from offsetstore.writers.append import Append
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark.sql import DataFrame
+
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.processing.cycle import Computed
-    from offsetstore.spark.large_batches import StagingPolicy
-    from offsetstore.spark.micro_batch import MicroBatch
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.plans.query import RunningQuery
+    from offsetstore.spark.staging_area import StagingPolicy
+    from offsetstore.spark.ways.micro_batch import MicroBatch
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
 
@@ -42,10 +44,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _StatefulPlan:
     """The rows read without a lock, and the decision; ``None`` for a stale claim, which the transaction will refuse."""
 
-    rows: dict[TopicPartition, StoredOffset]
+    stored: dict[TopicPartition, StoredOffset]
     outcome: Outcome | None
 
 
@@ -71,16 +73,16 @@ class StatefulWay(BatchWay):
         """
         watch = Stopwatch()
         query_id = UUID(batch.query.query_id)
-        planned = self._plan(batch, query_id)
+        plan = self._plan(batch, query_id)
         watch.lap("plan")
         computed: Mapping[str, Computed] = {}
-        if planned.outcome is Outcome.APPLY:
+        if plan.outcome is Outcome.APPLY:
             computed = self._compute_whole(batch)
-        elif planned.outcome is Outcome.SKIP:
+        elif plan.outcome is Outcome.SKIP:
             _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
             batch.frame.count()
-        if planned.outcome is not None and batch.ranges:
-            check_topics(self._claim, planned.rows, batch.ranges)
+        if plan.outcome is not None and batch.ranges:
+            check_topics(self._claim, plan.stored, batch.ranges)
         watch.lap("compute")
         failpoints.reach("before_lock")
 
@@ -89,10 +91,10 @@ class StatefulWay(BatchWay):
                 locked = tx.lock(batch.ranges)
             except OffsetGap as gap:
                 raise PlanOutdated from gap
-            if any(decision.outcome is not planned.outcome for decision in locked.values()):
+            if any(decision.outcome is not plan.outcome for decision in locked.values()):
                 raise PlanOutdated
             is_new = tx.mark_batch(query_id, batch.number)
-            if is_new is not (planned.outcome is Outcome.APPLY):
+            if is_new is not (plan.outcome is Outcome.APPLY):
                 raise PlanOutdated
             if not is_new:
                 return None
@@ -104,11 +106,11 @@ class StatefulWay(BatchWay):
         watch.lap("commit")
         return None if rows is None else Written(rows, watch.seconds)
 
-    def _plan(self, batch: MicroBatch, query_id: UUID) -> _Planned:
+    def _plan(self, batch: MicroBatch, query_id: UUID) -> _StatefulPlan:
         claim = self._claim
         rows = claim.offsets()
         if any(row.token != claim.token for row in rows.values()):
-            return _Planned(rows, None)
+            return _StatefulPlan(rows, None)
         mark = claim.read(lambda session: session.batch_mark(claim.group, query_id))
         at = batch.query.positions()
         stored = {tp: row.next_offset for tp, row in rows.items()}
@@ -122,17 +124,19 @@ class StatefulWay(BatchWay):
                 "an earlier checkpoint (open windows, seen keys) is lost",
                 claim.group,
             )
-        return _Planned(rows, outcome)
+        return _StatefulPlan(rows, outcome)
 
     def _compute_whole(self, batch: MicroBatch) -> dict[str, Computed]:
         frame = batch.frame
         frame.persist()
         try:
             frame.count()  # all rows: a transform that needs only some would leave out the state of the rest
-            with_kafka = with_coordinates(frame) if self._has_coordinates else frame
-            return self._compute(with_kafka, sum(range_.until - range_.from_ for range_ in batch.ranges.values()))
+            return self._compute(frame, batch.ranges)
         finally:
             frame.unpersist()
+
+    def _given(self, frame: DataFrame) -> DataFrame:
+        return with_coordinates(frame) if self._has_coordinates else frame
 
 
 def _check_output_mode(execution: Any, outputs: Outputs) -> None:

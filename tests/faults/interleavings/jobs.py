@@ -10,8 +10,7 @@ from uuid import uuid4
 import psycopg
 
 from offsetstore import OffsetRange, OffsetStore, Outcome, TopicPartition
-from offsetstore.store.claim import name_prefix
-from offsetstore.store.identity import TaskClaim
+from offsetstore.store.identity import TaskClaim, name_prefix
 from offsetstore.testing import StaticBroker
 from tests.faults.interleavings.endings import Found, check_database, check_refused, expected_endings
 from tests.faults.interleavings.interleaving import Part, play

@@ -12,7 +12,7 @@ import pytest
 
 from offsetstore import Append, OffsetRange, OffsetStore, Retries
 from offsetstore.errors import LockTimeout, OffsetStoreError, RowsRefused, StoreUnavailable, TransactionLost
-from offsetstore.spark.executors.staging import StagingTask
+from offsetstore.spark.executors.staging_task import StagingTask
 from offsetstore.testing import StaticBroker
 from offsetstore.writers.staging import Staging
 from tests.integration.transacting import GROUP, P0, apply, driver, lock, write

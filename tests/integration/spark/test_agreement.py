@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, TransactionalSink
-from offsetstore.spark.large_batches import StagingArea
+from offsetstore.spark.staging_area import StagingArea
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, counts
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from offsetstore.testing.fixtures import NewTopic
     from offsetstore.writers.staging import Staged
-    from offsetstore.writers.staging_area import StagingWriter
+    from offsetstore.writers.staging_schema import StagingWriter
 from tests.support.world import World
 
 Outputs: TypeAlias = "dict[str, DataFrame]"

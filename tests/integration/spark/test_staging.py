@@ -15,8 +15,8 @@ from sqlalchemy import text
 from offsetstore import Append, Execute, OffsetRange, Token, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, RowsRefused, SchemaError, SchemaMissing, SinkError, StaleClaim
 from offsetstore.postgres.schema import STAGING_SCHEMA
-from offsetstore.spark.large_batches import StagingArea
-from offsetstore.writers.staging_area import StagingOwner, check_schema
+from offsetstore.spark.staging_area import StagingArea
+from offsetstore.writers.staging_schema import StagingOwner, check_schema
 from tests.integration.spark.test_types import AS_READ, FULL, NULLS, TABLE, session_time_zone, typed
 from tests.support.postgres import Database
 from tests.support.staging_job import run_to_its_end, stage_beside_a_kill
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from offsetstore.spark.sink import Transform
     from offsetstore.testing.fixtures import NewTopic
     from offsetstore.writers.staging import Staged, Staging
-    from offsetstore.writers.staging_area import StagingWriter
+    from offsetstore.writers.staging_schema import StagingWriter
     from tests.support.cluster import Cluster
     from tests.support.world import World
 
@@ -377,7 +377,7 @@ def test_a_killed_jobs_tables_are_dropped_by_the_next_claim_and_no_others(world:
 def test_a_table_that_somebody_holds_does_not_hold_up_the_job(
     world: World, topic: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offsetstore.spark.large_batches._DROP_SECONDS", 0.1)
+    monkeypatch.setattr("offsetstore.spark.staging_area._DROP_SECONDS", 0.1)
     holder = Database(world.database.url)
 
     def hold(staged: Staged) -> None:

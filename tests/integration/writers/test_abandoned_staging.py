@@ -12,8 +12,8 @@ from offsetstore import OffsetStore
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.postgres.url import make_engine
-from offsetstore.spark.large_batches import StagingArea
-from offsetstore.writers.staging_area import StagingOwner
+from offsetstore.spark.staging_area import StagingArea
+from offsetstore.writers.staging_schema import StagingOwner
 from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:

@@ -61,8 +61,7 @@ def test_kafkas_coordinates_are_not_written(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint)")
     database.write(Append("t"), batch({"_kafka": kafka(("topic", 0, 7)), "n": [1]}))
     assert database.rows("SELECT n FROM t") == [(1,)]
-    assert not Append("t").needs_offset(pa.schema({"n": pa.int64()}))
-    assert not Append("t").uses_offset(pa.schema({"n": pa.int64()}))
+    assert not Append("t").uses_kafka_column(pa.schema({"n": pa.int64()}))
 
 
 @pytest.mark.behaviour("SINK-10")

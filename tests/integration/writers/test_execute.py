@@ -39,8 +39,7 @@ def test_without_rows_the_function_is_not_called(database: Database) -> None:
         pytest.fail("called")
 
     assert database.write(Execute(never), batch({"n": pa.array([], pa.int64())})) == 0
-    assert not Execute(never).needs_offset(pa.schema({"n": pa.int64()}))
-    assert not Execute(never).uses_offset(pa.schema({"n": pa.int64()}))
+    assert not Execute(never).uses_kafka_column(pa.schema({"n": pa.int64()}))
 
 
 def test_an_error_of_the_function_is_passed_on_and_nothing_stays(database: Database) -> None:

@@ -13,7 +13,7 @@ from offsetstore.errors import ColumnMismatch, RowsRefused
 from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.writers import Append, Execute, Upsert
 from offsetstore.writers.staging import Staged, StagedRowsLost, Staging
-from offsetstore.writers.staging_area import StagingOwner, StagingWriter, can_stage, drop
+from offsetstore.writers.staging_schema import StagingOwner, StagingWriter, can_stage, drop
 from tests.integration.writers.writing import batch, kafka
 
 if TYPE_CHECKING:

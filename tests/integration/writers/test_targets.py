@@ -14,7 +14,7 @@ from offsetstore.errors import ColumnMismatch, UnsafeTarget
 from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.writers import Append, Upsert
 from offsetstore.writers.staging import Staged
-from offsetstore.writers.staging_area import StagingOwner
+from offsetstore.writers.staging_schema import StagingOwner
 from tests.integration.writers.writing import batch
 
 if TYPE_CHECKING:

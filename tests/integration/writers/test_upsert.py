@@ -107,8 +107,7 @@ def test_without_a_version_the_highest_offset_wins_whatever_the_order_in_the_bat
     writer = Upsert("t", key=["id"])
     coordinates = kafka(("topic", 0, 9), ("topic", 0, 12), ("topic", 0, 10))
     written = batch({"id": [1, 1, 1], "status": ["a", "latest", "b"], "_kafka": coordinates})
-    assert writer.needs_offset(written.schema)
-    assert writer.uses_offset(written.schema)
+    assert writer.uses_kafka_column(written.schema)
     database.write(writer, written)
     assert database.rows("SELECT status FROM t") == [("latest",)]
     database.write(
@@ -123,8 +122,7 @@ def test_rows_of_one_version_are_told_apart_by_their_offsets(database: Database)
     coordinates = kafka(("topic", 0, 9), ("topic", 0, 2))
     written = batch({"id": [1, 1], "version": [7, 7], "status": ["later", "earlier"], "_kafka": coordinates})
     writer = Upsert("t", key=["id"], version="version")
-    assert writer.uses_offset(written.schema)
-    assert not writer.needs_offset(written.schema)
+    assert writer.uses_kafka_column(written.schema)
     database.write(writer, written)
     assert database.rows("SELECT status FROM t") == [("later",)]
 
@@ -148,8 +146,7 @@ def test_nothing_but_a_key_keeps_each_once(database: Database) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     writer = Upsert("t", key=["id"])
     written = batch({"id": [2, 1, 2]})
-    assert not writer.needs_offset(written.schema)
-    assert not writer.uses_offset(written.schema)
+    assert not writer.uses_kafka_column(written.schema)
     database.write(writer, written)
     database.write(writer, written)
     assert database.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from offsetstore.store.claim import name_prefix
+from offsetstore.store.identity import name_prefix
 from tests.faults.chaos.harness.gate import PLACES, Gate
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.means.logs import repeated_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offsetstore.store.claim import name_prefix
+from offsetstore.store.identity import name_prefix
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

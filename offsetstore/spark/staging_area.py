@@ -14,11 +14,11 @@ from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
-from offsetstore.spark.executors.staging import StagingOutcome, StagingTask
+from offsetstore.spark.executors.staging_task import StagingOutcome, StagingTask
 from offsetstore.spark.outputs import arrow_schema
 from offsetstore.store.sessions import transaction
 from offsetstore.writers.staging import Staged, Staging
-from offsetstore.writers.staging_area import StagingOwner, check_schema, drop
+from offsetstore.writers.staging_schema import StagingOwner, check_schema, drop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from offsetstore.store.claim import Claim
-    from offsetstore.writers.staging_area import StagingWriter
+    from offsetstore.writers.staging_schema import StagingWriter
 
 StagingMode: TypeAlias = Literal["auto", "always", "never"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from offsetstore.spark.executors.connect import ExecutorStore
     from offsetstore.writers.staging import Staging
-    from offsetstore.writers.staging_area import StagingWriter
+    from offsetstore.writers.staging_schema import StagingWriter
 
 _SCHEMA: Final = "attempt binary, rows bigint, error binary"
 
