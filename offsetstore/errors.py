@@ -5,10 +5,10 @@
     OffsetStoreError
      +-- ConfigurationError          an argument, option or URL is invalid
      |    +-- UnknownGroup           the store has no offsets of the group
-     |    +-- OffsetMoved            the stored offset is not the one that the reset is for
+     |    +-- OffsetMoved            the stored offset does not match the reset's from_offset
      |    +-- UnsupportedQuery       Spark Connect, real-time mode, failOnDataLoss=false, ...
      |    +-- MissingDependency      an optional extra is not installed, or Java is missing
-     +-- StoreUnavailable            the database can't be reached, or refuses us
+     +-- StoreUnavailable            the database can't be reached, or refuses the connection
      +-- SchemaError
      |    +-- SchemaMissing          our tables are not there
      |    +-- SchemaNotAtHead        they are there, but at another revision
@@ -19,7 +19,7 @@
      |    |    +-- MetadataRefused   Kafka can't take the text to be committed with an offset
      |    +-- TopicMissing           Kafka has no such topic
      +-- StartError                  where to start can't be decided safely
-     |    +-- OffsetsDisagree        prefer="agree", and they don't
+     |    +-- OffsetsDisagree        prefer="agree", but the two offsets differ
      |    +-- NoStartingOffset       auto_offset_reset="none", and neither has an offset
      |    +-- OffsetOutOfRange       the records to read next are not in the log
      |    +-- TopicRecreated         the log is not the one that the stored offset belongs to
@@ -43,7 +43,7 @@
      |    +-- TransactionLost        the transaction did not happen
      |    |    +-- ConnectionLost    the connection to the database broke
      |    |    +-- TransactionConflict  a deadlock, or a serialization failure
-     |    +-- CommitUnknown          COMMIT was sent, and it can't be found out whether it happened
+     |    +-- CommitUnknown          COMMIT was sent, and its outcome can't be determined
      |    +-- ProtocolMisuse         the transaction was used in an order that would break the guarantee
      |         +-- NestedTransaction, LockFirst, LockedTwice, LockInSavepoint,
      |             Unadvanced, AdvanceMismatch, UnexpectedCommit
@@ -142,7 +142,7 @@ class UnknownGroup(ConfigurationError):
 
 
 class OffsetMoved(ConfigurationError):
-    """The stored offset is not the one that the reset is for; nothing was written."""
+    """The stored offset does not match the reset's ``from_offset``; nothing was written."""
 
     default_next_step = "Find out what moved it (the group's history, a job that ran since), and whether to reset."
 
@@ -172,7 +172,7 @@ class SchemaMissing(SchemaError):
 
 
 class SchemaNotAtHead(SchemaError):
-    """The tables are there, but their revision is not this version's."""
+    """The tables exist, but at another revision than this version's."""
 
 
 class BrokerError(OffsetStoreError):
@@ -355,7 +355,7 @@ class GroupRenamed(ClaimError):
 
 
 class TransactionError(OffsetStoreError):
-    """The transaction did not happen; with `CommitUnknown`, it is not known whether it did."""
+    """The transaction failed; with `CommitUnknown`, it may have been committed."""
 
 
 class OffsetGap(TransactionError):
@@ -374,7 +374,7 @@ class LockTimeout(TransactionError):
 
 
 class TransactionLost(TransactionError):
-    """The transaction did not happen: the connection broke, or the database gave it up."""
+    """The transaction was rolled back: the connection broke, or the database aborted it."""
 
     default_next_step = "Run it again, or use store.run, which does so by itself."
 
@@ -384,7 +384,7 @@ class ConnectionLost(TransactionLost):
 
 
 class TransactionConflict(TransactionLost):
-    """The database gave the transaction up: a deadlock, or a serialization failure."""
+    """The database aborted the transaction: a deadlock, or a serialization failure."""
 
 
 class CommitUnknown(TransactionError):
@@ -437,7 +437,7 @@ class AdvanceMismatch(ProtocolMisuse):
 
 
 class UnexpectedCommit(ProtocolMisuse):
-    """The transaction was not ended by its block: there may be results without their offset."""
+    """A COMMIT or ROLLBACK inside the block ended the transaction; results may be stored without their offset."""
 
     default_next_step = (
         "Remove the COMMIT or ROLLBACK from the code (or procedure) that runs inside the block. What was written "
@@ -450,7 +450,7 @@ class MetadataError(OffsetStoreError):
 
 
 class SinkError(OffsetStoreError):
-    """The micro-batch can't be written, and nothing of it was."""
+    """The micro-batch can't be written; none of it was stored."""
 
 
 class ColumnMismatch(SinkError):
@@ -506,7 +506,7 @@ class RowsRefused(SinkError):
         stored: Mapping[TopicPartition, OffsetRange],
         next_step: str,
     ) -> RowsRefused:
-        """Return the same error for these records; the refused row was made of no others.
+        """Return the same error for these records; the refused row came from no other records.
 
         :param place: a sentence that names them.
         :param stored: the records that were written nevertheless.

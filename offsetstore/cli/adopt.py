@@ -96,7 +96,7 @@ def adopt(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     if not dry_run:
         raise click.UsageError(
-            "this command only shows: pass --dry-run. The job itself adopts the checkpoint, with "
+            "this command changes nothing: pass --dry-run. The job itself adopts the checkpoint, with "
             'store.claim(..., adopt_checkpoint="DIR").'
         )
     found = read_or_fail(LocalFiles(checkpoint), next_step="Correct --checkpoint.")
@@ -132,8 +132,8 @@ def _print(adoption: Adoption, *, asked_store: bool) -> None:
         print_lines(f"Batch {found.batch_id} is the last one that is committed.")
     if found.uncertain_id is not None:
         print_lines(
-            f"Batch {found.uncertain_id} was begun but not committed: only the table of its results can tell whether "
-            "they are stored."
+            f"Batch {found.uncertain_id} was started but not committed: look in the results table to see whether "
+            "its rows are stored."
         )
     print_lines(f"A job would adopt {len(adoption.adopted)} of {counted(len(found.offsets), 'partition')}.")
     if not asked_store:

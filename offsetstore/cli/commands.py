@@ -108,5 +108,5 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Exactly-once from Kafka to PostgreSQL: results and offsets in one transaction.
 
-    If no option names the database or the brokers, OFFSETSTORE_URL and OFFSETSTORE_BOOTSTRAP_SERVERS do.
+    The database and the brokers default to OFFSETSTORE_URL and OFFSETSTORE_BOOTSTRAP_SERVERS.
     """

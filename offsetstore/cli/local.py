@@ -29,7 +29,7 @@ def local() -> None:
 
 @local.command()
 def up() -> None:
-    """Start what does not run yet, and say how a job reaches it."""
+    """Start the servers that are not running, and print how a job connects to them."""
     services = stack.up()
     _show(services)
     addresses = {service.name: service.address for service in services}
@@ -41,7 +41,7 @@ def up() -> None:
 @local.command()
 @click.pass_context
 def status(context: click.Context) -> None:
-    """Show what runs where. Exit code 1 if one of them does not run."""
+    """Show each server's state and address. Exit code 1 if one of them is not running."""
     services = stack.status()
     if not services:
         click.echo("There is no local stack. `offsetstore local up` makes one.")
@@ -69,7 +69,7 @@ def submit(job: str, arguments: tuple[str, ...]) -> None:
 @local.command()
 @click.option("--delete-data", is_flag=True, help="Also remove the databases, the topics and all that is in them.")
 def down(*, delete_data: bool) -> None:
-    """Stop them. Data stay, unless told otherwise."""
+    """Stop the servers. Their data are kept, unless --delete-data is given."""
     stopped = stack.down(delete_data=delete_data)
     for service in stopped:
         click.echo(f"{service.name} stopped.")

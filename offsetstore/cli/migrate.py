@@ -64,7 +64,7 @@ def _refuse_together(*, check: bool, sql: bool, since: str | None) -> None:
     if check and sql:
         raise click.UsageError("--check and --sql can't be used together.")
     if since is not None and not sql:
-        raise click.UsageError("--since needs --sql; a database knows its own revision.")
+        raise click.UsageError("--since requires --sql; otherwise the revision is read from the database.")
     if since is not None and since not in revisions():
         raise click.BadParameter(f"{since!r} is not one of {', '.join(sorted(revisions()))}.", param_hint="--since")
 

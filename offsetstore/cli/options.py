@@ -52,7 +52,7 @@ def format_option(function: _F) -> _F:
         type=click.Choice(["table", "json"]),
         default="table",
         show_default=True,
-        help="For people, or for programs.",
+        help="Output for people (table) or for programs (json).",
     )(function)
 
 
@@ -126,7 +126,7 @@ def _time(value: str, others: str) -> datetime:
     except ValueError:
         raise click.BadParameter(f"{value!r} is not {others}a time such as 2025-03-01T00:00Z.") from None
     if time.tzinfo is None:
-        raise click.BadParameter(f"{value!r} has no time zone; such as 2025-03-01T00:00Z, or 2025-03-01T00:00+01:00.")
+        raise click.BadParameter(f"{value!r} has no time zone; write 2025-03-01T00:00Z or 2025-03-01T00:00+01:00.")
     return time
 
 
@@ -169,7 +169,7 @@ def make_broker(bootstrap_servers: str, options: Sequence[str], config: Path | N
     if any(key.startswith(_SPARK) for key in given):
         if others := sorted(key for key in given if not key.startswith(_SPARK)):
             raise ConfigurationError(
-                "broker options of both kinds",
+                "librdkafka and Spark broker options can't be mixed",
                 found=f"{', '.join(others)} beside {_SPARK}*",
                 expected=f"all in librdkafka's form, or all in Spark's, beginning with {_SPARK}",
             )

@@ -53,7 +53,7 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     required=True,
     metavar="TOPIC[:0,2]",
     callback=_topic,
-    help="All partitions of the topic that the group has stored offsets of, or only these. May be repeated.",
+    help="All partitions of the topic for which the group has stored offsets, or only these. May be repeated.",
 )
 @click.option("--to-earliest", is_flag=True, help="To the beginning of the log.")
 @click.option("--to-latest", is_flag=True, help="To the end of the log.")
@@ -103,9 +103,9 @@ def reset(
 ) -> None:
     """Move a group's stored offsets.
 
-    Without --execute it prints the plan and writes nothing. With --execute it decides under the group's locks, and
-    prints what was done: what a running job has stored in the meantime counts, and a job that starts in the meantime
-    is not fenced without --force.
+    Without --execute it prints the plan and writes nothing. With --execute the plan is remade under the group's locks,
+    from what a running job has stored by then, and the result is printed. A job that starts in the meantime
+    is fenced only with --force.
 
     The offsets that it sets are pinned: the next start begins there, regardless of what Kafka has committed. If
     offsets move backwards, their records are processed again: remove their results first, or they will be there twice.
@@ -195,7 +195,7 @@ def _print(done: Reset, *, forced: bool) -> None:
     live = done.met_live_owner
     if done.fenced is not None:
         state = "live" if live else "silent"
-        print_lines(f"The job that was {state} is fenced: {done.fenced.owner}, {done.fenced.token}.")
+        print_lines(f"Fenced the {state} job: {done.fenced.owner}, {done.fenced.token}.")
     elif live:
         print_lines("A job is live: --force fences it." if forced else "A job is live: stop it first, or use --force.")
     if done.executed:
@@ -216,7 +216,7 @@ def _consequences(done: Reset) -> list[str]:
     will = "will" if done.executed else "would"
     lines = [f"{done.group} {will} {' and '.join(parts)}, in {partitions}."]
     if again:
-        lines.append("Remove their results before you start the job, or they will be there twice.")
+        lines.append("Remove their results before you start the job, or they will be stored twice.")
     return lines
 
 

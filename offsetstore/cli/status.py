@@ -52,7 +52,7 @@ def status(
     The lag is the number of offsets from the stored one to the end of the log. The age is the time since the stored
     offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision: it takes
     precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another application
-    used the group in Kafka while the job ran: the next start asks which offset counts.
+    used the group in Kafka while the job ran: the next start fails until you choose an offset.
 
     If Kafka does not answer, the stored offsets are shown all the same, and the exit code is 4. The exit code is 1 if
     the store does not know the group.
@@ -77,7 +77,7 @@ def status(
     with options.open_store(url, schema) as store:
         state = store.group_state(group, broker, kafka_group=kafka_group)
     if not state.is_known:
-        click.echo(f"The store does not know the group {group!r}.", err=True)
+        click.echo(f"The store has no group {group!r}.", err=True)
         context.exit(ExitCode.NO)
     if format_ == "json":
         print_json(_document(state))

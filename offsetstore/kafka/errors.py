@@ -69,7 +69,7 @@ class Doing:
     """What was requested of Kafka, for error messages.
 
     ``what`` says it in plain words: "reading the offsets of group billing". ``permission`` is the operation that
-    Kafka's ACLs must allow, and ``harmless`` says what did not happen to the user's job.
+    Kafka's ACLs must allow, and ``harmless`` says what was left untouched.
     """
 
     what: str
@@ -114,7 +114,7 @@ def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
 
 def _no_tls(error: KafkaError, doing: Doing) -> BrokerRefused:
     return BrokerRefused(
-        "no TLS connection to Kafka",
+        "could not establish a TLS connection to Kafka",
         found=describe(error),
         next_step="Check security.protocol, the certificate authorities, the host name, and whether the broker "
         f"requires a client certificate; {doing.harmless}.",

@@ -153,7 +153,7 @@ class GroupOffsets:
             )
         if code in _HAS_MEMBERS:
             return GroupHasMembers(
-                f"Kafka does not let us set the offsets of group {self.group}, because the group has members",
+                f"the offsets of group {self.group} can't be set in Kafka while the group has members",
                 found=found,
                 next_step="A consumer has subscribed with this group.id: another application, or a tool such as "
                 f"kafka-console-consumer. `kafka-consumer-groups --describe --members --group {self.group}` shows it, "

@@ -268,7 +268,7 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
     elif state == _CANCELLED:
         what = "the database cancelled a statement; nothing was written"
         step = (
-            "If it ran into statement_timeout, raise it for this role (ALTER ROLE ... SET), or make batches smaller; "
+            "If statement_timeout expired, raise it for this role (ALTER ROLE ... SET), or make batches smaller; "
             "otherwise find out who called pg_cancel_backend."
         )
     else:

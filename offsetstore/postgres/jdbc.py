@@ -102,10 +102,10 @@ def _translated(given: Mapping[str, str]) -> dict[str, str]:
             ignored.append(name)
     its_own = sorted(set(_ITS_OWN.split()).intersection(ignored))
     if its_own:
-        _log.info("left out parameters of the JDBC URL that only its driver knows: %s", ", ".join(its_own))
+        _log.info("ignored parameters of the JDBC URL that only the JDBC driver supports: %s", ", ".join(its_own))
     if unknown := len(ignored) - len(its_own):
         _log.warning(
-            "left out %d parameters of the JDBC URL that its driver does not know either. If they are the rest of a "
+            "ignored %d unknown parameters of the JDBC URL. If they are the rest of a "
             "password, write %%26 for the & in it",
             unknown,
         )

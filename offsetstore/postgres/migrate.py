@@ -80,7 +80,7 @@ def config() -> Config:
 def _run(what: Any, connection: Connection, schema: str | None, revision: str) -> None:
     if getattr(connection.connection.driver_connection, "autocommit", False):
         raise ConfigurationError(
-            "the migrations need a transaction, but the connection commits each statement by itself",
+            "the migrations need a transaction, but the connection is in autocommit mode",
             found="AUTOCOMMIT",
             next_step="Pass a connection of `engine.begin()`.",
         )

@@ -42,7 +42,7 @@ class Computed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a batch came to: the rows of each output, and the seconds of each phase, see `BatchWritten`."""
+    """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchWritten`."""
 
     rows: Mapping[str, int]
     seconds: Mapping[str, float]
@@ -79,7 +79,7 @@ def with_replanning(write: Callable[[], Written | None], name: str) -> Written |
     raise SinkError(
         f"{_MAX_PLANS} plans of {name} were outdated before they could be written",
         found=reason,
-        next_step="Look in the group's history for what else writes for it.",
+        next_step="Check the group's history for another writer.",
     )
 
 

@@ -64,7 +64,7 @@ class Proof(Enum):
     """What it takes to show that a record is the cause of a refusal."""
 
     ROW = "row"
-    """Each row is made from one record, and was refused for its own values: no other record can lift that."""
+    """Each row is made from one record, and was refused for its own values: no other record can change that."""
     BATCH = "batch"
     """The batch is refused with the record, and accepted without it."""
     NONE = "none"
@@ -159,13 +159,13 @@ def conclude(
             _log.warning("records that the search had accepted were refused when they were stored: %s", again)
             suspects, record = ranges, None
     if record is None:
-        place = f"one of the records {describe(suspects)} is the first with which the batch is refused"
+        place = f"the batch is first refused at one of the records {describe(suspects)}"
     else:
-        place = f"the record {record[0]}@{record[1]} is the first with which the batch is refused"
+        place = f"the batch is first refused at record {record[0]}@{record[1]}"
     place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
     next_step = verdict.error.next_step
     if record is not None:
-        next_step += f" To pass over this record alone: {_reset_command(group, schema, record)}"
+        next_step += f" To skip only this record: {_reset_command(group, schema, record)}"
     return verdict.error.among(suspects, place, stored=stored, next_step=next_step)
 
 
@@ -229,8 +229,8 @@ class _Search:
     def is_cause(self, first: int) -> bool:
         """Tell whether the batch is accepted without the record and its other bad records.
 
-        With the record, the batch must be refused whichever of the others it has: a record that another one makes good
-        is not the cause, even if that one looks bad without it, like the two legs of an entry.
+        With the record, the batch must be refused regardless of the others: a record that another one compensates
+        is not the cause, even if each alone is refused, like the two legs of a ledger entry.
         """
         record = self.record(first)
         others: list[Record] = []

@@ -234,7 +234,7 @@ class Database(Protocol):
         ...
 
     def translate(self, error: BaseException) -> BaseException:
-        """Return our error for a driver's, with the driver's as its cause; else the error without row values."""
+        """Translate a driver's error into ours, with it as the cause; else return it without row values."""
         ...
 
     def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:

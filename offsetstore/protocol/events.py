@@ -42,7 +42,7 @@ class BatchWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSkipped:
-    """All of a micro-batch was in the results already."""
+    """The whole micro-batch was already in the results."""
 
     group: str
     batch: int
@@ -51,7 +51,7 @@ class BatchSkipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """A micro-batch ends the query with an error. ``error`` holds no values of rows if it is an `OffsetStoreError`."""
+    """A micro-batch failed and ended the query. ``error`` holds no values of rows if it is an `OffsetStoreError`."""
 
     group: str
     batch: int
@@ -61,7 +61,7 @@ class BatchFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """Work on the database failed with an error that may pass, and begins again after ``wait`` seconds."""
+    """A database operation failed with a transient error, and is retried after ``wait`` seconds."""
 
     group: str
     attempt: int
@@ -109,7 +109,7 @@ class MirrorFailed:
     """The mirror could not copy.
 
     :param reason: in words, for people.
-    :param is_over: it copies nothing any more; else it tries again.
+    :param is_over: whether the mirror has stopped for good; otherwise it will try again.
     """
 
     group: str

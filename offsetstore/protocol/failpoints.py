@@ -29,7 +29,7 @@ POINTS = {
     "after_commit": "P6: directly after COMMIT",
     "before_mirror": "between P6 and the mirror: its copy is read, Kafka does not have it",
     "after_mirror": "Kafka has the mirror's copy, the pins are still on",
-    "after_sink": "P7: the sink is done, Spark's commit log does not know",
+    "after_sink": "P7: the sink is done, Spark has not committed the batch",
     "in_claim": "P8: in a claim, before its COMMIT",
     "staged": "P9: executors have staged the rows, nothing is moved",
     "before_lock": "P10: the crop is planned and computed, nothing is locked",
@@ -47,7 +47,7 @@ class FailpointReached(Exception):
 
 
 def reach(name: str) -> None:
-    """Break here if the environment asks for it; otherwise do nothing, at the cost of one look-up."""
+    """Trigger the failpoint if the environment variable selects it; otherwise do nothing."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return

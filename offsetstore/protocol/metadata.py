@@ -52,7 +52,7 @@ def dump(value: object) -> str | None:
             "the metadata is too large",
             found=f"{size:,} bytes",
             expected=f"at most {MAX_BYTES:,}",
-            next_step="Nothing was written; keep the large part in a table of your own, and a key to it here.",
+            next_step="Nothing was written; store the large part in your own table, and only its key here.",
         )
     return text
 

@@ -40,7 +40,7 @@ class Observers:
         self._failed: set[int] = set()
 
     def on(self, event: Event) -> None:
-        """Tell every observer, whatever one of them raises."""
+        """Notify every observer, even if one of them raises."""
         for number, observer in enumerate(self._observers):
             try:
                 observer.on(event)
@@ -66,7 +66,7 @@ class LogObserver:
         match event:
             case Retried():
                 name = type(event.error).__name__
-                _log.warning("attempt %d failed (%s), again in %.2f s", event.attempt, name, event.wait)
+                _log.warning("attempt %d failed (%s), retrying in %.2f s", event.attempt, name, event.wait)
             case BatchFailed():
                 # Spark's own report of it is a hundred lines long; other texts may contain values of rows.
                 text = f": {event.error}" if isinstance(event.error, OffsetStoreError) else ""
@@ -93,7 +93,7 @@ class LogObserver:
         elif event.group not in self._is_failing:
             self._is_failing.add(event.group)
             _log.warning(
-                "could not copy the offsets of group %r to Kafka; the job continues, and so do the attempts: %s",
+                "could not copy the offsets of group %r to Kafka; the job continues and will try again: %s",
                 event.group,
                 event.reason,
             )

@@ -205,7 +205,7 @@ def _contested(facts: _Facts) -> Start | None:
     what = "another application used the group in Kafka while the job ran, so its offset there may not be this job's"
     found = f"{facts.committed.next_offset} committed"
     stored = "no stored offset" if facts.stored is None else f"{facts.stored.next_offset} stored"
-    raise KafkaGroupContested(what, topic_partition=facts.tp, found=f"{found}, {stored}", expected="a group of our own")
+    raise KafkaGroupContested(what, topic_partition=facts.tp, found=f"{found}, {stored}", expected="a dedicated group")
 
 
 def _pinned(facts: _Facts) -> Start | None:

@@ -59,7 +59,7 @@ def with_retries(
     """Call ``work`` with the number of the attempt, from 1, until it succeeds or fails for good.
 
     :param on_retry: gets the number of the failed attempt, its error, and the seconds until the next one.
-    :raises Exception: what ``work`` raised in the last of ``retries.attempts``, or what ``retry_if`` is not true of.
+    :raises Exception: the error of the last attempt, or one for which ``retry_if`` returns ``False``.
     """
     attempt = 1
     while True:

@@ -30,7 +30,7 @@ class Reason(Enum):
     LATEST = "no offset anywhere: the end of the log"
     TIMESTAMP = "no offset anywhere: the first record at or after the time asked for"
     NEW_PARTITION = "a new partition of a known topic: its beginning"
-    DATA_LOSS_ACCEPTED = "the next records are gone, and that was accepted: the beginning of the log"
+    DATA_LOSS_ACCEPTED = "the next records are gone, and the loss was accepted: the beginning of the log"
     RECREATED_RESTART = "the topic was recreated, and a restart was asked for: the beginning of the log"
 
 

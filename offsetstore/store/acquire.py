@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _RETRIES = Retries(attempts=3, shortest=0.5, longest=1.0)
-_AGAIN = "Claim again; the group's history shows whether this claim happened."
+_AGAIN = "Claim again; the group's history shows whether this claim succeeded."
 # Seconds between two looks at a group that has a live owner.
 _PAUSE = 0.5
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.database import Database, GroupRow, Session
     from offsetstore.protocol.ports import BrokerOffsets
 
-_AGAIN: Final = "Look at the group's history: it holds what was done. If it is not there, do it again."
+_AGAIN: Final = "Check the group's history; if it does not show this change, repeat it."
 CHOOSE: Final = "Name an offset that the log holds, or reset to the earliest or the latest."
 SHIFT: Final = "Shift by less, or reset to the earliest."
 STOP_IT: Final = 'Stop it first, or fence it with takeover="fence".'
@@ -140,9 +140,7 @@ class ResetRequest:
                 "a reset names no partitions", expected='partitions={"payments": None}, or {"payments": [0, 2]}'
             )
         if isinstance(self.target, str) and self.target not in {"earliest", "latest"}:
-            raise ConfigurationError(
-                "a reset has no such target", found=repr(self.target), expected='"earliest" or "latest"'
-            )
+            raise ConfigurationError("unknown reset target", found=repr(self.target), expected='"earliest" or "latest"')
         if isinstance(self.target, datetime) and self.target.tzinfo is None:
             raise ConfigurationError(
                 "the target of a reset is a time without a zone",
@@ -210,7 +208,7 @@ class ResetRequest:
     def _move(self, tp: TopicPartition, row: StoredOffset, view: BrokerView | None, seen: StoredOffset | None) -> Move:
         if self.from_offset is not None and row.next_offset != self.from_offset:
             raise OffsetMoved(
-                "the stored offset is not the one that the reset is for; nothing was written",
+                "the stored offset does not match from_offset; nothing was written",
                 topic_partition=tp,
                 found=row.next_offset,
                 expected=self.from_offset,

@@ -96,7 +96,9 @@ class Mirror:
         """Copy the last offsets, for at most `LAST_COMMIT` seconds, and end."""
         if not self._copies.stop(LAST_COMMIT) and not self._given_up:
             self._given_up = True
-            _log.warning("group %r ends without its last commit to Kafka, which does not answer", self._claim.group)
+            _log.warning(
+                "the claim of group %r was closed without its last commit to Kafka: no answer", self._claim.group
+            )
 
     @property
     def is_idle(self) -> bool:
@@ -236,7 +238,7 @@ class Mirror:
         more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
         saw = f"it has committed {seen}{more}" if foreign else "the group has members"
         self._end_with_warning(
-            f"another application uses the group {group!r} there ({saw}), and its offsets are not overwritten; "
+            f"another application uses group {group!r} in Kafka ({saw}); its offsets are not overwritten; "
             "give this job a group of its own in Kafka (kafka_group=)"
         )
         self._pause = min(self._pause, INTERVAL)

@@ -86,7 +86,7 @@ def fencing(database: Database, group: str, takeover_timeout: float, *, name: st
             yield session
     except LockTimeout as error:
         raise LockTimeout(
-            f"group {group!r} is locked by a transaction that belongs to no job of this group", found=error.found
+            f"group {group!r} is locked by a transaction from outside this group", found=error.found
         ) from error.__cause__
     except (ConnectionLost, TransactionConflict) as lost:
         raise TransactionLost(lost.what, found=lost.found, next_step=again) from lost.__cause__

@@ -260,13 +260,13 @@ class OffsetStore:
     def group_state(
         self, group: str, broker: BrokerOffsets | None = None, *, kafka_group: str | None = None
     ) -> GroupState:
-        """Read how far the group is: its owner, and for each partition what is stored, committed and in the log.
+        """Read the group's state: its owner, and what is stored, committed and in the log for each partition.
 
         The store is read in one transaction, without a lock; Kafka is asked after it, in one view.
 
         :param broker: asked for the log's ends and the committed offsets. If it can't answer, what is stored is
             returned all the same, with the error as ``broker_error``.
-        :param kafka_group: the group in whose name Kafka is asked, if it is not ``group``.
+        :param kafka_group: the group to look up in Kafka, if it is not ``group``.
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
         """
         state = self._read(lambda session: reads.read_group(session, group))

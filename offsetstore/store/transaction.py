@@ -245,7 +245,7 @@ class Transaction:
             )
         if range_ != decision.remaining:
             raise AdvanceMismatch(
-                "tx.advance got another range than tx.lock returned",
+                "tx.advance was given a different range than tx.lock returned",
                 topic_partition=tp,
                 found=str(range_),
                 expected=str(decision.remaining),
@@ -254,7 +254,7 @@ class Transaction:
     def _require_session(self) -> Session:
         if self._session is None:
             raise LockFirst(
-                "the transaction is used outside of its with block",
+                "the transaction was used outside its with block",
                 next_step="Use it inside `with store.transaction(claim) as tx:`.",
             )
         return self._session
@@ -297,7 +297,7 @@ class Transaction:
     def __enter__(self) -> Self:
         # Ask the transaction whether it is open: a generator may end it in another thread than it began in.
         if _latest.transaction is not None and _latest.transaction.is_open:
-            raise NestedTransaction("a transaction was begun inside a transaction of the same thread")
+            raise NestedTransaction("a transaction was started inside another one in the same thread")
         if self._was_used:
             raise ProtocolMisuse(
                 "a transaction block can be used only once", next_step="Make a new one: store.transaction(claim)."
@@ -378,7 +378,7 @@ class Transaction:
         ours = self._database.translate(error)
         if isinstance(ours, ConnectionLost):
             raise TransactionLost(
-                "the connection to the database was lost; the transaction did not happen", found=ours.found
+                "the connection to the database was lost; the transaction was rolled back", found=ours.found
             ) from ours.__cause__
         if isinstance(ours, LockTimeout) and ours is not self._lock_error:
             raise LockTimeout(

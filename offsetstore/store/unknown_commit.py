@@ -1,4 +1,4 @@
-"""Did a COMMIT happen whose answer was lost with the connection? The rows show it.
+"""Find out from the rows whether a COMMIT whose answer was lost took effect.
 
 Every advance writes a transaction id of its own into the rows, and a claim does not change it. So: reconnect, lock the
 rows that the transaction advanced (which waits until the old transaction has ended, one way or the other), and compare.
@@ -58,7 +58,7 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Con
 
     :param timeout: seconds to reconnect and to wait for the old transaction to end.
     :raises TransactionLost: it did not happen.
-    :raises CommitUnknown: it can't be found out: no answer in time, or every row has moved on since.
+    :raises CommitUnknown: its outcome can't be determined: no answer in time, or every row has moved on since.
     """
     if not advanced.before:
         if advanced.mark is not None:
@@ -66,7 +66,7 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Con
             return
         if advanced.wrote:
             raise CommitUnknown(
-                "the answer to COMMIT was lost, and the transaction advanced no partition, so no row shows its fate",
+                "the answer to COMMIT was lost, and no row shows the outcome: the transaction advanced no partition",
                 found=cause.found,
             ) from cause.__cause__
         raise TransactionLost(
@@ -80,7 +80,7 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Con
     # A row without an id may belong to another group that got the name since, and a missing row may have been removed.
     if any(ids.get(tp) == before and (before or found.same_group) for tp, before in advanced.before.items()):
         raise TransactionLost(
-            "the connection was lost at COMMIT, and the rows show that it did not happen",
+            "the connection was lost at COMMIT, and the rows show that nothing was committed",
             topic_partition=tp,
             found=cause.found,
         ) from cause.__cause__

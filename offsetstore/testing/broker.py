@@ -20,7 +20,7 @@ _MAX_TEXT: Final = 4095  # characters of Java's: Kafka's default, less the zero 
 
 
 class StaticBroker:
-    """Gives the answers that it is given: set ``current`` to the next one.
+    """Returns preset answers: set ``current`` to the next one.
 
     ::
 

@@ -188,7 +188,11 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "contest-through-a-rename",
-        ("offsetstore/store/admin.py", "row.next_offset, keep_contested=True)", "row.next_offset, keep_contested=False)"),
+        (
+            "offsetstore/store/admin.py",
+            "row.next_offset, keep_contested=True)",
+            "row.next_offset, keep_contested=False)",
+        ),
         tests=(f"{_MIRRORED}test_a_new_name_does_not_decide_about_another_application",),
         why="A new name would decide what only an operator can: that the other application's offsets do not count.",
     ),

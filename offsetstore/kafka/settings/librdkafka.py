@@ -34,7 +34,7 @@ class ClientSettings:
                 )
         if "error_cb" in given:
             raise ConfigurationError(
-                "error_cb is reserved: a Broker learns of wrong credentials by it",
+                "error_cb is reserved: a Broker uses it to detect wrong credentials",
                 next_step="Leave it out, and catch BrokerError instead.",
             )
         self.address: Final = str(given.get("bootstrap.servers") or given.get("metadata.broker.list") or "").strip()

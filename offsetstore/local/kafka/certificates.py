@@ -91,7 +91,7 @@ class Certificates:
             raise MissingDependency(
                 "this Java has no keytool to make certificates with",
                 found=keytool,
-                next_step="Let JAVA_HOME point to a complete Java.",
+                next_step="Set JAVA_HOME to a complete Java runtime.",
             ) from None
         if done.returncode:
             raise BrokerUnavailable(

@@ -158,7 +158,7 @@ def _ivy_jar() -> Path:
         if found := sorted((place / "jars").glob("ivy-*.jar")):
             return found[-1]
     raise MissingDependency(
-        "no Ivy to download with: it comes inside pyspark",
+        "could not find Ivy, which comes with pyspark",
         found=places or "no pyspark",
         next_step="`pip install 'offsetstore[local]'`.",
     )

@@ -21,7 +21,7 @@ OLDEST_JAVA = 17
 _INSTALL = (
     "Install one: Debian and Ubuntu `apt install openjdk-17-jre-headless`, "
     "Fedora `dnf install java-21-openjdk-headless`, macOS `brew install openjdk@17`, "
-    "Windows `winget install EclipseAdoptium.Temurin.17.JRE`; or let JAVA_HOME point to one."
+    "Windows `winget install EclipseAdoptium.Temurin.17.JRE`; or set JAVA_HOME to an installed one."
 )
 _ANSWER_SECONDS = 30
 

@@ -185,7 +185,7 @@ class _Rows:
         )
         if not ours:
             raise SinkError(
-                "the task of a partition got rows of other records; nothing of the partition was written",
+                "a partition's task received rows of other records; nothing of the partition was written",
                 topic_partition=self._tp,
                 found=f"offsets {bounds['min']} to {bounds['max']}",
                 expected=f"rows of {self._tp} {expected}",

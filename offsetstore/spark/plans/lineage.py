@@ -154,7 +154,7 @@ def _id(column: Any) -> int:
 
 def _missing(found: str) -> KafkaColumnsMissing:
     return KafkaColumnsMissing(
-        'transform lost the coordinates, which tell atomicity="partition" the transaction of each row',
+        'transform lost the coordinates, which atomicity="partition" needs to find the transaction of each row',
         found=found,
         expected=f"the column {KAFKA} as transform got it",
         next_step=f'Keep it: select("{KAFKA}", ...); it is not written. For groupBy and the like use '

@@ -69,7 +69,7 @@ def _proven(rdd: Any, ranges: Mapping[TopicPartition, OffsetRange]) -> list[Topi
         raise _Unproven(f"the rows come from a {simple_name(scan)}, not straight from Kafka's scan")
     read = [_scanned(partition) for partition in scan.partitions()]
     if len(read) != rdd.getNumPartitions():
-        raise _Unproven("the tasks are not as many as the parts of Kafka's scan")
+        raise _Unproven("the number of tasks differs from the number of parts of Kafka's scan")
     found = dict(read)
     if len(found) != len(read):
         raise _Unproven(f"{len(read)} tasks read {len(found)} Kafka partitions")

@@ -128,7 +128,7 @@ def refuse_off_step(array: pa.Array[Any], step: int) -> pa.Array[Any]:
     micros = innermost(refuse_out_of_range(array)).cast(pa.int64())
     whole = kernels.multiply(kernels.divide(micros, step), step)
     if kernels.any(kernels.not_equal(whole, micros)).as_py():
-        reason = "a time with more digits of a second than the column keeps"
+        reason = "a time with more fractional digits than the column keeps"
         raise Unfit(reason)
     return array
 

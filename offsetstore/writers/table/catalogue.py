@@ -237,5 +237,5 @@ def missing(table: TableName) -> ColumnMismatch:
     """Make the error for a table that does not exist."""
     return ColumnMismatch(
         f"there is no table {table}",
-        next_step='Create it, name its schema ("schema.table"; capitals count), or grant the role USAGE on the schema.',
+        next_step='Create it, name its schema ("schema.table"; case matters), or grant the role USAGE on the schema.',
     )

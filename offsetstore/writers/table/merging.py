@@ -58,7 +58,7 @@ _MERGED = {
     "least": sql.SQL("{0} = least(stored.{0}, excluded.{0})"),
     "replaced": sql.SQL("{0} = excluded.{0}"),
 }
-# If no version is stored, any row is newer; a row without a version is newer than no other.
+# If no version is stored, any row is newer; a row without a version is never newer.
 _REPLACED_IF_NEWER = sql.SQL(
     "{0} = CASE WHEN stored.{1} IS NULL OR excluded.{1} >= stored.{1} THEN excluded.{0} ELSE stored.{0} END"
 )

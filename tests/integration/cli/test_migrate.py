@@ -60,7 +60,7 @@ def test_a_schema_of_ones_own_has_the_tables_alone(run: Run, offsetstore_empty_d
     assert run("migrate", "--schema", "Our Offsets", "--check", url=url).exit_code == 0
     assert run("migrate", "--check", url=url).exit_code == 1
     result = run("status", "-g", "nobody", "--schema", "Our Offsets", url=url)
-    assert result.stderr == "The store does not know the group 'nobody'.\n"
+    assert result.stderr == "The store has no group 'nobody'.\n"
 
 
 def test_the_url_may_be_an_option(run: Run, offsetstore_database: str) -> None:

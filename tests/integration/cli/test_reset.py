@@ -55,7 +55,7 @@ def test_without_execute_it_prints_the_plan_and_writes_nothing(
     ]
     assert rest.splitlines() == [
         f"{stopped} would read 9 offsets again, in 3 partitions.",
-        "Remove their results before you start the job, or they will be there twice.",
+        "Remove their results before you start the job, or they will be stored twice.",
         "Nothing was written. Add --execute to do it.",
     ]
     assert stored(offsetstore_database, stopped) == [4, 5, 0]
@@ -146,7 +146,7 @@ def test_a_live_job_is_not_fenced_unless_it_is_forced(
     assert stored(offsetstore_database, billing) == [4, 5, 0]
     forced = run(*arguments, "--execute", "--force", url=offsetstore_database, brokers=servers)
     assert forced.exit_code == 0, forced.output
-    assert "The job that was live is fenced: " in forced.stdout
+    assert "Fenced the live job: " in forced.stdout
     assert stored(offsetstore_database, billing) == [0, 0, 0]
 
 

@@ -144,4 +144,4 @@ def test_a_group_that_nobody_has_is_an_answer_of_no(run: Run, offsetstore_databa
     result = run("status", "-g", "nobody", url=offsetstore_database)
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr == "The store does not know the group 'nobody'.\n"
+    assert result.stderr == "The store has no group 'nobody'.\n"

@@ -106,13 +106,13 @@ def test_a_job_frozen_in_its_heartbeat_is_terminated_too(store: OffsetStore) -> 
 def test_a_transaction_that_is_no_job_of_the_group_is_not_terminated(
     store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acquire, "_GRACE", 0.5)
+    monkeypatch.setattr(sessions, "_GRACE", 0.5)
     store.claim("billing", broker())
     store.claim("other", broker())
     stranger = store.database.begin(name="an operator's psql")
     stranger.lock_partitions("billing", [P0])
 
-    with pytest.raises(LockTimeout, match="'billing' is locked by a transaction that belongs to no job of this group"):
+    with pytest.raises(LockTimeout, match="'billing' is locked by a transaction from outside this group"):
         store.claim("billing", broker(), takeover_timeout=0.5)
 
     stranger.commit()

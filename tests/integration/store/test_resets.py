@@ -61,7 +61,7 @@ def test_offsets_that_a_job_has_advanced_over_since_kafka_was_asked_are_in_the_l
         (ShiftBy(-51), ALL, OffsetOutOfRange, "payments-0: the shift goes below offset 0; found -1"),
         ("latest", ALL, WrongCluster, "payments-0: the stored offset belongs to another Kafka cluster"),
         (datetime(2026, 1, 1), ALL, ConfigurationError, "without a zone"),  # noqa: DTZ001 - that is the point
-        ("newest", ALL, ConfigurationError, "no such target"),
+        ("newest", ALL, ConfigurationError, "unknown reset target"),
         ("earliest", None, ConfigurationError, "names no partitions"),
         ({P0: 30}, ALL, ConfigurationError, "twice"),
     ],

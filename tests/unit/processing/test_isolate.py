@@ -317,11 +317,11 @@ def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_th
     assert stored == [error.stored] == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
     assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 21))
     assert error.found == (
-        "int64; the record payments-1@20 is the first with which the batch is refused; "
+        "int64; the batch is first refused at record payments-1@20; "
         "stored before it: payments-0 [40, 60), payments-1 [0, 20)"
     )
     assert error.next_step == (
-        "Correct it. To pass over this record alone: "
+        "Correct it. To skip only this record: "
         "offsetstore reset -g 'the billing' -t payments:1 --from-offset 20 --to-offset 21 --schema 'our store' "
         '--reason "…" --execute'
     )
@@ -331,14 +331,14 @@ def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_th
 def test_the_readme_gives_the_same_command() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     error = conclude(searched((P0, 41)), BATCH, lambda _: None, group="billing", schema="public")
-    _, _, command = error.next_step.partition("this record alone: ")
+    _, _, command = error.next_step.partition("only this record: ")
     told, reason = command.replace(" 41 ", " 1041 ").replace(" 42 ", " 1042 ").split("…")
     assert re.search(f'^\\$ {re.escape(told)}[^"]+{re.escape(reason)}$', readme, re.MULTILINE)
 
 
 def test_nothing_is_stored_before_the_first_record() -> None:
     error = conclude(searched((P0, 40)), BATCH, lambda _: pytest.fail("stored"), group="billing", schema="public")
-    assert "the record payments-0@40 is the first" in str(error)
+    assert "the batch is first refused at record payments-0@40" in str(error)
     assert "nothing before it was stored" in str(error)
     assert error.stored == {}
 
@@ -350,7 +350,7 @@ def test_where_no_record_is_named_no_reset_is_offered() -> None:
     error = conclude(verdict, BATCH, stored.append, group="billing", schema="public")
 
     assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 64))
-    assert "one of the records payments-1 [20, 64) is the first with which the batch is refused" in str(error)
+    assert "the batch is first refused at one of the records payments-1 [20, 64)" in str(error)
     assert error.next_step == "Correct it."
     assert stored == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
 

@@ -51,7 +51,7 @@ def reset_backwards(scene: Scene) -> None:
     if scene.variant == "forced":
         scene.expect("StaleClaim")
         told = _reset(scene, "--force")
-        assert "live is fenced" in told, told
+        assert "Fenced the live job" in told, told
         scene.produce(1)
         scene.expect_error(job, "StaleClaim")
     else:

@@ -50,7 +50,7 @@ interleave it can't repeat, so a failure may need several tries. P1 to P10 are p
 {points}
 
 `make chaos ONLY=killed-at/P4` runs what you name, `make chaos ONLY=killed-at/P4 WAY=staged SEED=2` one run again; the
-whole takes hours, on servers of its own on the loopback. A failed run is told with one line for each invariant
+whole takes hours, on servers of its own on the loopback. A failed run is reported with one line for each invariant
 (`I1: missing payments-0@17` is topic-partition@offset), with what was done, and with the logs of its jobs; all of it is
 kept in `build/chaos/runs.jsonl`. A run also fails where this machine can't make its fault: `disk-full` mounts a small
 file system, for which it must be root.
