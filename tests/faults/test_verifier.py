@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from offsetstore.testing.job_process import Event
 from tests.faults.harness.errors import Report
 from tests.faults.harness.expected import Stretch, stretches
 from tests.faults.harness.ledger import Entry, Ledger
 from tests.faults.harness.observer import Decision, Look
-from tests.faults.harness.process import Event
 from tests.faults.harness.verifier import Told, Verifier
 
 if TYPE_CHECKING:

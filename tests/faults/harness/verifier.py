@@ -12,9 +12,9 @@ from tests.faults.harness.ledger import Entry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from offsetstore.testing.job_process import Event
     from tests.faults.harness.ledger import Ledger
     from tests.faults.harness.observer import Look
-    from tests.faults.harness.process import Event
     from tests.support.postgres import Database
 
 _MOST = 3
