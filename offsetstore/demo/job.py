@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offsetstore import Append, Broker, Claim, Execute, OffsetStore, TransactionalSink, Upsert
-from offsetstore.demo.events import told
-from offsetstore.demo.frames import carrier_delays, parse, parse_with_coordinates
-from offsetstore.demo.landing import land
-from offsetstore.demo.session import start_session
-from offsetstore.demo.settings import GROUP, JobSettings
+from offsetstore.demo.computation import carrier_delays, land, parse, parse_with_coordinates, start_session
+from offsetstore.demo.job_settings import GROUP, JobSettings
 from offsetstore.demo.tables import ADDED, KEY, OURS, WORST, create_tables
 from offsetstore.local.spark.launch import stop_session
+from offsetstore.testing.job_process import BatchPrinter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,7 +42,7 @@ def main() -> None:
     create_tables(settings.url, OURS)
     kafka = settings.kafka_options()
     spark = start_session("flights, exactly-once")
-    with OffsetStore.connect(settings.url) as store:
+    with OffsetStore.connect(settings.url, observers=[BatchPrinter()]) as store:
         claim = store.claim(GROUP, Broker.from_spark(kafka))
         sink = make_sink(claim, settings)
         query = (
@@ -52,7 +50,7 @@ def main() -> None:
             .options(**kafka)
             .option("startingOffsets", claim.starting_offsets)
             .load()
-            .writeStream.foreachBatch(told(sink))
+            .writeStream.foreachBatch(sink)
             .option("checkpointLocation", claim.checkpoint(str(settings.checkpoints)))
             .trigger(availableNow=True)
             .start()

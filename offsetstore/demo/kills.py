@@ -1,17 +1,23 @@
-"""When, where and what the demo kills: planned from a seed, the same way for both jobs."""
+"""When, where and what the demo kills: planned from a seed, the same way for both jobs, and aimed by their events."""
 
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from offsetstore.demo.events import PAUSE
+from offsetstore.demo.job_settings import PAUSE
 from offsetstore.protocol import failpoints
 
 if TYPE_CHECKING:
-    from offsetstore.demo.events import Ranges
+    from collections.abc import Callable
 
+    from offsetstore.testing.job_process import Event
+
+Ranges: TypeAlias = Mapping[str, Sequence[int]]
+"""The first offset of each partition, and the one after its last."""
 JobName: TypeAlias = Literal["offsetstore", "at_least_once"]
 Target: TypeAlias = Literal["process group", "Python alone"]
 
@@ -63,7 +69,7 @@ class Killed:
     """The evidence of one SIGKILL.
 
     ``at`` counts seconds from the job's first start. ``exit_status`` is -9 if the process died of the signal.
-    ``in_batch`` is whether the batch had begun and was not done. ``jvm_lingered``: seconds that Spark's Java process
+    ``in_batch`` is whether Spark waited for the end of the batch. ``jvm_lingered``: seconds that Spark's Java process
     outlived Python; ``jvm_ended_by_demo``: the demo had to end it.
     """
 
@@ -96,3 +102,53 @@ def plan(job: JobName, seed: int) -> list[Kill]:
         Kill(job, POINTS[job][index], target, dice.randint(*_BATCHES), dice.uniform(0.1, 0.9))
         for index, target in zip(order, targets, strict=True)
     ]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Progress of one run. ``batch`` is the one that has begun and is not done, ``last`` the one that began last."""
+
+    events: int = 0
+    begun: int = 0
+    batch: Event | None = None
+    last: Event | None = None
+    seconds: float = 0.0
+    """How long the previous batch took."""
+    reached: str = ""
+
+    def take(self, event: Event) -> None:
+        """Note an event of the job."""
+        self.events += 1
+        match event.kind:
+            case "begun":
+                self.begun += 1
+                self.batch = self.last = event
+            case "done" if self.batch is not None:
+                self.seconds, self.batch = event.at - self.batch.at, None
+            case "reached":
+                self.reached = event.what["point"]
+            case _:
+                pass
+
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether Spark waits for the end of a batch; at ``after_sink`` the results are committed already."""
+        return self.batch is not None or bool(self.reached)
+
+    def is_near(self, kill: Kill) -> bool:
+        """Whether the job has reached the batch in which it is to be killed, and has to be watched closely."""
+        return kill.meets_it_running and self.begun >= kill.nth and self.batch is not None
+
+    def is_time(self, kill: Kill, jdbc_writes: Callable[[], bool]) -> bool:
+        """Whether to send the signal now.
+
+        A random time is a share of the previous batch's. If this batch is quicker than that, the next one is tried.
+        """
+        if not kill.meets_it_running:
+            return self.reached == kill.point
+        if self.batch is None or not self.is_near(kill):
+            return False
+        if kill.point == JDBC_WRITE:
+            return jdbc_writes()
+        assert kill.point == RANDOM
+        return time.monotonic() >= self.batch.at + kill.fraction * self.seconds

@@ -1,20 +1,19 @@
-"""The demo from its start to its findings: servers, flights, the two jobs one after the other, the count."""
+"""The demo from start to end: servers, flights, the two jobs one after the other, the count, and what it proves."""
 
 from __future__ import annotations
 
 import math
+import signal
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from offsetstore.demo.flights import Ledger, read_flights
-from offsetstore.demo.produce import count_produced, produce_flights
-from offsetstore.demo.results import NAMES, Result
-from offsetstore.demo.settings import BATCHES, JobSettings
+from offsetstore.demo.flights import Ledger, count_produced, produce_flights, read_flights
+from offsetstore.demo.job_settings import BATCHES, JobSettings
 from offsetstore.demo.supervise import JOBS, Supervisor
-from offsetstore.demo.tables import create_tables
-from offsetstore.demo.verify import verify
+from offsetstore.demo.tables import create_tables, verify
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.spark.launch import quick_conf, spark_conf
@@ -25,10 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from offsetstore.demo.flights import Flight
+    from offsetstore.demo.job_settings import Atomicity, Staging
     from offsetstore.demo.kills import JobName
     from offsetstore.demo.screen import Bar, Screen
-    from offsetstore.demo.settings import Atomicity, Staging
+    from offsetstore.demo.supervise import JobRun
+    from offsetstore.demo.tables import Findings
 
+NAMES: Final[dict[JobName, str]] = {"offsetstore": "offsetstore", "at_least_once": "at-least-once"}
+LEAST_KILLS: Final = 4
+"""The least number of kills in mid-batch."""
+LEAST_BATCHES: Final = 20
+"""The least number of batches, not counting those that were killed."""
 _INTERVAL: Final = 1000
 
 
@@ -41,6 +47,49 @@ class Plan:
     jobs: Collection[JobName]
     atomicity: Atomicity = "batch"
     staging: Staging = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One job: what happened, and what it left."""
+
+    run: JobRun
+    findings: Findings
+
+    @property
+    def looks_apart(self) -> int:
+        """How many looks saw a number of rows that the stored offsets don't match: none, if both change at once."""
+        return sum(look.landed != look.offsets for look in self.run.looks)
+
+    @property
+    def kills_in_batch(self) -> int:
+        """How many kills hit a batch that had begun and was not done, and ended the process."""
+        return sum(kill.in_batch and kill.exit_status == -signal.SIGKILL for kill in self.run.kills)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for the report."""
+        return self.findings.as_json() | {
+            "seconds": round(self.run.seconds, 1),
+            "runs": self.run.runs,
+            "batches": self.run.batches,
+            "looks": len(self.run.looks),
+        }
+
+
+Results: TypeAlias = Mapping["JobName", Result]
+
+
+def is_proven(produced: int, flights: int, results: Results) -> bool:
+    """Whether Kafka has all flights, the job was killed as often as required, and its results are exact.
+
+    The at-least-once job's figures are not checked, only its kills.
+    """
+    killed = all(result.kills_in_batch >= LEAST_KILLS for result in results.values())
+    ours = results.get("offsetstore")
+    exact = ours is None or (
+        ours.findings.exact and ours.looks_apart == 0 and ours.run.batches - len(ours.run.kills) >= LEAST_BATCHES
+    )
+    return produced == flights and killed and exact
 
 
 def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName, Result]]:

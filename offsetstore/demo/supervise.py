@@ -6,25 +6,26 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from offsetstore.demo.aim import Progress
-from offsetstore.demo.failed import DemoFailed
-from offsetstore.demo.kills import WORDS, Kill, Killed, plan
-from offsetstore.demo.process import JobProcess
-from offsetstore.demo.results import JobRun
-from offsetstore.demo.tables import OURS, THEIRS, Tables
-from offsetstore.demo.watch import Look, Watch
+from offsetstore.demo.job_settings import DemoFailed
+from offsetstore.demo.kills import WORDS, Kill, Killed, Progress, plan
+from offsetstore.demo.tables import OURS, THEIRS, Look, Tables, Watch
+from offsetstore.local.processes import end_process
+from offsetstore.testing.job_process import JobProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from offsetstore.demo.job_settings import JobSettings
     from offsetstore.demo.kills import JobName
-    from offsetstore.demo.settings import JobSettings
 
 _RUN_SECONDS: Final = 240.0
 _MOST_RUNS: Final = 12
 _NEAR_SECONDS: Final = 0.005
 _FAR_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.05
+_JVM_SECONDS: Final = 15.0
+_END_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,18 @@ JOBS: Final = (
     Job("offsetstore", "offsetstore.demo.job", OURS),
     Job("at_least_once", "offsetstore.demo.at_least_once", THEIRS),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """What happened from the job's first start to its end. ``batches``: how many were begun, by all its runs."""
+
+    job: JobName
+    seconds: float
+    runs: int
+    batches: int
+    kills: list[Killed]
+    looks: list[Look]
 
 
 @dataclass(slots=True)
@@ -59,8 +72,7 @@ class Supervisor:
     say: Callable[[str], None]
     _left: list[Kill] = field(default_factory=list["Kill"], init=False)
     _kills: list[Killed] = field(default_factory=list["Killed"], init=False)
-    _runs: int = field(default=0, init=False)
-    _batches: int = field(default=0, init=False)
+    _runs: list[Progress] = field(default_factory=list[Progress], init=False)
 
     def run(self) -> JobRun:
         """Run the job to its end.
@@ -70,42 +82,46 @@ class Supervisor:
         self._left = plan(self.job.name, self.seed)
         with Watch(self.settings.url, self.job.tables, self._seen) as watch:
             while self._run_once(watch):
-                if self._runs == _MOST_RUNS:
+                if len(self._runs) == _MOST_RUNS:
                     raise DemoFailed(
                         f"{self.job.name} is not done after {_MOST_RUNS} runs", next_step=f"See {self.logs}."
                     )
             seconds = watch.seconds
-        return JobRun(self.job.name, seconds, self._runs, self._batches, self._kills, watch.looks)
+        return JobRun(self.job.name, seconds, len(self._runs), self._batches, self._kills, watch.looks)
+
+    @property
+    def _batches(self) -> int:
+        return sum(progress.begun for progress in self._runs)
 
     def _run_once(self, watch: Watch) -> bool:
         """Start the job; return whether it was killed, and has to be started again."""
         kill = self._left[0] if self._left else None
-        self._runs += 1
-        log = self.logs / f"{self.job.name}-{self._runs}.log"
-        environment = self.settings.environment() | (kill.environment() if kill else {})
         progress = Progress()
+        self._runs.append(progress)
+        number = len(self._runs)
+        log = self.logs / f"{self.job.name}-{number}.log"
+        environment = self.settings.environment() | (kill.environment() if kill else {})
         deadline = time.monotonic() + _RUN_SECONDS
-        with JobProcess(self.job.module, environment, log) as process:
+        with JobProcess(["-m", self.job.module], log, environment=environment) as process:
             while process.exit_status is None:
                 near = kill is not None and progress.is_near(kill)
-                if event := process.next_event(_NEAR_SECONDS if near else _FAR_SECONDS):
-                    progress.take(event)
-                    self._batches += event.kind == "begun"
+                process.wait_for_more(progress.events, _NEAR_SECONDS if near else _FAR_SECONDS)
+                _follow(process, progress)
                 if kill is not None and progress.is_time(kill, watch.jdbc_writes):
                     self._kill(kill, process, progress, watch)
                     return True
                 if time.monotonic() > deadline:
                     raise DemoFailed(
-                        f"run {self._runs} of {self.job.name} is not done after {_RUN_SECONDS:.0f} s",
-                        found=process.last_words(),
+                        f"run {number} of {self.job.name} is not done after {_RUN_SECONDS:.0f} s",
+                        found=process.end_of_log,
                         next_step=f"See {log}.",
                     )
-            for event in process.remaining_events():
-                self._batches += event.kind == "begun"
+            process.finish_reading()
+            _follow(process, progress)
         if process.exit_status or kill is not None:
             raise DemoFailed(
-                f"run {self._runs} of {self.job.name} ended by itself",
-                found=f"exit status {process.exit_status}\n{process.last_words()}",
+                f"run {number} of {self.job.name} ended by itself",
+                found=f"exit status {process.exit_status}\n{process.end_of_log}",
                 expected=f"it runs until it is killed {WORDS[kill.point]}" if kill else "exit status 0",
                 next_step=f"See {log}.",
             )
@@ -113,25 +129,24 @@ class Supervisor:
 
     def _kill(self, kill: Kill, process: JobProcess, progress: Progress, watch: Watch) -> None:
         at = watch.seconds
-        exit_status = process.kill(kill.target)
-        lingered, ended = process.await_jvm()
-        for event in process.remaining_events():  # told just before the signal came
-            progress.take(event)
-            self._batches += event.kind == "begun"
+        exit_status = process.kill(group=kill.target == "process group")
+        lingered, ended = _await_jvm(process)
+        process.finish_reading()
+        _follow(process, progress)  # what it printed just before the signal came
         assert progress.last is not None
         killed = Killed(
             number=len(self._kills) + 1,
             job=kill.job,
             point=kill.point,
             target=kill.target,
-            run=self._runs,
-            batch=progress.last.batch,
-            range=progress.last.ranges,
+            run=len(self._runs),
+            batch=progress.last.what["batch"],
+            range=progress.last.what["ranges"],
             at=at,
             landed=watch.look().landed,
             pid=process.pid,
             exit_status=exit_status,
-            in_batch=progress.batch is not None,
+            in_batch=progress.is_in_batch,
             jvm_lingered=lingered,
             jvm_ended_by_demo=ended,
         )
@@ -147,5 +162,24 @@ class Supervisor:
         )
 
     def _seen(self, look: Look) -> None:
-        restarts = max(self._runs - 1, 0)
+        restarts = max(len(self._runs) - 1, 0)
         self.show(look.landed, f"{len(self._kills)} kills, {restarts} restarts, {self._batches} batches")
+
+
+def _follow(process: JobProcess, progress: Progress) -> None:
+    for event in process.events[progress.events :]:
+        progress.take(event)
+
+
+def _await_jvm(process: JobProcess) -> tuple[float, bool]:
+    """Wait until Spark's Java process has ended too, as it does when Python is gone; end it if it does not.
+
+    :return: seconds that it took, and whether it had to be ended.
+    """
+    begin = time.monotonic()
+    while process.jvm_runs:
+        if time.monotonic() - begin > _JVM_SECONDS:
+            end_process(process.jvm, seconds=_END_SECONDS)
+            return time.monotonic() - begin, True
+        time.sleep(_LOOK_SECONDS)
+    return time.monotonic() - begin, False

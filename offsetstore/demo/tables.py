@@ -1,14 +1,26 @@
-"""The two jobs' tables, which are alike. Only the key of the sums is unique, so that no duplicate is hidden."""
+"""The two jobs' tables, which are alike: created, watched while the jobs run, and compared with the ledger at the end.
+
+Only the key of the sums is unique, so that no duplicate is hidden.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+import time
+from dataclasses import asdict, dataclass
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from offsetstore.demo.flights import Delays
+from offsetstore.demo.job_settings import GROUP, JDBC_NAME, TOPIC
 from offsetstore.postgres.url import make_engine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
     from sqlalchemy import Engine
+
+    from offsetstore.demo.flights import CarrierMonth, Ledger
 
 COLUMNS: Final = {
     "flight_id": "bigint",
@@ -69,3 +81,130 @@ def create_tables(url: str, tables: Tables) -> None:
         tables.create(engine)
     finally:
         engine.dispose()
+
+
+_SECONDS: Final = 0.5
+# One statement sees one snapshot. The topic begins at 0 in each partition, so the sum of offsets counts records.
+_LOOK: Final = """
+SELECT (SELECT count(*) FROM {flights}),
+       (SELECT coalesce(sum(next_offset), 0)::bigint FROM kafka_partitions WHERE consumer_group = %s AND topic = %s)
+"""
+_JDBC_WRITES: Final = """
+SELECT count(*) FROM pg_stat_activity
+WHERE application_name = %s AND state <> 'idle' AND query ILIKE 'INSERT INTO%%'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was there, ``at`` seconds after the job's first start; ``offsets`` is how far the store says it is."""
+
+    at: float
+    landed: int
+    offsets: int
+
+
+class Watch:
+    """Looks for as long as the block lasts, over a connection of its own.
+
+    :param seen: called with each look, in the watch's own thread.
+    """
+
+    def __init__(self, url: str, tables: Tables, seen: Callable[[Look], None]) -> None:
+        self.looks: list[Look] = []
+        self._engine = make_engine(url).execution_options(isolation_level="AUTOCOMMIT")
+        self._query = _LOOK.format(flights=tables.flights)
+        self._seen = seen
+        self._error: Exception | None = None
+        self._ended = Event()
+        self._begin = time.monotonic()
+        self._thread = Thread(target=self._run, name="demo-watch", daemon=True)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._begin
+
+    @property
+    def landed(self) -> int:
+        """What the last look saw."""
+        return self.looks[-1].landed if self.looks else 0
+
+    def look(self) -> Look:
+        """Look now."""
+        with self._engine.connect() as connection:
+            landed, offsets = connection.exec_driver_sql(self._query, (GROUP, TOPIC)).one()
+        return Look(self.seconds, landed, offsets)
+
+    def jdbc_writes(self) -> bool:
+        """Whether Spark's JDBC writer is inserting right now."""
+        with self._engine.connect() as connection:
+            return bool(connection.exec_driver_sql(_JDBC_WRITES, (JDBC_NAME,)).scalar_one())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._engine.dispose()
+        if error is None and self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while True:
+                ended = self._ended.wait(0 if not self.looks else _SECONDS)
+                self.looks.append(self.look())
+                self._seen(self.looks[-1])
+                if ended:
+                    return
+        except Exception as error:  # noqa: BLE001 - raised where the block ends
+            self._error = error
+
+
+# Rows that are not flights of the ledger are surplus, too.
+_COUNT = """
+SELECT count(*), count(DISTINCT flight_id) FILTER (WHERE flight_id BETWEEN 1 AND %s) FROM {flights}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """``stored`` counts rows, ``missing`` flights, ``duplicated`` surplus rows, ``wrong_aggregates`` carrier-months."""
+
+    stored: int
+    missing: int
+    duplicated: int
+    wrong_aggregates: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether each flight is there once and all sums are right."""
+        return not (self.missing or self.duplicated or self.wrong_aggregates)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return them for the report."""
+        return asdict(self)
+
+
+def verify(url: str, tables: Tables, ledger: Ledger) -> Findings:
+    """Count, in SQL, and compare each carrier's month with the ledger's."""
+    engine = make_engine(url)
+    query = f"SELECT {', '.join((*KEY, *ADDED, WORST))} FROM {tables.carrier_delays}"  # noqa: S608 - our own names
+    try:
+        with engine.connect() as connection:
+            count = _COUNT.format(flights=tables.flights)
+            stored, known = connection.exec_driver_sql(count, (ledger.flights,)).one()
+            found: dict[CarrierMonth, Delays] = {
+                (carrier, year, month): Delays(*sums)
+                for carrier, year, month, *sums in connection.exec_driver_sql(query)
+            }
+    finally:
+        engine.dispose()
+    keys = found.keys() | ledger.delays.keys()
+    wrong = sum(found.get(key) != ledger.delays.get(key) for key in keys)
+    return Findings(stored, ledger.flights - known, stored - known, wrong)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +12,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka import admin
 from offsetstore.local.spark.launch import spark_conf, spark_environment
+from offsetstore.testing.job_process import JobProcess
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
@@ -54,23 +51,14 @@ def database(offsetstore_database: str) -> Iterator[Database]:
     database.close()
 
 
-def run(script: Path, url: str, log: Path) -> subprocess.Popen[bytes]:
+def run(script: Path, url: str, log: Path) -> JobProcess:
     """Run the example as ``python job.py`` does, on a Spark with its Kafka connector."""
     defaults = script.parent / "conf"
     defaults.mkdir()
     lines = [f"{name} {value}" for name, value in {"spark.master": "local[2]", **spark_conf()}.items()]
     (defaults / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
-    environment = {**os.environ, **spark_environment(), "OFFSETSTORE_URL": url, "SPARK_CONF_DIR": str(defaults)}
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, script],
-            cwd=README.parent,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    environment = {**spark_environment(), "OFFSETSTORE_URL": url, "SPARK_CONF_DIR": str(defaults)}
+    return JobProcess([script], log, environment=environment, cwd=README.parent)
 
 
 def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table(
@@ -87,20 +75,15 @@ def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table
     script.write_text(
         adapted(example, {"localhost:9092": servers, "/checkpoints": str(tmp_path / "checkpoints")}), encoding="utf-8"
     )
-    log = tmp_path / "log"
-    job = run(script, database.url, log)
+    with run(script, database.url, tmp_path / "log") as job:
 
-    def landed(rows: int) -> bool:
-        assert job.poll() is None, log.read_text(encoding="utf-8")[-4000:]
-        return database.one("SELECT count(*) FROM payments") == rows
+        def landed(rows: int) -> bool:
+            assert job.exit_status is None, job.end_of_log
+            return database.one("SELECT count(*) FROM payments") == rows
 
-    try:
         wait_until(lambda: landed(2), timeout=SECONDS)
         admin.produce(servers, topic, [admin.Record(b"3.00", b"cleo")])
         wait_until(lambda: landed(3), timeout=SECONDS)
-    finally:
-        os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
 
     assert [(payer, str(amount)) for payer, amount in database.rows("SELECT * FROM payments ORDER BY payer")] == [
         ("ada", "1.50"),

@@ -15,6 +15,7 @@ from sqlalchemy import make_url
 
 from offsetstore.kafka import admin
 from offsetstore.local.spark.launch import QUICK, spark_conf, spark_environment
+from offsetstore.testing.job_process import JobProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -117,26 +118,13 @@ class Examples:
     def running(self, name: str) -> Generator[WaitUntil]:
         """Start one that runs until it is stopped, and kill it at the end of the block."""
         log = self.directory / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, EXAMPLES / name],
-                cwd=self.directory,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        with JobProcess([EXAMPLES / name], log, environment=self._environment(), cwd=self.directory) as process:
 
-        def holds(condition: Callable[[], object]) -> bool:
-            assert process.poll() is None, log.read_text(encoding="utf-8")[-4000:]
-            return bool(condition())
+            def holds(condition: Callable[[], object]) -> bool:
+                assert process.exit_status is None, process.end_of_log
+                return bool(condition())
 
-        try:
             yield lambda condition: wait_until(lambda: holds(condition), timeout=SECONDS)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
         self._check_origins()
 
     def _call(self, *command: str | Path) -> subprocess.CompletedProcess[str]:

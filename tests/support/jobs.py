@@ -2,63 +2,44 @@
 
 ``python -m tests.support.jobs URL GROUP STEP``, run from the top of the checkout: claims the group, locks partition 0
 of ``payments``, and comes to a halt at the step: ``idle`` (in its transaction, between statements) or ``copy`` (inside
-COPY). There it says ``ready`` and waits for a line on standard input, then goes on and says how it ended.
+COPY). There it prints ``ready`` and waits for a line on standard input, then goes on and prints how it ``ended``.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import Self
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import OffsetStoreError
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from offsetstore.testing.job_process import JobProcess, print_event
 
 ROOT = Path(__file__).parents[2]
 PARTITION = TopicPartition("payments", 0)
 
 
-class FrozenJob:
+class FrozenJob(JobProcess):
     """The process, from the moment at which it has come to its halt; killed at the end of the block."""
 
-    def __init__(self, url: str, group: str, step: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.jobs", url, group, step],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, log: Path, url: str, group: str, step: str) -> None:
+        super().__init__(["-m", "tests.support.jobs", url, group, step], log, cwd=ROOT)
 
     def __enter__(self) -> Self:
-        assert self._output.readline() == "ready\n"
+        self.wait_for("ready")
         return self
-
-    @property
-    def _output(self) -> IO[str]:
-        assert self._process.stdout is not None
-        return self._process.stdout
 
     def freeze(self) -> None:
         """Stop the process as a debugger, a full disk or a busy host would: it keeps its connection."""
-        os.kill(self._process.pid, signal.SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> str:
-        """Let it go on, and return its last words."""
-        os.kill(self._process.pid, signal.SIGCONT)
-        return self._process.communicate("\n", timeout=90)[0].strip()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
+        """Let it go on, and return how it ended."""
+        os.kill(self.pid, signal.SIGCONT)
+        self.write("")
+        return self.wait_for("ended", timeout=90).what["how"]
 
 
 def _main(url: str, group: str, step: str) -> None:
@@ -76,13 +57,13 @@ def _main(url: str, group: str, step: str) -> None:
                     _halt()
                 tx.advance({PARTITION: plan[PARTITION].remaining})
         except OffsetStoreError as error:
-            print(type(error).__name__)  # noqa: T201 - to whoever watches the process
+            print_event("ended", how=type(error).__name__)
         else:
-            print("committed")  # noqa: T201 - the same
+            print_event("ended", how="committed")
 
 
 def _halt() -> None:
-    print("ready", flush=True)  # noqa: T201 - the same
+    print_event("ready")
     sys.stdin.readline()
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from offsetstore.local.progress import Notice
+    from offsetstore.local.notices import Notice
 
 _PORT_ATTEMPTS = 3
 _STOP_SECONDS = 20

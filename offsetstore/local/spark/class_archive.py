@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.local.cache import cache_directory, locked
-from offsetstore.local.progress import notices
+from offsetstore.local.notices import notices
 from offsetstore.local.spark.jars import pyspark_directories
 from offsetstore.local.spark.java import find_java
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from offsetstore.local.progress import Notice
+    from offsetstore.local.notices import Notice
 
 _SECONDS: Final = 300
 _SHOWN: Final = 500

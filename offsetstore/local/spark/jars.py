@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from offsetstore.errors import MissingDependency
 from offsetstore.local.cache import cache_directory, locked
-from offsetstore.local.progress import notices
+from offsetstore.local.notices import notices
 from offsetstore.local.spark.java import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from offsetstore.local.progress import Notice
+    from offsetstore.local.notices import Notice
     from offsetstore.local.spark.artifacts import JarSet
 
 _MANIFEST = "manifest.json"

@@ -20,7 +20,7 @@ from offsetstore.local.spark.java import find_java
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from offsetstore.local.progress import Notice
+    from offsetstore.local.notices import Notice
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a Java that runs for minutes on few cores: the second compiler would take half of its time."""

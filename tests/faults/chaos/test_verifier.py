@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from offsetstore.testing.job_process import Event
 from tests.faults.chaos.harness.errors import Report
 from tests.faults.chaos.harness.expected import Stretch, stretches
 from tests.faults.chaos.harness.ledger import Entry, Ledger
 from tests.faults.chaos.harness.observer import Decision, Look
-from tests.faults.chaos.harness.process import Event
 from tests.faults.chaos.harness.verifier import Told, Verifier
 
 if TYPE_CHECKING:

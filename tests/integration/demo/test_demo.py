@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from offsetstore.demo.settings import URL
+from offsetstore.demo.job_settings import URL
 from offsetstore.local.free_ports import answers
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offsetstore.demo.flights import Ledger, read_flights
-from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST
-from offsetstore.demo.verify import Findings, verify
+from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST, Findings, verify
 from offsetstore.postgres.url import make_engine
 
 if TYPE_CHECKING:

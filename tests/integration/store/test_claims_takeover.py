@@ -10,13 +10,15 @@ import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import GroupBusy, LockTimeout, StaleClaim
-from offsetstore.store import acquire, claim, heartbeat
+from offsetstore.store import claim, heartbeat, sessions
 from tests.support.background import in_background
 from tests.support.brokers import ScriptedBroker
 from tests.support.jobs import FrozenJob
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
@@ -56,12 +58,13 @@ def test_a_claim_waits_for_the_stale_jobs_open_transaction_then_fences_it(
 @pytest.mark.behaviour("START-13")
 @pytest.mark.parametrize("known", [True, False], ids=["holding its partition", "holding the group"])
 @pytest.mark.parametrize("step", ["copy", "idle"])
+@pytest.mark.usefixtures("results")
 def test_a_frozen_job_is_terminated_after_the_timeout(
-    store: OffsetStore, offsetstore_database: str, query: Query, results: str, step: str, *, known: bool
+    store: OffsetStore, offsetstore_database: str, query: Query, tmp_path: Path, step: str, *, known: bool
 ) -> None:
     if known:
         store.claim("billing", broker()).close()
-    with FrozenJob(offsetstore_database, "billing", step) as job:
+    with FrozenJob(tmp_path / "log", offsetstore_database, "billing", step) as job:
         job.freeze()
         began = time.monotonic()
 

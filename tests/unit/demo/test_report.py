@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore.demo.chart import ticks
 from offsetstore.demo.kills import POINTS, JobName, Killed
-from offsetstore.demo.report import summary, write_report
-from offsetstore.demo.results import JobRun, Result, is_proven
-from offsetstore.demo.verify import Findings
-from offsetstore.demo.watch import Look
+from offsetstore.demo.report import summary, ticks, write_report
+from offsetstore.demo.run import Result, is_proven
+from offsetstore.demo.supervise import JobRun
+from offsetstore.demo.tables import Findings, Look
 
 if TYPE_CHECKING:
     from pathlib import Path

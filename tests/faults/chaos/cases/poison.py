@@ -109,7 +109,7 @@ def not_recurring(scene: Scene) -> None:
     before = scatter(scene, KINDS["deferred"], good=200, bad=scene.random.randint(1, 3))
     settings = {"records_per_trigger": scene.random.choice([60, 240])}
     job = scene.start(**settings)
-    wait_until(lambda: f"{SEARCHING} among {scene.topic}" in job.process.end_of_log(), timeout=60)
+    wait_until(lambda: f"{SEARCHING} among {scene.topic}" in job.process.end_of_log, timeout=60)
     if scene.variant == "later":
         time.sleep(scene.random.random())  # any moment will do
     scene.database.execute(f"INSERT INTO known SELECT 'k77 {SECRET}'")

@@ -13,7 +13,6 @@ import os
 import queue
 import sys
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import urlsplit
@@ -25,13 +24,13 @@ from offsetstore.errors import OffsetStoreError, RowsRefused
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import Retries, Timeouts
-from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.faults.chaos.harness import landing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from offsetstore import Claim
@@ -74,11 +73,6 @@ class Work:
     gate: str | None = None
 
 
-def tell(kind: str, **what: Any) -> None:
-    """Print one event; ``at`` in seconds of the clock that all processes of this machine share."""
-    print(json.dumps({"job": kind, "at": time.monotonic(), **what}), flush=True)  # noqa: T201 - this is the output
-
-
 class _Stoppable:
     """Holds the query that runs, for the thread that listens."""
 
@@ -102,7 +96,7 @@ class _Stoppable:
         """Take what comes on standard input, to its end."""
         for line in sys.stdin:
             if line.strip() == "measure":
-                tell("measured", uses=measure(self._session, urlsplit(self.url).port))
+                print_event("measured", uses=measure(self._session, urlsplit(self.url).port))
                 continue
             if line.strip() != "stop":
                 with self._guard:  # here, so that a word that follows at once is about this work
@@ -144,7 +138,7 @@ def serve(session: SparkSession) -> NoReturn:
     stoppable = _Stoppable(session)
     threading.Thread(target=stoppable.listen, daemon=True).start()
     jvm: Any = session._jvm
-    tell("ready", pid=os.getpid(), jvm=jvm.java.lang.ProcessHandle.current().pid())
+    print_event("ready", pid=os.getpid(), jvm=jvm.java.lang.ProcessHandle.current().pid())
     while True:
         line = stoppable.work.get()
         work = Work(**json.loads(line))
@@ -153,8 +147,8 @@ def serve(session: SparkSession) -> NoReturn:
         try:
             run(session, work, stoppable)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-            tell("failed", **report(error, during=stoppable.phase))
-        tell("ended")
+            print_event("failed", **report(error, during=stoppable.phase))
+        print_event("ended")
 
 
 def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
@@ -166,7 +160,7 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
         **work.extra,
     }
     timeouts, retries = Timeouts(**work.timeouts), Retries(**work.retries)  # pyright: ignore[reportArgumentType]
-    with OffsetStore.connect(work.url, timeouts=timeouts, retries=retries) as store:
+    with OffsetStore.connect(work.url, timeouts=timeouts, retries=retries, observers=[BatchPrinter()]) as store:
         stoppable.phase = "claim"
         claim = store.claim(
             work.group,
@@ -177,7 +171,7 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
             mirror_every=work.mirror_every,
             adopt_checkpoint=work.adopt_checkpoint,
         )
-        tell(
+        print_event(
             "claimed",
             epoch=claim.token.epoch,
             claim_id=str(claim.token.claim_id),
@@ -190,7 +184,7 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
             .options(**options)
             .option("startingOffsets", claim.starting_offsets)
             .load()
-            .writeStream.foreachBatch(_told(sink))
+            .writeStream.foreachBatch(sink)
             .option("checkpointLocation", _checkpoint(claim, work))
             .trigger(processingTime="50 milliseconds")
             .start()
@@ -201,7 +195,7 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             if stoppable.is_stopped and sink.error is None:
                 return  # Spark raises where it was stopped in the middle of something
-            tell("failed", **report(sink.error or error, during="batch"), spark=str(error)[:_TEXT])
+            print_event("failed", **report(sink.error or error, during="batch"), spark=str(error)[:_TEXT])
 
 
 def make_sink(claim: Claim, work: Work) -> TransactionalSink:
@@ -225,16 +219,6 @@ def _checkpoint(claim: Claim, work: Work) -> str:
     if work.checkpoint == "claim":
         return claim.checkpoint(work.base)
     return claim.checkpoint(work.base, keep=True) if work.checkpoint == "keep" else work.checkpoint
-
-
-def _told(sink: TransactionalSink) -> Any:
-    def tell_and_write(batch: DataFrame, batch_id: int) -> None:
-        ranges = {str(tp): (r.from_, r.until) for tp, r in RunningQuery.of(batch).ranges().items()}
-        tell("begun", batch=batch_id, ranges=ranges)
-        sink(batch, batch_id)
-        tell("done", batch=batch_id, ranges=ranges)
-
-    return tell_and_write
 
 
 def report(error: BaseException, *, during: str) -> dict[str, Any]:

@@ -4,195 +4,88 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from threading import Condition, RLock, Thread
-from typing import TYPE_CHECKING, Any, Literal
+from threading import RLock
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
 from offsetstore.local.spark.launch import spark_environment
+from offsetstore.testing import job_process
 from tests.faults.chaos.harness.clusters import Clusters
 from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from offsetstore.testing.job_process import Event
     from tests.faults.chaos.harness.clusters import Kind
     from tests.faults.chaos.harness.job import Work
 
 Target = Literal["python", "jvm", "both"]
 
 ROOT = Path(__file__).parents[4]
-_FAILPOINT = re.compile(r"offsetstore failpoint (\w+): (\w+) \(pid (\d+)\)")
 _READY_SECONDS = 240
-_END_SECONDS = 15
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What a job has told. ``at`` is of the clock that all processes of this machine share, in seconds."""
-
-    kind: str
-    at: float
-    what: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-class JobProcess:
+class JobProcess(job_process.JobProcess):
     """One process, which does one piece of work after the other."""
 
     def __init__(self, log: Path, kind: Kind = "local", environment: Mapping[str, str] | None = None) -> None:
-        self.log = log
         self.kind = kind
-        self.events: list[Event] = []
         self.work_done = 0
-        self.changed = Condition()
-        self._log = log.open("w", encoding="utf-8")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.chaos.harness.job"],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                **spark_environment(),
-                "PYTHONPATH": str(ROOT),
-                "PYTHONUNBUFFERED": "1",
-                **(environment or {}),
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is for us
+        given = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        super().__init__(
+            ["-m", "tests.faults.chaos.harness.job"], log, environment={**spark_environment(), **given}, cwd=ROOT
         )
-        self._listeners = [Thread(target=self._listen, args=(one,), daemon=True) for one in self._streams()]
-        for listener in self._listeners:
-            listener.start()
-        self.jvm = 0
-        self._java: psutil.Process | None = None
-
-    @property
-    def pid(self) -> int:
-        """Python's process id."""
-        return self.process.pid
 
     @property
     def is_alive(self) -> bool:
         """Whether both Python and Java run."""
-        return self.process.poll() is None and (self._java is None or _runs(self._java))
+        return self.exit_status is None and (not self.jvm or self.jvm_runs)
 
     def wait_until_ready(self) -> None:
         """Wait until Spark runs."""
-        found = self.wait_for("ready", timeout=_READY_SECONDS)
-        if self._java is None:
-            self.jvm = found.what["jvm"]
-            self._java = psutil.Process(self.jvm)  # knows it from another process that gets the same id later
+        self.wait_for("ready", timeout=_READY_SECONDS)
 
     def send(self, work: Work) -> None:
         """Give it work."""
         self.work_done += 1
-        self._write(json.dumps(asdict(work)))
+        self.write(json.dumps(asdict(work)))
 
     def ask(self, word: str) -> None:
         """Ask something of the work under way: to ``stop`` in order, or to ``measure`` what it uses."""
         with suppress(OSError):
-            self._write(word)
+            self.write(word)
 
     def wait_for(self, kind: str, *, count: int = 1, since: int = 0, timeout: float = 60) -> Event:
-        """Wait for the ``count``th event of a kind from event ``since`` on.
-
-        :raises AssertionError: it does not come; with the end of the log.
-        """
-        deadline = time.monotonic() + timeout * PATIENCE
-        with self.changed:
-            while True:
-                found = [event for event in self.events[since:] if event.kind == kind]
-                if len(found) >= count:
-                    return found[count - 1]
-                left = deadline - time.monotonic()
-                gone = self.process.poll() is not None and not any(one.is_alive() for one in self._listeners)
-                told = [event.kind for event in self.events[since:]]
-                assert left > 0 and not gone, (  # noqa: PT018 - one message for both
-                    f"no {kind!r} within {timeout:.0f} s (exit status {self.process.poll()}; told: {told[-12:]})\n"
-                    f"{self.end_of_log()}"
-                )
-                self.changed.wait(min(left, 0.5))
-
-    def end_of_log(self) -> str:
-        """What it has said last."""
-        return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
+        """The same with `PATIENCE`."""
+        return super().wait_for(kind, count=count, since=since, timeout=timeout * PATIENCE)
 
     def signal(self, target: Target, number: signal.Signals) -> None:
         """Send a signal to Python, to Java, or to both."""
-        if target in {"jvm", "both"} and self._java is not None:
-            with suppress(psutil.NoSuchProcess):
-                self._java.send_signal(number)
-        if target in {"python", "both"} and self.process.poll() is None:
-            os.kill(self.pid, number)
-        if number == signal.SIGKILL and target in {"python", "both"}:
-            self.process.wait(_END_SECONDS)
+        if target in {"jvm", "both"} and self.jvm_runs:
+            with suppress(ProcessLookupError):
+                os.kill(self.jvm, number)
+        if target in {"python", "both"} and self.exit_status is None:
+            if number == signal.SIGKILL:
+                self.kill(group=False)
+            else:
+                os.kill(self.pid, number)
 
     def end(self) -> None:
-        """Leave nothing of it behind."""
-        with suppress(psutil.NoSuchProcess):
-            family = [*psutil.Process(self.pid).children(recursive=True)] if self.process.poll() is None else []
-            if self._java is not None and _runs(self._java):
-                family += [self._java, *self._java.children(recursive=True)]
-            for one in family:
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(_END_SECONDS)
-        for listener in self._listeners:
-            listener.join(_END_SECONDS)
-        with suppress(OSError):
-            if self.process.stdin is not None:
-                self.process.stdin.close()
-        self._log.close()
-
-    def _streams(self) -> list[Any]:
-        return [self.process.stdout, self.process.stderr]
-
-    def _write(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def _listen(self, stream: Any) -> None:
-        with stream:
-            for line in stream:
-                self._log.write(line)
-                self._log.flush()
-                event = _parse(line)
-                if event is not None:
-                    with self.changed:
-                        self.events.append(event)
-                        self.changed.notify_all()
-        with self.changed:
-            self.changed.notify_all()
-
-
-def _parse(line: str) -> Event | None:
-    if line.startswith('{"job": '):
-        found = json.loads(line)
-        return Event(found.pop("job"), found.pop("at"), found)
-    if point := _FAILPOINT.search(line):
-        return Event("reached", time.monotonic(), {"point": point[1], "action": point[2], "pid": int(point[3])})
-    return None
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        """Leave nothing of it behind, workers and executors of Spark's neither: they have groups of their own."""
+        family: list[psutil.Process] = []
+        for pid in (self.pid if self.exit_status is None else 0, self.jvm if self.jvm_runs else 0):
+            with suppress(psutil.NoSuchProcess):
+                family += psutil.Process(pid).children(recursive=True) if pid else []
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        super().end()
 
 
 class JobPool:

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
     from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.local.postgres.server import PostgresServer
+    from offsetstore.testing.job_process import Event
     from tests.faults.chaos.harness.clusters import Kind
     from tests.faults.chaos.harness.expected import Stretch
     from tests.faults.chaos.harness.job import Way
-    from tests.faults.chaos.harness.process import Event, JobPool, JobProcess, Target
+    from tests.faults.chaos.harness.process import JobPool, JobProcess, Target
     from tests.faults.chaos.harness.registry import Fault
 
 RATE = 60
@@ -375,7 +376,7 @@ class Scene:
         except AssertionError:
             errors = [f"{job.error.class_name}: {job.error.text[:600]}" for job in self.jobs if job.error]
             alive = [job.pid for job in self.jobs if not job.has_ended]
-            last = self.jobs[-1].process.end_of_log()[-1500:] if self.jobs else ""
+            last = self.jobs[-1].process.end_of_log[-1500:] if self.jobs else ""
             raise Violation(
                 f"I8: not caught up within {timeout:.0f} s: stored {self.stored()}, wanted {wanted}; "
                 f"jobs running {alive}; errors {errors[-3:]}\n{last}"

@@ -12,9 +12,9 @@ from tests.faults.chaos.harness.ledger import Entry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from offsetstore.testing.job_process import Event
     from tests.faults.chaos.harness.ledger import Ledger
     from tests.faults.chaos.harness.observer import Look
-    from tests.faults.chaos.harness.process import Event
     from tests.support.postgres import Database
 
 _MOST = 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self, TypeAlias, cast, get_args
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import ConfigurationError, OffsetStoreError
 
 Atomicity: TypeAlias = Literal["batch", "partition"]
 Staging: TypeAlias = Literal["auto", "always", "never"]
@@ -26,11 +26,17 @@ CHECKPOINTS: Final = "OFFSETSTORE_DEMO_CHECKPOINTS"
 BATCH: Final = "OFFSETSTORE_DEMO_BATCH"
 ATOMICITY: Final = "OFFSETSTORE_DEMO_ATOMICITY"
 STAGING: Final = "OFFSETSTORE_DEMO_STAGING"
+PAUSE: Final = "OFFSETSTORE_DEMO_PAUSE"
+"""``point:nth``: stops the at-least-once job there, to be killed."""
 REQUIRED: Final = frozenset({URL, BOOTSTRAP})
 """The others have defaults."""
 
 _DEFAULT_CHECKPOINTS: Final = "checkpoints"
 _DEFAULT_BATCH: Final = "14033"
+
+
+class DemoFailed(OffsetStoreError):
+    """The demo itself failed; this says nothing about the jobs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,92 @@
+"""How the jobs start Spark, and what they compute with it: for both, DataFrames; for a task of ours, Arrow batches."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import SparkContext
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from offsetstore.demo.tables import ADDED, COLUMNS, KEY, OURS, WORST
+from offsetstore.local.spark.launch import QUICK, local_session, quick_conf, spark_conf
+from offsetstore.testing.job_process import print_event
+from offsetstore.writers import Append, Upsert
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+    from sqlalchemy import Connection
+
+_compute: Final = cast("Any", pc)
+_TOTALS: Final = [*((name, "sum") for name in ADDED), (WORST, "max")]
+_TYPES = {"bigint": "bigint", "integer": "int", "text": "string", "timestamptz": "timestamp"}
+_SCHEMA = ", ".join(f"{name} {_TYPES[type_]}" for name, type_ in COLUMNS.items())
+
+
+def start_session(name: str) -> SparkSession:
+    """Start Spark, quickly since the demo does so ten times, and print its process id: that of the process to end."""
+    os.environ["SPARK_LAUNCHER_OPTS"] = QUICK
+    session = local_session(name, extra_conf={**quick_conf(spark_conf()), "spark.sql.adaptive.enabled": "false"})
+    context: Any = SparkContext
+    print_event("started", jvm=context._gateway.proc.pid)  # noqa: SLF001 - no public way
+    return session
+
+
+def parse(batch: DataFrame) -> DataFrame:
+    """Turn Kafka's records into flights."""
+    return batch.select(F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight")).select("flight.*")
+
+
+def parse_with_coordinates(batch: DataFrame) -> DataFrame:
+    """Turn Kafka's records into flights, and keep their coordinates."""
+    flight = F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight")
+    return batch.select(flight, "_kafka").select("flight.*", "_kafka")
+
+
+def carrier_delays(flights: DataFrame) -> DataFrame:
+    """Add up the batch's flights by carrier and month."""
+    return flights.groupBy(*KEY).agg(
+        F.count("*").alias("flights"),
+        F.count_if(F.col("dep_time").isNull()).alias("cancelled"),
+        F.coalesce(F.sum("dep_delay"), F.lit(0)).alias("departure_delay"),
+        F.coalesce(F.sum("arr_delay"), F.lit(0)).alias("arrival_delay"),
+        F.max("arr_delay").alias("worst_arrival_delay"),
+    )
+
+
+def land(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write both tables from one task, if each Kafka partition has its own transaction.
+
+    The flights are copied in as they come. Their sums are collected on the way, and added at the end in the order of
+    their key, so that all tasks lock shared rows in one order.
+    """
+    delays: list[pa.Table] = []
+    Append(OURS.flights).write(connection, _counted(batches, delays))
+    total = _total(pa.concat_tables(delays))
+    Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]).write(connection, total.to_batches())
+
+
+def _counted(batches: Iterable[pa.RecordBatch], delays: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Pass the batches on, and put the sums of each into ``delays``."""
+    for batch in batches:
+        flights: Any = batch
+        columns = {
+            **{name: flights[name] for name in KEY},
+            "flights": pa.repeat(1, batch.num_rows),
+            "cancelled": flights["dep_time"].is_null().cast(pa.int64()),
+            "departure_delay": _compute.fill_null(flights["dep_delay"], 0),
+            "arrival_delay": _compute.fill_null(flights["arr_delay"], 0),
+            WORST: flights["arr_delay"],
+        }
+        delays.append(_total(pa.table(columns)))
+        yield batch
+
+
+def _total(delays: pa.Table) -> pa.Table:
+    """Add up by carrier and month; the columns keep their names."""
+    total = cast("Any", delays).group_by(list(KEY)).aggregate(_TOTALS)
+    return total.rename_columns([name.removesuffix("_sum").removesuffix("_max") for name in total.column_names])

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol.events import BatchSkipped, BatchStarted, BatchWritten
+from offsetstore.testing.job_process import BatchPrinter, JobProcess, parse_event, print_event
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RANGES = {TopicPartition("flights", 0): OffsetRange(10, 20), TopicPartition("flights", 1): OffsetRange(0, 7)}
+JOB = """
+import sys
+from offsetstore.testing.job_process import print_event
+print_event("ready")
+print("heard", sys.stdin.readline(), file=sys.stderr, flush=True)
+print_event("heard")
+sys.stdin.readline()
+"""
+
+
+def test_what_a_job_tells_can_be_read_back(capsys: pytest.CaptureFixture[str]) -> None:
+    print_event("begun", batch=3, ranges={"flights-0": (10, 20)})
+    event = parse_event(capsys.readouterr().out)
+    assert event is not None
+    assert (event.kind, event.what) == ("begun", {"batch": 3, "ranges": {"flights-0": [10, 20]}})
+
+
+def test_a_failpoint_is_an_event() -> None:
+    event = parse_event("offsetstore failpoint in_copy: hang (pid 4711)\n")
+    assert event is not None
+    assert (event.kind, event.what) == ("reached", {"point": "in_copy", "action": "hang", "pid": 4711})
+
+
+def test_other_lines_are_not_events() -> None:
+    assert parse_event("WARNING: Using incubator modules\n") is None
+    assert parse_event('{"level": "error"}\n') is None
+
+
+def test_the_observer_prints_when_a_batch_begins_and_when_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = BatchPrinter()
+    printer.on(BatchStarted(group="g", batch=3, ranges=RANGES))
+    printer.on(BatchWritten(group="g", batch=3, ranges=RANGES, rows={"flights": 17}, seconds={}))
+    printer.on(BatchStarted(group="g", batch=4, ranges=RANGES))
+    printer.on(BatchSkipped(group="g", batch=4, ranges=RANGES))
+    found = [event for line in capsys.readouterr().out.splitlines() if (event := parse_event(line))]
+    assert [(event.kind, event.what["batch"]) for event in found] == [
+        ("begun", 3),
+        ("done", 3),
+        ("begun", 4),
+        ("done", 4),
+    ]
+    assert all(event.what["ranges"] == {"flights-0": [10, 20], "flights-1": [0, 7]} for event in found)
+
+
+def test_a_job_is_spoken_to_and_killed(tmp_path: Path) -> None:
+    with JobProcess(["-c", JOB], tmp_path / "log") as job:
+        job.wait_for("ready")
+        job.write("you")
+        job.wait_for("heard")
+        assert job.exit_status is None
+    assert job.exit_status == -signal.SIGKILL
+    assert "heard you" in job.end_of_log
+
+
+def test_an_event_that_does_not_come_fails_with_the_end_of_the_log(tmp_path: Path) -> None:
+    with (
+        JobProcess(["-c", "raise SystemExit('no flights')"], tmp_path / "log") as job,
+        pytest.raises(AssertionError, match=r"no 'ready' (.|\n)*no flights"),
+    ):
+        job.wait_for("ready")
+    assert job.exit_status == 1
