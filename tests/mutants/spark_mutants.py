@@ -21,6 +21,7 @@ _SHARED: Final = f"{_SPARK}test_sharing.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _POISON: Final = "offsetstore/processing/isolate.py"
 _SEARCHES: Final = "tests/unit/processing/test_isolate.py::"
+_CYCLES: Final = "tests/unit/processing/test_cycle.py::"
 
 _RE_PLAN: Final = """\
     if locked != decisions:
@@ -107,29 +108,15 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "re-plan",
-        (
-            _CYCLE,
-            _RE_PLAN,
-            "",
-        ),
-        tests=(
-            (
-                f"{_SPARK}test_replay.py::"
-                "test_a_batch_is_planned_again_where_the_stored_offset_moved_while_it_was_computed"
-            ),
-        ),
+        (_CYCLE, _RE_PLAN, ""),
+        tests=(f"{_CYCLES}test_a_batch_is_planned_again_if_a_stored_offset_changed_while_it_was_computed",),
         why="Rows that were cropped for an older offset would be written beside those that moved it. With the plan's "
         "own ends, advance would refuse that: so both go.",
     ),
     mutant(
         "topic-id-of-each-batch",
         (_CYCLE, "        check_topics(claim, plan.stored, plan.decisions)\n", ""),
-        tests=(
-            (
-                f"{_SPARK}test_recreated.py::"
-                "test_a_topic_that_is_recreated_in_the_middle_of_a_batch_is_not_mixed_with_the_old_one"
-            ),
-        ),
+        tests=(f"{_CYCLES}test_a_topic_that_is_recreated_while_the_batch_is_computed_stops_it",),
         why="Records of a topic that was recreated in mid run have the old one's offsets: they would be mixed.",
     ),
 )
@@ -196,7 +183,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
             "OffsetRange(self.decisions[tp].range.from_, range_.until)",
             "OffsetRange(self.decisions[tp].range.from_, max(range_.until, self.decisions[tp].range.until))",
         ),
-        tests=(f"{_SPARK}test_poison.py::test_the_command_in_the_error_passes_over_the_named_record_alone",),
+        tests=(f"{_CYCLES}test_the_part_of_a_batch_before_a_record_is_stored_alone",),
         why="The offset would move over the refused record and all behind it, with the records before it.",
     ),
 )

@@ -1,0 +1,172 @@
+"""The cycle of a batch on a store in memory, without Spark: the rows are the offsets of the records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import OffsetRange, TopicPartition
+from offsetstore.errors import OffsetGap, RowsRefused, SinkError, StaleClaim, TopicRecreated
+from offsetstore.offsets import BrokerView, TopicLog, Watermarks
+from offsetstore.processing.cycle import UNNAMED, Stopwatch, commit_plan, with_replanning
+from offsetstore.processing.plan import Plan, PlanOutdated
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from offsetstore import Claim
+    from offsetstore.processing.cycle import Written
+
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+BATCH = {P0: OffsetRange(0, 3), P1: OffsetRange(10, 12)}
+
+
+@dataclass
+class Records:
+    """The records of the ranges, ``refused`` among them or not."""
+
+    ranges: Mapping[TopicPartition, OffsetRange]
+    refused: tuple[TopicPartition, int] | None = None
+
+    def write(self, connection: Any) -> int:
+        rows = [(tp, offset) for tp, range_ in self.ranges.items() for offset in range(range_.from_, range_.until)]
+        connection.extend("results", rows)
+        if self.refused in rows:
+            raise RowsRefused("too large")
+        return len(rows)
+
+
+@pytest.fixture
+def store() -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore() as made:
+        yield made
+
+
+def view(topic_id: str = "one") -> BrokerView:
+    return BrokerView("cluster", {"payments": TopicLog(topic_id, {0: Watermarks(0, 100), 1: Watermarks(10, 100)})}, {})
+
+
+@pytest.fixture
+def broker() -> StaticBroker:
+    return StaticBroker(view())
+
+
+@pytest.fixture
+def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
+    return store.claim("billing", broker, topics=["payments"], mirror_every=None)
+
+
+def process(
+    claim: Claim, *, meanwhile: Callable[[], object] = lambda: None, refused: tuple[TopicPartition, int] | None = None
+) -> Written | None:
+    """Plan, compute and commit `BATCH`, as a job would; ``meanwhile`` happens when the rows are computed."""
+    plan = Plan.of(claim, BATCH)
+    computed = None
+    if plan.is_worth_computing(claim):
+        computed = {UNNAMED: Records(plan.remaining(), refused)}
+        meanwhile()
+    return commit_plan(claim, plan, computed, Stopwatch())
+
+
+def advance(claim: Claim, tp: TopicPartition, until: int) -> None:
+    with claim.transaction() as tx:
+        start = BATCH[tp].from_
+        tx.advance({tp: tx.lock({tp: OffsetRange(start, until)})[tp].remaining})
+
+
+def test_rows_and_offsets_are_stored_together(store: InMemoryOffsetStore, claim: Claim) -> None:
+    written = process(claim)
+    assert written is not None
+    assert written.rows == {UNNAMED: 5}
+    assert written.seconds.keys() == {"compute", "write", "commit"}
+    assert store.rows("results") == [(P0, 0), (P0, 1), (P0, 2), (P1, 10), (P1, 11)]
+    assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 3, P1: 12}
+
+
+def test_a_replayed_batch_is_neither_computed_nor_written(store: InMemoryOffsetStore, claim: Claim) -> None:
+    process(claim)
+    assert process(claim, meanwhile=lambda: pytest.fail("computed")) is None
+    assert len(store.rows("results")) == 5
+
+
+def test_of_a_batch_that_is_stored_in_part_only_the_rest_is_written(store: InMemoryOffsetStore, claim: Claim) -> None:
+    advance(claim, P0, 2)
+    process(claim)
+    assert store.rows("results") == [(P0, 2), (P1, 10), (P1, 11)]
+
+
+def test_a_batch_is_planned_again_if_a_stored_offset_changed_while_it_was_computed(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    changes = iter([lambda: advance(claim, P0, 2), lambda: advance(claim, P1, 11)])
+    written = with_replanning(lambda: process(claim, meanwhile=next(changes, lambda: None)), "batch 1")
+    assert written is not None
+    assert store.rows("results") == [(P0, 2), (P1, 11)]
+
+
+def test_a_batch_whose_plans_are_all_outdated_ends_with_an_error(store: InMemoryOffsetStore, claim: Claim) -> None:
+    plans: list[int] = []
+
+    def write() -> Written:
+        plans.append(1)
+        raise PlanOutdated
+
+    with pytest.raises(SinkError, match="5 plans of batch 1 were outdated"):
+        with_replanning(write, "batch 1")
+    assert len(plans) == 5
+    assert store.rows("results") == []
+
+
+def test_what_was_not_computed_is_planned_again_if_it_remains_after_all(claim: Claim) -> None:
+    with pytest.raises(PlanOutdated):
+        commit_plan(claim, Plan.of(claim, BATCH), None, Stopwatch())
+
+
+def test_a_refused_row_leaves_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
+    with pytest.raises(RowsRefused) as failed:
+        process(claim, refused=(P1, 10))
+    assert failed.value.output == UNNAMED
+    assert store.rows("results") == []
+    assert store.offsets("billing")[P0].next_offset == 0
+
+
+def test_the_part_of_a_batch_before_a_record_is_stored_alone(store: InMemoryOffsetStore, claim: Claim) -> None:
+    part = Plan.of(claim, BATCH).up_to({P0: OffsetRange(0, 2)})
+    commit_plan(claim, part, {UNNAMED: Records(part.remaining())}, Stopwatch())
+    assert store.rows("results") == [(P0, 0), (P0, 1)]
+    assert store.offsets("billing")[P0].next_offset == 2
+    assert store.offsets("billing")[P1].next_offset == 10
+
+
+def test_a_claim_that_was_taken_over_while_it_computed_writes_nothing(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    def take_over() -> None:
+        store.claim("billing", broker, topics=["payments"], mirror_every=None)
+
+    with pytest.raises(StaleClaim):
+        process(claim, meanwhile=take_over)
+    with pytest.raises(StaleClaim):  # and computes nothing from then on
+        process(claim, meanwhile=lambda: pytest.fail("computed"))
+    assert store.rows("results") == []
+
+
+def test_a_gap_is_refused_without_computing(claim: Claim) -> None:
+    plan = Plan.of(claim, {P0: OffsetRange(1, 3)})
+    assert not plan.is_worth_computing(claim)
+    with pytest.raises(OffsetGap):
+        commit_plan(claim, plan, None, Stopwatch())
+
+
+def test_a_topic_that_is_recreated_while_the_batch_is_computed_stops_it(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    def recreate() -> None:
+        broker.current = view("another")
+
+    with pytest.raises(TopicRecreated, match="topic id another"):
+        process(claim, meanwhile=recreate)
+    assert store.rows("results") == []
