@@ -68,7 +68,7 @@ class PostgresDatabase:
             # This returns it to its pool. close() would roll back, which the session's guard refuses.
             connection.invalidate()
             if isinstance(error, DATABASE_ERRORS):
-                raise errors.unavailable(error) or _unavailable(error) from errors.stripped(error)
+                raise errors.unavailable(error) or _unreachable(error) from errors.stripped(error)
             raise
 
     def _connect(self, engine: Engine) -> Connection:
@@ -86,7 +86,7 @@ class PostgresDatabase:
             cast("Any", connection.connection.driver_connection).prepare_threshold = None
             return connection.execution_options(isolation_level="READ COMMITTED")
         except DATABASE_ERRORS as error:
-            raise _unavailable(error) from error
+            raise _unreachable(error) from error
 
     def translate(self, error: BaseException) -> BaseException:
         return errors.translate(error)
@@ -139,7 +139,7 @@ class PostgresDatabase:
                 found = connection.execute(self._text(sql.REVISION)).scalar() if schema else None
                 self._store_id = connection.execute(self._text(sql.STORE_ID)).scalar() if found == HEAD else None
             except DATABASE_ERRORS as error:
-                raise _unavailable(error) from error
+                raise _unreachable(error) from error
         if found is None:  # also after a downgrade, which leaves the version table empty
             raise SchemaMissing(
                 "the database has no offsetstore tables",
@@ -189,7 +189,7 @@ def _milliseconds(seconds: float | None) -> int:
     return 0 if seconds is None else min(2**31 - 1, max(1, round(seconds * 1000)))
 
 
-def _unavailable(error: Exception) -> StoreUnavailable:
+def _unreachable(error: Exception) -> StoreUnavailable:
     # libpq writes separate lines for each host.
     lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
     found = " ".join(filter(None, lines)) or type(error).__name__

@@ -161,16 +161,17 @@ def _starts(
     starts: dict[TopicPartition, Start] = {}
     for partition, watermarks in sorted(log.partitions.items()):
         tp = TopicPartition(topic, partition)
+        committed = asked.view.committed.get(tp)
         facts = _Facts(
-            tp,
-            watermarks,
-            rows.get(tp),
-            committed := asked.view.committed.get(tp),
-            Stamp.of(committed),
-            asked.store_id,
-            asked.group,
-            asked.adopted.get(tp),
-            (asked.view.timestamps or {}).get(tp),
+            tp=tp,
+            log=watermarks,
+            stored=rows.get(tp),
+            committed=committed,
+            stamp=Stamp.of(committed),
+            store_id=asked.store_id,
+            group=asked.group,
+            adopted=asked.adopted.get(tp),
+            at_timestamp=(asked.view.timestamps or {}).get(tp),
             topic_is_known=bool(rows) or any(other.topic == topic for other in asked.adopted),
             # For a new partition, the other application's offset is not adopted either.
             is_contested=rows[tp].contested if tp in rows else any(row.contested for row in rows.values()),

@@ -8,7 +8,13 @@ from offsetstore.errors import KafkaColumnsMissing, RowsRefused
 from offsetstore.postgres.errors import refusals
 from offsetstore.writers.arrow.copying import copy_batches, driver_connection, locked_target
 from offsetstore.writers.arrow.encoding import Encoding
-from offsetstore.writers.arrow.kafka_column import COORDINATES, KAFKA, coordinate_matches, flatten_kafka, without_kafka
+from offsetstore.writers.arrow.kafka_column import (
+    KAFKA,
+    STAGED_COORDINATES,
+    coordinate_matches,
+    flatten_kafka,
+    without_kafka,
+)
 from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.staging import (
     Staging,
@@ -144,7 +150,7 @@ class Upsert:
             staged_as = {
                 name: column
                 for name, column in staged_columns(driver, staged.staging).items()
-                if name not in COORDINATES
+                if name not in STAGED_COORDINATES
             }
             check_staged(driver, staged, staged_as, columns)
             self._check_key(driver)

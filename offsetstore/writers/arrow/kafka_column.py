@@ -21,7 +21,7 @@ _COORDINATES = {
 }
 _ARROW = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
 
-COORDINATES = tuple(column.name for column in _COORDINATES.values())
+STAGED_COORDINATES = tuple(column.name for column in _COORDINATES.values())
 
 
 def without_kafka(schema: pa.Schema) -> pa.Schema:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from offsetstore.writers.arrow.kafka_column import COORDINATES
+from offsetstore.writers.arrow.kafka_column import STAGED_COORDINATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -131,5 +131,5 @@ def _list(names: Iterable[str]) -> sql.Composed:
 
 
 def _coordinates() -> dict[str, sql.Identifier]:
-    topic, partition, offset = map(sql.Identifier, COORDINATES)
+    topic, partition, offset = map(sql.Identifier, STAGED_COORDINATES)
     return {"topic": topic, "partition": partition, "offset": offset}
