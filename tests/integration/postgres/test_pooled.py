@@ -14,10 +14,10 @@ from offsetstore.postgres.migrate import current_revision, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
 from offsetstore.store import heartbeat
+from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, apply, lock, process
 from tests.support import pooler
 from tests.support.background import in_background
-from tests.support.brokers import ScriptedBroker
 from tests.support.proxy import CommitProxy, Lost
 from tests.support.waiting import wait_until
 
@@ -35,8 +35,8 @@ WHERE locktype = 'advisory' AND d.datname = current_database()
 RECORDS = "SELECT count(*), count(DISTINCT record) FROM results"
 
 
-def broker() -> ScriptedBroker:
-    return ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+def broker() -> StaticBroker:
+    return StaticBroker.with_topics({"payments": 2}, end=100)
 
 
 @pytest.fixture
