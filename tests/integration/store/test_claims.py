@@ -66,31 +66,6 @@ def test_a_partition_created_while_the_claim_waits_is_seen_by_its_second_look(st
 
 
 @pytest.mark.behaviour("START-12")
-def test_the_same_topic_in_two_groups_has_separate_offsets_and_metadata(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    billing, audit = store.claim("billing", broker), store.claim("audit", broker)
-
-    advance(store, billing, P0, 40, metadata="of billing")
-    advance(store, audit, P0, 70, metadata={"of": "audit"})
-
-    assert store.offsets("billing")[P0].next_offset == 40
-    assert store.offsets("audit")[P0].next_offset == 70
-    assert store.metadata("billing") == {P0: "of billing"}
-    assert store.metadata("audit") == {P0: {"of": "audit"}}
-    assert {line.to_offset for line in store.history("audit") if line.event == "adopt"} == {0}
-
-
-@pytest.mark.behaviour("START-12")
-def test_a_claim_of_one_group_leaves_the_others_token_alone(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    billing = store.claim("billing", broker)
-
-    store.claim("audit", broker)
-
-    advance(store, billing, P0, 40)
-
-
-@pytest.mark.behaviour("START-12")
 def test_a_group_of_several_topics_moves_them_in_one_transaction(store: OffsetStore) -> None:
     broker = StaticBroker.with_logs({"payments": {0: (0, 100)}, "refunds": {0: (0, 9)}})
     claim = store.claim("billing", broker)

@@ -48,33 +48,6 @@ def write(store: OffsetStore, claim: Claim, tp: TopicPartition) -> None:
 
 
 @pytest.mark.behaviour("START-14")
-@pytest.mark.parametrize("tp", [P0, P1, R0, NEW], ids=str)
-def test_the_second_of_two_claims_wins_whichever_partition_the_first_job_touches(
-    store: OffsetStore, query: Query, results: str, tp: TopicPartition
-) -> None:
-    first = store.claim("billing", broker())
-    second = store.claim("billing", broker())
-
-    with pytest.raises(StaleClaim) as caught:
-        write(store, first, tp)
-
-    assert caught.value.expected == str(first.token)
-    assert caught.value.found == f"{second.token}, of {second.owner}"
-    assert query("SELECT * FROM results") == []
-    assert NEW not in store.offsets("billing")
-    write(store, second, tp)
-
-
-@pytest.mark.behaviour("START-14")
-def test_a_stale_job_is_fenced_without_partitions_too(store: OffsetStore) -> None:
-    first = store.claim("billing", broker())
-    store.claim("billing", broker())
-
-    with pytest.raises(StaleClaim), store.transaction(first) as tx:
-        tx.lock({})
-
-
-@pytest.mark.behaviour("START-14")
 def test_a_claim_of_fewer_topics_leaves_the_other_rows_where_they_are_and_fences_them(
     store: OffsetStore, results: str
 ) -> None:

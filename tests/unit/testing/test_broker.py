@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
 
 
+def test_it_shows_the_logs_that_it_was_given() -> None:
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    view = broker.view("billing", ["payments"], timestamp_ms=1)
+
+    assert view.timestamps == {P0: 100}
+    assert broker.view("billing", ["payments"]).timestamps is None
+    assert (broker.topics, broker.asked) == (("payments",), ["billing", "billing"])
+    with pytest.raises(TopicMissing):
+        broker.view("billing", ["orders"])
+
+
 def test_what_was_committed_is_seen_and_listed() -> None:
     broker = StaticBroker.with_topics({"payments": 2}, end=10)
     port: BrokerOffsets = broker
