@@ -34,17 +34,22 @@ INTRODUCTION = """\
 # Behaviours and their tests
 
 Made by `make behaviours` from [behaviours.toml](behaviours.toml) and the tests' marks; a test fails when it is out of
-date. *Real services* are those that run while the test runs: none is replaced by a double.
+date. *Real services* are those that run while the test runs: none is replaced by a double. A test of the
+contract is listed once, with the classes that run it; a class stands for all of its tests.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One test of one behaviour; parameters of a test are folded into one."""
+    """One test of one behaviour; parameters of a test are folded into one.
+
+    ``runs`` are the classes that inherit the test from another module. ``test`` is the class where that has the mark.
+    """
 
     behaviour: str
     test: str
     services: frozenset[str]
+    runs: tuple[str, ...] = ()
 
 
 def read_texts(path: Path = TEXTS) -> dict[str, dict[str, str]]:
@@ -59,15 +64,30 @@ def collect_proofs(items: Iterable[pytest.Item]) -> list[Proof]:
     """
     known = {identifier for area in read_texts().values() for identifier in area}
     services: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    runs: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for item in items:
         fixtures: Sequence[str] = getattr(item, "fixturenames", ())
-        test = item.nodeid.partition("[")[0]
-        for mark in item.iter_markers("behaviour"):
+        for node, mark in item.iter_markers_with_node("behaviour"):
             if not mark.args or not known.issuperset(mark.args):
-                raise pytest.UsageError(f"{test}: behaviour{mark.args} is not in {TEXTS.name}")
+                raise pytest.UsageError(f"{item.nodeid}: behaviour{mark.args} is not in {TEXTS.name}")
+            test, run = _test_and_run(item) if node is item else (node.nodeid, None)
             for identifier in mark.args:
                 services[identifier, test].update(SERVICES[name] for name in fixtures if name in SERVICES)
-    return [Proof(*key, frozenset(found)) for key, found in sorted(services.items(), key=lambda entry: entry[0][1])]
+                runs[identifier, test].update([run] if run else [])
+    return [
+        Proof(*key, frozenset(found), tuple(sorted(runs[key])))
+        for key, found in sorted(services.items(), key=lambda entry: entry[0][1])
+    ]
+
+
+def _test_and_run(item: pytest.Item) -> tuple[str, str | None]:
+    """Where the test is written; and the class that runs it, if it inherits the test from another module."""
+    if isinstance(item, pytest.Function) and item.cls and item.module:
+        for parent in item.cls.__mro__:
+            if item.originalname in vars(parent) and parent.__module__ != item.module.__name__:
+                file = f"{parent.__module__.replace('.', '/')}.py"
+                return f"{file}::{parent.__name__}::{item.originalname}", item.cls.__name__
+    return item.nodeid.partition("[")[0], None
 
 
 def render(texts: Mapping[str, Mapping[str, str]], proofs: Iterable[Proof]) -> str:
@@ -85,7 +105,8 @@ def render(texts: Mapping[str, Mapping[str, str]], proofs: Iterable[Proof]) -> s
             text = behaviours[identifier].replace("|", "\\|")
             head = f"{identifier} | {text}"
             for proof in by_behaviour[identifier]:
-                lines.append(f"| {head} | `{proof.test}` | {', '.join(sorted(proof.services)) or 'none'} |")
+                runs = " in " + ", ".join(f"`{run}`" for run in proof.runs) if proof.runs else ""
+                lines.append(f"| {head} | `{proof.test}`{runs} | {', '.join(sorted(proof.services)) or 'none'} |")
                 head = " | "
         lines.append("")
     missing = [

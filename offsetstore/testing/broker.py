@@ -4,17 +4,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
-from offsetstore.errors import GroupHasMembers, MetadataRefused, TopicMissing
-from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
+from offsetstore.errors import GroupHasMembers, MetadataRefused, OffsetStoreError, TopicMissing
+from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, TopicPartition, Watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from offsetstore.errors import OffsetStoreError
-    from offsetstore.offsets import CommittedOffset
+    from collections.abc import Callable, Collection, Mapping
 
 _MAX_TEXT: Final = 4095  # characters of Java's: Kafka's default, less the zero byte that confluent-kafka adds
 
@@ -44,6 +42,12 @@ class StaticBroker:
         """The group of each call of `committed_offsets`."""
         self.asked: list[str] = []
         """The group of each call of `view`."""
+        self.script: list[OffsetStoreError | BrokerView | Callable[[], object] | None] = []
+        """What the next calls of `view` do, one entry each: an error is raised, a view is shown instead of `current`,
+        a function is called before `current` is shown; `None` shows `current`, as an empty script does."""
+        self.has_ids = True
+        """Whether it shows the topics' ids; brokers before Kafka 2.8 have none."""
+        self._guard = threading.Lock()  # a mirror's thread commits while a test changes what is shown
 
     @classmethod
     def with_topics(cls, partitions: dict[str, int], *, end: int = 0, cluster_id: str = "cluster") -> Self:
@@ -51,11 +55,31 @@ class StaticBroker:
 
         :param partitions: the number of partitions of each topic.
         """
+        logs = {topic: dict.fromkeys(range(count), (0, end)) for topic, count in partitions.items()}
+        return cls.with_logs(logs, cluster_id=cluster_id)
+
+    @classmethod
+    def with_logs(cls, logs: Mapping[str, Mapping[int, tuple[int, int]]], *, cluster_id: str = "cluster") -> Self:
+        """Make logs with nothing committed; a topic's id is its name and ``-id``.
+
+        :param logs: beginning and end of each partition's log, by topic and number.
+        """
         topics = {
-            topic: TopicLog(f"{topic}-id", {number: Watermarks(0, end) for number in range(count)})
-            for topic, count in partitions.items()
+            topic: TopicLog(f"{topic}-id", {number: Watermarks(*ends) for number, ends in log.items()})
+            for topic, log in logs.items()
         }
         return cls(BrokerView(cluster_id, topics, {}))
+
+    def set_log(self, tp: TopicPartition, begin: int, end: int) -> None:
+        """Set the beginning and the end of a partition's log; a partition or topic that is not there yet is made."""
+        with self._guard:
+            log = self.current.topics.get(tp.topic, TopicLog(f"{tp.topic}-id", {}))
+            log = replace(log, partitions={**log.partitions, tp.partition: Watermarks(begin, end)})
+            self.current = replace(self.current, topics={**self.current.topics, tp.topic: log})
+
+    def set_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit as another application does: without a text, and not listed in `commits`."""
+        self._put({tp: CommittedOffset(offset) for tp, offset in offsets.items()})
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -63,17 +87,24 @@ class StaticBroker:
 
     def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
         self.asked.append(group)
-        self._check(topics)
+        step = self.script.pop(0) if self.script else None
+        if isinstance(step, OffsetStoreError):
+            raise step
+        if callable(step):
+            step()
+        shown = step if isinstance(step, BrokerView) else self.current
+        self._check(topics, shown)
         return replace(
-            self.current,
-            topics={topic: self.current.topics[topic] for topic in topics},
-            committed={tp: offset for tp, offset in self.current.committed.items() if tp.topic in topics},
-            timestamps=None if timestamp_ms is None else self._timestamps(topics),
+            shown,
+            topics={topic: self._log(topic, shown) for topic in topics},
+            committed={tp: offset for tp, offset in shown.committed.items() if tp.topic in topics},
+            timestamps=None if timestamp_ms is None else _timestamps(topics, shown),
         )
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
-        self._check(topics)
-        return {topic: self.current.topics[topic].topic_id for topic in topics}
+        shown = self.current
+        self._check(topics, shown)
+        return {topic: self._log(topic, shown).topic_id for topic in topics}
 
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition]
@@ -98,20 +129,29 @@ class StaticBroker:
                     "the text is too long", topic_partition=tp, expected=f"at most {_MAX_TEXT} characters"
                 )
         self.commits.append((group, dict(offsets)))
-        self.current = replace(self.current, committed={**self.current.committed, **offsets})
+        self._put(offsets)
 
-    def _timestamps(self, topics: Collection[str]) -> dict[TopicPartition, int]:
-        """The end of each log, unless the view itself says otherwise: Kafka's answer to a time in the future."""
-        ends = {
-            TopicPartition(topic, number): log.end
-            for topic in topics
-            for number, log in self.current.topics[topic].partitions.items()
-        }
-        return ends | (self.current.timestamps or {})
+    def _put(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        with self._guard:
+            self.current = replace(self.current, committed={**self.current.committed, **offsets})
 
-    def _check(self, topics: Collection[str]) -> None:
+    def _log(self, topic: str, shown: BrokerView) -> TopicLog:
+        log = shown.topics[topic]
+        return log if self.has_ids else replace(log, topic_id=None)
+
+    def _check(self, topics: Collection[str], shown: BrokerView | None = None) -> None:
         if self.error is not None:
             raise self.error
         for topic in topics:
-            if topic not in self.current.topics:
+            if topic not in (shown or self.current).topics:
                 raise TopicMissing("Kafka has no such topic", found=topic)
+
+
+def _timestamps(topics: Collection[str], shown: BrokerView) -> dict[TopicPartition, int]:
+    """The end of each log, unless the view itself says otherwise: Kafka's answer to a time in the future."""
+    ends = {
+        TopicPartition(topic, number): log.end
+        for topic in topics
+        for number, log in shown.topics[topic].partitions.items()
+    }
+    return ends | (shown.timestamps or {})

@@ -22,6 +22,13 @@ def test_the_page_of_behaviours_is_up_to_date(tmp_path: Path) -> None:
     assert page == fresh.read_text(encoding="utf-8"), "run `make behaviours`"
 
 
+def test_a_test_of_the_contract_is_listed_once_with_the_classes_that_run_it() -> None:
+    page = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8").splitlines()
+    [line] = [line for line in page if "test_break_after_advance_commits" in line]
+    assert "`offsetstore/testing/contract/together.py::TogetherContract::test_break_after_advance_commits`" in line
+    assert "in `TestInMemoryOffsetStore`, `TestPooledOffsetStore`, `TestPostgresOffsetStore`" in line
+
+
 def test_ids_belong_to_their_area_and_count_up_from_one() -> None:
     for area, behaviours in read_texts().items():
         prefix = area.partition(":")[0]
@@ -31,11 +38,13 @@ def test_ids_belong_to_their_area_and_count_up_from_one() -> None:
 def test_tests_are_listed_with_their_services_and_the_rest_as_not_yet_proven() -> None:
     texts = {"TX: both": {"TX-1": "Together | or not.", "TX-2": "Left as they were."}}
     proofs = [Proof("TX-1", "a.py::one", frozenset({"PostgreSQL", "Kafka"})), Proof("TX-1", "b.py::two", frozenset())]
+    proofs.append(Proof("TX-1", "c.py::C::three", frozenset({"PostgreSQL"}), ("TestMemory", "TestPostgres")))
 
     lines = render(texts, proofs).splitlines()
 
     assert "| TX-1 | Together \\| or not. | `a.py::one` | Kafka, PostgreSQL |" in lines
     assert "|  |  | `b.py::two` | none |" in lines
+    assert "|  |  | `c.py::C::three` in `TestMemory`, `TestPostgres` | PostgreSQL |" in lines
     assert lines[-3:] == ["## Not yet proven", "", "- TX-2: Left as they were."]
 
 

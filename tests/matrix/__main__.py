@@ -27,6 +27,7 @@ from offsetstore.local.postgres.binaries import find_binaries
 from offsetstore.local.spark.artifacts import Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from tests.matrix.cells import chosen
+from tests.support.checkout import commit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,8 +59,8 @@ def matrix(context: click.Context, *, only: tuple[str, ...], again: bool, list_:
         click.echo("\n".join(cell.name for cell in cells))
         return
     BUILD.mkdir(parents=True, exist_ok=True)
-    commit = subprocess.check_output(["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude=*"], text=True)
-    passed: set[str] = set() if again else names_passed(read_runs(), commit.strip())
+    commit = commit_of(ROOT)
+    passed: set[str] = set() if again else names_passed(read_runs(), commit)
     failed = False
     for cell in cells:
         if cell.name in passed:
@@ -68,7 +69,7 @@ def matrix(context: click.Context, *, only: tuple[str, ...], again: bool, list_:
         begin = time.monotonic()
         result = run(cell)
         seconds = round(time.monotonic() - begin)
-        line = {"cell": cell.name, "commit": commit.strip(), "python": platform.python_version(), **result}
+        line = {"cell": cell.name, "commit": commit, "python": platform.python_version(), **result}
         with RUNS.open("a", encoding="utf-8") as runs:
             runs.write(json.dumps({**line, "seconds": seconds}) + "\n")
         failed |= bool(result["failures"])

@@ -13,16 +13,18 @@ that. No TLS, no passwords, no cancel requests.
 from __future__ import annotations
 
 import select
-import socket
 import struct
 import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
-from urllib.parse import urlsplit, urlunsplit
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tests.support.tcp import Proxy, read_frame, read_startup, server_of, url_at
 
 if TYPE_CHECKING:
+    import socket
     from types import TracebackType
 
 _PROTOCOL = 3 << 16
@@ -40,34 +42,23 @@ _KNOWN = {
 _IDLE = b"I"
 
 
-class Pooler:
+class Pooler(Proxy):
     """Stands before the server of a URL; a context manager.
 
     :param size: connections to the server, all opened at the start: two at least, or none ever changes.
     """
 
     def __init__(self, url: str, *, size: int = 6) -> None:
+        super().__init__(server_of(url))
+        self.url = url_at(url, self.port)
         parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._target = (parts.hostname, parts.port)
         self._startup = _startup_message({"user": str(parts.username), "database": parts.path.strip("/")})
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        netloc = f"{parts.username}@127.0.0.1:{self.port}"
-        self.url = urlunsplit((parts.scheme, netloc, parts.path, "", ""))
         self._free: deque[_Server] = deque()
         self._changed = threading.Condition()
-        self._sockets: set[socket.socket] = {self._listener}
         self._closed = False
         self._welcome = b""
         for _ in range(size):
-            self._free.append(self._connect())
-        self._threads = [threading.Thread(target=self._accept, name="pooler", daemon=True)]
-        self._threads[0].start()
-
-    def __enter__(self) -> Self:
-        return self
+            self._free.append(self._log_in())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -75,8 +66,7 @@ class Pooler:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for one in list(self._sockets):
-            _close(one)
+        super().__exit__(kind, error, traceback)
         for thread in self._threads:
             thread.join(10)
             assert not thread.is_alive()
@@ -98,8 +88,8 @@ class Pooler:
             server = self._free.popleft()
         if not select.select([server.socket], [], [], 0)[0]:
             return server
-        _close(server.socket)
-        return self._connect()
+        self.close(server.socket)
+        return self._log_in()
 
     def give_back(self, server: _Server) -> None:
         """To the end of the queue."""
@@ -109,20 +99,14 @@ class Pooler:
 
     def replace(self, server: _Server) -> None:
         """The connection is gone, or in a state in which nobody may get it."""
-        _close(server.socket)
+        self.close(server.socket)
         with suppress(OSError, EOFError):
-            self.give_back(self._connect())
+            self.give_back(self._log_in())
 
-    def _open(self, connection: socket.socket) -> socket.socket:
-        # Or each frame that is passed on alone waits for the answer to the one before.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sockets.add(connection)
-        return connection
-
-    def _connect(self) -> _Server:
+    def _log_in(self) -> _Server:
         if self._closed:
             raise EOFError
-        server = self._open(socket.create_connection(self._target))
+        server = self._connect()
         server.sendall(self._startup)
         welcome = b""
         while True:
@@ -135,13 +119,8 @@ class Pooler:
         self._welcome = welcome
         return _Server(server)
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client = self._open(self._listener.accept()[0])
-                thread = threading.Thread(target=_Client(self, client).serve, name="pooled", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+    def _serve(self, client: socket.socket) -> None:
+        self._in_thread(_Client(self, client).serve)
 
 
 @dataclass(eq=False)
@@ -167,13 +146,14 @@ class _Client:
             if self._greet():
                 while True:
                     self._step()
-        _close(self._client)
+        self._pooler.close(self._client)
         if self._server is not None:
             self._pooler.replace(self._server)
 
     def _greet(self) -> bool:
         while True:
-            code, body = _startup(self._client)
+            message = read_startup(self._client)
+            [code], body = struct.unpack("!i", message[4:8]), message[8:]
             if code not in _ASKS_FOR_ENCRYPTION:
                 break
             self._client.sendall(b"N")
@@ -219,21 +199,6 @@ class _Client:
                 self._pooler.give_back(server)
 
 
-def read_frame(connection: socket.socket) -> bytes:
-    """One message: a type byte, a length that counts itself, a body.
-
-    :raises EOFError: the other side has closed.
-    """
-    head = _exactly(connection, 5)
-    return head + _exactly(connection, struct.unpack("!i", head[1:])[0] - 4)
-
-
-def _startup(client: socket.socket) -> tuple[int, bytes]:
-    """A connection's first message, which has no type byte: what it is, and its parameters."""
-    length, code = struct.unpack("!ii", _exactly(client, 8))
-    return code, _exactly(client, length - 8)
-
-
 def _startup_message(parameters: dict[str, str]) -> bytes:
     body = struct.pack("!i", _PROTOCOL) + b"".join(
         name.encode() + b"\0" + value.encode() + b"\0" for name, value in parameters.items()
@@ -244,19 +209,3 @@ def _startup_message(parameters: dict[str, str]) -> bytes:
 def _fatal(message: str) -> bytes:
     body = b"SFATAL\0VFATAL\0C08P01\0M" + message.encode() + b"\0\0"
     return b"E" + struct.pack("!i", len(body) + 4) + body
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
-
-
-def _close(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

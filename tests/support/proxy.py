@@ -6,18 +6,17 @@ COMMIT of a transaction in which a given statement was sent, and fails the test 
 
 from __future__ import annotations
 
-import socket
-import struct
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Self
-from urllib.parse import urlsplit, urlunsplit
+from typing import TYPE_CHECKING
+
+from tests.support.tcp import Proxy, read_frame, read_startup, server_of, url_at
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Generator
-    from types import TracebackType
 
 ADVANCE = b"SET next_offset = n.until_offset"
 """Marks a transaction that advances offsets; heartbeats and claims pass."""
@@ -55,23 +54,14 @@ class _Fault:
         self.fired.set()
 
 
-class CommitProxy:
+class CommitProxy(Proxy):
     """Forwards to the server of a URL; a context manager."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._target = (parts.hostname, parts.port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        port = self._listener.getsockname()[1]
+        super().__init__(server_of(url))
         # Without encryption, or there would be nothing to read.
-        netloc = f"{parts.username}@127.0.0.1:{port}"
-        self.url = urlunsplit((parts.scheme, netloc, parts.path, "sslmode=disable&gssencmode=disable", ""))
+        self.url = url_at(url, self.port, query="sslmode=disable&gssencmode=disable")
         self._fault: _Fault | None = None
-        self._guard = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
 
     @contextmanager
     def losing(
@@ -91,30 +81,12 @@ class CommitProxy:
         if fault.error is not None:
             raise fault.error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for one in (self._listener, *self._sockets):
-            _close(one)
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                try:
-                    server = socket.create_connection(self._target)
-                except OSError:  # the server is down: the client is told so
-                    _close(client)
-                    continue
-                for one in (client, server):  # or each frame waits for the answer to the one before
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._sockets += [client, server]
-                link = _Link(self, client, server)
-                threading.Thread(target=link.forward, daemon=True).start()
-                threading.Thread(target=link.backward, daemon=True).start()
+    def _serve(self, client: socket.socket) -> None:
+        server = self._connect_for(client)
+        if server is not None:
+            link = _Link(self, client, server)
+            self._in_thread(link.forward)
+            self._in_thread(link.backward)
 
     def take_fault(self, sent: bytes) -> _Fault | None:
         """The fault, if it is for the transaction that has sent this, and no other has taken it."""
@@ -139,10 +111,10 @@ class _Link:
     def forward(self) -> None:
         """Client to server."""
         with suppress(OSError, EOFError):
-            self._server.sendall(_startup(self._client))
+            self._server.sendall(read_startup(self._client))
             sent = b""
             while True:
-                frame = _frame(self._client)
+                frame = read_frame(self._client)
                 sent += frame
                 if _is_commit(frame):
                     fault = self._proxy.take_fault(sent)
@@ -152,54 +124,32 @@ class _Link:
                     elif fault is not None:
                         self._losing = fault
                         if fault.lost is Lost.COMMIT:
-                            _close(self._server)
+                            self._proxy.close(self._server)
                         fault.fire()
-                        _close(self._client)
+                        self._proxy.close(self._client)
                         return
                 self._server.sendall(frame)
         # A client that leaves takes the server's connection along.
-        _close(self._server)
+        self._proxy.close(self._server)
 
     def backward(self) -> None:
         """Server to client."""
         with suppress(OSError, EOFError):
             swallowed = b""
             while True:
-                frame = _frame(self._server)
+                frame = read_frame(self._server)
                 if self._swallowing is None:
                     self._client.sendall(frame)
                     continue
                 swallowed += frame
                 if frame[:1] == b"Z":  # ReadyForQuery: all of the answer was here
                     assert b"COMMIT\0" in swallowed
-                    _close(self._server)
+                    self._proxy.close(self._server)
                     self._swallowing.fire()
                     break
         if self._losing is not None:  # the client shall not notice before what happens in between has happened
             self._losing.fired.wait(60)
-        _close(self._client)
-
-
-def _startup(client: socket.socket) -> bytes:
-    """The first message of a connection, which has no type byte."""
-    length = _exactly(client, 4)
-    return length + _exactly(client, struct.unpack("!i", length)[0] - 4)
-
-
-def _frame(connection: socket.socket) -> bytes:
-    """One message: a type byte, a length that counts itself, a body."""
-    head = _exactly(connection, 5)
-    return head + _exactly(connection, struct.unpack("!i", head[1:])[0] - 4)
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
+        self._proxy.close(self._client)
 
 
 def _is_commit(frame: bytes) -> bool:
@@ -208,9 +158,3 @@ def _is_commit(frame: bytes) -> bool:
     if kind == b"P":
         body = body.partition(b"\0")[2].partition(b"\0")[0]
     return kind in {b"Q", b"P"} and body.strip(b"\0 ;").upper() == b"COMMIT"
-
-
-def _close(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

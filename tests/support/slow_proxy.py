@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
+
+from tests.support.tcp import Proxy
 
 if TYPE_CHECKING:
     import random
@@ -42,7 +43,7 @@ class Weather:
 FINE = Weather()
 
 
-class SlowProxy:
+class SlowProxy(Proxy):
     """Stands before a host and port; a context manager. ``weather`` may be changed at any time.
 
     ``happened`` counts what was done to how many pieces: ``pieces``, ``pauses``, ``resets``.
@@ -51,48 +52,29 @@ class SlowProxy:
     """
 
     def __init__(self, target: tuple[str, int], dice: random.Random, *, port: int = 0, weather: Weather = FINE) -> None:
+        super().__init__(target, port=port)
         self.weather = weather
         self.happened: Counter[str] = Counter()
-        self._target = target
         self._dice = dice
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.port: int = self._listener.getsockname()[1]
-        self._sockets: set[socket.socket] = set()
-        self._guard = threading.Lock()
-        threading.Thread(target=self._accept, daemon=True).start()
 
     def reset_all(self) -> int:
         """Reset all connections that are open; return how many sockets that were."""
-        with self._guard:
-            open_ = list(self._sockets)
+        open_ = self._open_sockets()
         for one in open_:
             self._reset(one)
         return len(open_)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _close(self._listener)
+        self.close(self._listener)
         self.reset_all()
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                try:
-                    server = socket.create_connection(self._target)
-                except OSError:  # the server is down: the client is told so
-                    _close(client)
-                    continue
-                for one in (client, server):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                with self._guard:
-                    self._sockets |= {client, server}
-                for ends in ((client, server), (server, client)):
-                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+    def _serve(self, client: socket.socket) -> None:
+        server = self._connect_for(client)
+        if server is not None:
+            self._in_thread(self._carry, client, server)
+            self._in_thread(self._carry, server, client)
 
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
@@ -113,8 +95,7 @@ class SlowProxy:
                 for begin in range(0, len(data), weather.piece):
                     target.sendall(data[begin : begin + weather.piece])
         for one in (source, target):
-            self._forget(one)
-            _close(one)
+            self.close(one)
 
     def _reset(self, one: socket.socket) -> None:
         self._forget(one)
@@ -123,13 +104,3 @@ class SlowProxy:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             one.shutdown(socket.SHUT_RD)
             one.close()
-
-    def _forget(self, one: socket.socket) -> None:
-        with self._guard:
-            self._sockets.discard(one)
-
-
-def _close(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

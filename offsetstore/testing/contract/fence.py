@@ -45,8 +45,10 @@ class FenceContract(ContractParts):
         give(claim, {P0: OffsetRange(0, 2)})
         second = store.claim(GROUP, broker)
 
-        with pytest.raises(StaleClaim):
+        with pytest.raises(StaleClaim) as caught:
             give(claim, {tp: OffsetRange(2 if tp == P0 else 0, 4) for tp in partitions})
+        assert caught.value.expected == str(claim.token)
+        assert caught.value.found == f"{second.token}, of {second.owner}"
         assert read() == [0, 1]
 
         give(second, {P0: OffsetRange(2, 4)})

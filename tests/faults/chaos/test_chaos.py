@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.chaos.harness.registry import Fault, load
-from tests.faults.chaos.harness.run import Stage, commit_of
+from tests.faults.chaos.harness.run import Stage
+from tests.support.checkout import commit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,14 +7,15 @@ import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sqlalchemy import text
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition
-from offsetstore.offsets import BrokerView, CommittedOffset, Token, TopicLog, Watermarks
+from offsetstore.offsets import BrokerView, CommittedOffset, Token
 from offsetstore.protocol.metadata import load
+from offsetstore.testing import StaticBroker
 from tests.support.postgres import Database
 from tests.support.proxy import CommitProxy
 from tests.support.waiting import wait_until
@@ -59,33 +60,25 @@ def tp(partition: int) -> TopicPartition:
     return TopicPartition(TOPIC, partition)
 
 
-class Kafka:
-    """A topic whose log is long enough, and what is committed for each group."""
-
-    topics = (TOPIC,)
-
-    def __init__(self, partitions: int) -> None:
-        self.partitions = partitions
-        self.committed: dict[str, dict[TopicPartition, CommittedOffset]] = {}
+class Kafka(StaticBroker):
+    """A topic whose log is long enough, with what is committed for each group apart."""
 
     def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
-        assert timestamp_ms is None
-        log = TopicLog(f"id of {TOPIC}", {number: Watermarks(0, END) for number in range(self.partitions)})
-        return BrokerView("cluster-1", dict.fromkeys(topics, log), dict(self.committed.get(group, {})))
-
-    def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
-        return {topic: f"id of {topic}" for topic in topics}
+        shown = super().view(group, topics, timestamp_ms=timestamp_ms)
+        return replace(shown, committed=self.committed.get(group, {}))
 
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, CommittedOffset]:
         return {tp: offset for tp, offset in self.committed.get(group, {}).items() if tp in partitions}
 
-    def has_members(self, group: str) -> bool:  # noqa: ARG002
-        return False
-
-    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        self.committed.setdefault(group, {}).update(offsets)
+    @property
+    def committed(self) -> dict[str, dict[TopicPartition, CommittedOffset]]:
+        """By group."""
+        found: dict[str, dict[TopicPartition, CommittedOffset]] = {}
+        for group, offsets in self.commits:
+            found.setdefault(group, {}).update(offsets)
+        return found
 
 
 @dataclass

@@ -10,7 +10,18 @@ from offsetstore.errors import OffsetStoreError
 from offsetstore.protocol.metadata import KEEP as KEPT
 from tests.faults.state_machine import model
 from tests.faults.state_machine.model import DONE, KEEP, Model, Ranges, Work
-from tests.faults.state_machine.real import ATTEMPTS, Job, Kafka, Side, lock_ranges, outcomes, tp, write_results
+from tests.faults.state_machine.real import (
+    ATTEMPTS,
+    END,
+    TOPIC,
+    Job,
+    Kafka,
+    Side,
+    lock_ranges,
+    outcomes,
+    tp,
+    write_results,
+)
 from tests.support.proxy import ADVANCE, CLAIM, Lost
 
 if TYPE_CHECKING:
@@ -34,7 +45,7 @@ class Steps(RuleBasedStateMachine):
         self.side = side
         self.example, self.store = side.new_example()
         self.model = Model(f"{self.example}/0", PARTITIONS)
-        self.kafka = Kafka(PARTITIONS)
+        self.kafka = Kafka.with_topics({TOPIC: PARTITIONS}, end=END)
         self.jobs: dict[int, Job] = {}
         self.claims: dict[int, model.Claim] = {}
         self.work: dict[int, Work] = {}
@@ -57,7 +68,7 @@ class Steps(RuleBasedStateMachine):
             return self.store.claim(
                 name,
                 self.kafka if sees_kafka else None,
-                topics=Kafka.topics,
+                topics=[TOPIC],
                 takeover="refuse" if politely else "fence",
                 takeover_timeout=0.05,
                 mirror_every=1e6,  # the copy is made when the job leaves

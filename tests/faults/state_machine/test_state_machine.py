@@ -19,7 +19,7 @@ from offsetstore.protocol.stamp import Stamp
 from offsetstore.store import acquire
 from tests.faults.state_machine import model
 from tests.faults.state_machine.model import DONE, KEEP, Ranges
-from tests.faults.state_machine.real import Found, Kafka, Side, tp
+from tests.faults.state_machine.real import END, TOPIC, Found, Side, tp
 from tests.faults.state_machine.steps import Steps, told
 from tests.support.proxy import Lost
 
@@ -79,7 +79,7 @@ class StoreMachine(Steps):
         name, broker = former[which % len(former)], self.kafka if sees_kafka else None
         expected = self.model.claim(name, sees_kafka=sees_kafka)
         assert expected in {"GroupRenamed", "StoreRewound"}
-        assert told(lambda: self.store.claim(name, broker, topics=Kafka.topics, takeover_timeout=0.05)) == expected
+        assert told(lambda: self.store.claim(name, broker, topics=[TOPIC], takeover_timeout=0.05)) == expected
 
     @precondition(lambda self: self.calm > 6 and not any(work.holds_locks for work in self.model.open))
     @rule(job=jobs)
@@ -169,7 +169,7 @@ class StoreMachine(Steps):
         """A partition is added, or another tool commits offsets of the group."""
         if is_new and self.model.partitions < MOST_PARTITIONS:
             self.model.partitions += 1
-            self.kafka.partitions += 1
+            self.kafka.set_log(tp(self.model.partitions - 1), 0, END)
             return
         name = self.model.name
         for number, change in self._partitions(changes).items():

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.testing import StaticBroker
 from tests.support.background import in_background
-from tests.support.brokers import ScriptedBroker
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def test_a_job_that_claims_between_the_look_and_the_fence_is_not_fenced_unless_i
         has_locked.set()
         wait_for_the_reset(offsetstore_database)
 
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
     with OffsetStore.connect(offsetstore_database) as store:
         with store.claim(offsetstore_group, topics=["payments"]) as claim:
             advance(store, claim, 50)

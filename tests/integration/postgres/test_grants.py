@@ -15,8 +15,8 @@ from offsetstore.cli.commands import cli
 from offsetstore.errors import StaleClaim, TransactionLost
 from offsetstore.postgres.schema import metadata, quoted
 from offsetstore.store import heartbeat
+from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, lock, process
-from tests.support.brokers import ScriptedBroker
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def offsetstore(*arguments: str) -> str:
     return result.stdout
 
 
-def broker() -> ScriptedBroker:
-    return ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+def broker() -> StaticBroker:
+    return StaticBroker.with_topics({"payments": 2}, end=100)
 
 
 @dataclass(frozen=True)

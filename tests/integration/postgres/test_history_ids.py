@@ -11,8 +11,8 @@ from psycopg import sql
 from offsetstore import OffsetRange, OffsetStore
 from offsetstore.errors import SchemaError
 from offsetstore.postgres import session
+from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, process
-from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,8 @@ SELECT n, 'other', 'claim', 1, gen_random_uuid(), 'a job', '' FROM generate_seri
 """
 
 
-def broker() -> ScriptedBroker:
-    return ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+def broker() -> StaticBroker:
+    return StaticBroker.with_topics({"payments": 2}, end=100)
 
 
 @pytest.fixture

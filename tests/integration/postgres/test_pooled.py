@@ -14,10 +14,10 @@ from offsetstore.postgres.migrate import current_revision, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
 from offsetstore.store import heartbeat
-from tests.integration.transacting import GROUP, P0, P1, apply, lock, process
+from offsetstore.testing import StaticBroker
+from tests.integration.transacting import GROUP, P0, apply, lock, process
 from tests.support import pooler
 from tests.support.background import in_background
-from tests.support.brokers import ScriptedBroker
 from tests.support.proxy import CommitProxy, Lost
 from tests.support.waiting import wait_until
 
@@ -35,8 +35,8 @@ WHERE locktype = 'advisory' AND d.datname = current_database()
 RECORDS = "SELECT count(*), count(DISTINCT record) FROM results"
 
 
-def broker() -> ScriptedBroker:
-    return ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+def broker() -> StaticBroker:
+    return StaticBroker.with_topics({"payments": 2}, end=100)
 
 
 @pytest.fixture
@@ -113,21 +113,6 @@ def test_an_engine_that_prepares_statements_is_kept_from_it(pooled: str, results
 
         assert store.offsets(GROUP)[P0].next_offset == 12
     engine.dispose()
-
-
-@pytest.mark.behaviour("TX-16")
-def test_a_stale_claim_is_fenced_and_its_replay_is_cropped(
-    pooled_store: OffsetStore, query: Query, results: str
-) -> None:
-    first = pooled_store.claim(GROUP, broker())
-    process(pooled_store, first, P0, P1, range_=OffsetRange(0, 3))
-    second = pooled_store.claim(GROUP, broker())
-
-    with pytest.raises(StaleClaim):
-        process(pooled_store, first, P0, range_=OffsetRange(3, 4))
-    process(pooled_store, second, P0, P1, range_=OffsetRange(1, 5))
-
-    assert query(RECORDS) == [(10, 5)]
 
 
 @pytest.mark.behaviour("TX-16")

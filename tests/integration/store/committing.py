@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Transaction
-from tests.support.brokers import ScriptedBroker
+from offsetstore.testing import StaticBroker
 from tests.support.proxy import CommitProxy, Lost
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ RECORDS = "SELECT count(*), count(DISTINCT record) FROM results"
 BOTH = pytest.mark.parametrize("lost", [Lost.COMMIT, Lost.ANSWER], ids=lambda lost: lost.name)
 
 
-def broker() -> ScriptedBroker:
-    return ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+def broker() -> StaticBroker:
+    return StaticBroker.with_topics({"payments": 2}, end=100)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetOutOfRange, TopicRecreated
 from offsetstore.postgres.url import make_engine
-from tests.support.brokers import ScriptedBroker
+from offsetstore.testing import StaticBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, me
 
 @pytest.mark.behaviour("START-11")
 def test_starting_offsets_name_every_partition_of_every_topic(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100), 1: (7, 90)}, "refunds": {0: (3, 3)}})
+    broker = StaticBroker.with_logs({"payments": {0: (0, 100), 1: (7, 90)}, "refunds": {0: (3, 3)}})
 
     claim = store.claim("billing", broker)
 
@@ -47,10 +47,10 @@ def test_starting_offsets_name_every_partition_of_every_topic(store: OffsetStore
 
 @pytest.mark.behaviour("START-11")
 def test_a_new_claim_names_the_partition_that_was_created_in_between(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
     first = store.claim("billing", broker)
     advance(store, first, P0, 40)
-    broker.logs["payments"][1] = (0, 5)
+    broker.set_log(P1, 0, 5)
 
     second = store.claim("billing", broker)
 
@@ -59,40 +59,15 @@ def test_a_new_claim_names_the_partition_that_was_created_in_between(store: Offs
 
 
 def test_a_partition_created_while_the_claim_waits_is_seen_by_its_second_look(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
-    broker.script = [None, lambda: broker.logs["payments"].update({1: (0, 0)})]
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    broker.script = [None, lambda: broker.set_log(P1, 0, 0)]
 
     assert json.loads(store.claim("billing", broker).starting_offsets) == {"payments": {"0": 0, "1": 0}}
 
 
 @pytest.mark.behaviour("START-12")
-def test_the_same_topic_in_two_groups_has_separate_offsets_and_metadata(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
-    billing, audit = store.claim("billing", broker), store.claim("audit", broker)
-
-    advance(store, billing, P0, 40, metadata="of billing")
-    advance(store, audit, P0, 70, metadata={"of": "audit"})
-
-    assert store.offsets("billing")[P0].next_offset == 40
-    assert store.offsets("audit")[P0].next_offset == 70
-    assert store.metadata("billing") == {P0: "of billing"}
-    assert store.metadata("audit") == {P0: {"of": "audit"}}
-    assert {line.to_offset for line in store.history("audit") if line.event == "adopt"} == {0}
-
-
-@pytest.mark.behaviour("START-12")
-def test_a_claim_of_one_group_leaves_the_others_token_alone(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
-    billing = store.claim("billing", broker)
-
-    store.claim("audit", broker)
-
-    advance(store, billing, P0, 40)
-
-
-@pytest.mark.behaviour("START-12")
 def test_a_group_of_several_topics_moves_them_in_one_transaction(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}, "refunds": {0: (0, 9)}})
+    broker = StaticBroker.with_logs({"payments": {0: (0, 100)}, "refunds": {0: (0, 9)}})
     claim = store.claim("billing", broker)
 
     with store.transaction(claim) as tx:
@@ -105,9 +80,9 @@ def test_a_group_of_several_topics_moves_them_in_one_transaction(store: OffsetSt
 @pytest.mark.behaviour("START-10")
 @pytest.mark.parametrize("look", ["before the fence", "under the locks"])
 def test_one_wrong_log_end_does_not_fail_the_start(store: OffsetStore, look: str) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
     advance(store, store.claim("billing", broker), P0, 40)
-    lagging = {"payments": {0: (0, 30)}}
+    lagging = StaticBroker.with_topics({"payments": 1}, end=30).current
     broker.script = [lagging] if look == "before the fence" else [None, lagging]
 
     claim = store.claim("billing", broker)
@@ -119,10 +94,10 @@ def test_one_wrong_log_end_does_not_fail_the_start(store: OffsetStore, look: str
 
 @pytest.mark.behaviour("START-10")
 def test_a_log_end_that_stays_wrong_is_believed_and_fences_nobody(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
     first = store.claim("billing", broker)
     advance(store, first, P0, 40)
-    broker.logs["payments"][0] = (0, 30)
+    broker.set_log(P0, 0, 30)
 
     with pytest.raises(OffsetOutOfRange, match=r"payments-0.*end 30"):
         store.claim("billing", broker)
@@ -135,10 +110,10 @@ def test_a_log_end_that_stays_wrong_is_believed_and_fences_nobody(store: OffsetS
 
 @pytest.mark.behaviour("START-24")
 def test_a_log_end_below_the_stored_offset_of_the_same_topic_restarts_nothing(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
     first = store.claim("billing", broker)
     advance(store, first, P0, 40)
-    broker.logs["payments"][0] = (0, 30)
+    broker.set_log(P0, 0, 30)
 
     with pytest.raises(OffsetOutOfRange, match=r"payments-0.*the topic is the same.*end 30.*at least 40"):
         store.claim("billing", broker, policy=StartPolicy(on_recreated="restart"))
@@ -148,9 +123,9 @@ def test_a_log_end_below_the_stored_offset_of_the_same_topic_restarts_nothing(st
 
 @pytest.mark.behaviour("START-18")
 def test_a_foreign_commit_is_adopted_and_recorded_with_the_skipped_range(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+    broker = StaticBroker.with_topics({"payments": 2}, end=100)
     advance(store, store.claim("billing", broker), P0, 40)
-    broker.committed = {P0: 70, P1: 0}
+    broker.set_committed({P0: 70, P1: 0})
 
     claim = store.claim("billing", broker)
 
@@ -165,9 +140,9 @@ def test_a_foreign_commit_is_adopted_and_recorded_with_the_skipped_range(store: 
 
 @pytest.mark.behaviour("START-18")
 def test_a_foreign_commit_that_is_not_preferred_changes_nothing(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
     advance(store, store.claim("billing", broker), P0, 40)
-    broker.committed = {P0: 70}
+    broker.set_committed({P0: 70})
 
     claim = store.claim("billing", broker, policy=StartPolicy(prefer="stored"))
 
@@ -176,16 +151,16 @@ def test_a_foreign_commit_that_is_not_preferred_changes_nothing(store: OffsetSto
 
 
 def test_the_kafka_group_may_have_another_name(store: OffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 1)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=1)
 
     store.claim("billing", broker, kafka_group="old-name")
 
-    assert broker.groups == {"old-name"}
+    assert {*broker.asked, *broker.asked_offsets} == {"old-name"}
 
 
 @pytest.mark.behaviour("START-22")
 def test_a_second_query_on_one_claim_is_refused(store: OffsetStore) -> None:
-    claim = store.claim("billing", ScriptedBroker({"payments": {0: (0, 100)}}))
+    claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=100))
     claim.bind("one")
     claim.bind("one")
 
@@ -253,15 +228,15 @@ def test_a_claim_of_ten_thousand_partitions_takes_as_many_statements_as_one_of_o
     with OffsetStore.connect(engine) as store:
         statements = Statements(engine)
         for group, partitions in (("small", 1), ("large", 10_000)):
-            broker = ScriptedBroker({"payments": dict.fromkeys(range(partitions), (0, 100))})
+            broker = StaticBroker.with_topics({"payments": partitions}, end=100)
             for _ in range(2):  # the first inserts all rows, the second finds them
                 statements.sent.clear()
-                broker.views = 0
+                broker.asked.clear()
                 began = time.monotonic()
                 store.claim(group, broker)
                 seconds.append(time.monotonic() - began)
                 counted.append(len(statements.sent))
-                assert broker.views == 2
+                assert len(broker.asked) == 2
         assert len(store.offsets("large")) == 10_000
 
     assert counted[:2] == counted[2:]
@@ -277,7 +252,7 @@ def test_the_users_own_engine_stays_open_when_the_store_is_closed(engine: Engine
 
 
 def test_a_closed_claim_leaves_no_heartbeat_and_keeps_its_offsets(store: OffsetStore, query: Query) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
     with store.claim("billing", broker) as claim:
         advance(store, claim, P0, 40)
         assert query("SELECT claim_id FROM heartbeats") == [(claim.token.claim_id,)]

@@ -9,8 +9,8 @@ import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim
+from offsetstore.testing import StaticBroker
 from tests.support.background import in_background
-from tests.support.brokers import ScriptedBroker
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
 
-def broker() -> ScriptedBroker:
-    return ScriptedBroker({"payments": {0: (0, 100)}})
+def broker() -> StaticBroker:
+    return StaticBroker.with_topics({"payments": 1}, end=100)
 
 
 def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, range_: OffsetRange) -> None:
@@ -60,7 +60,7 @@ def test_of_claims_at_once_the_last_owns_the_group_and_every_row(store: OffsetSt
 @pytest.mark.behaviour("START-14")
 def test_a_claim_waits_for_a_job_that_is_creating_an_unknown_partition(store: OffsetStore, query: Query) -> None:
     first = store.claim("billing", broker())
-    grown = ScriptedBroker({"payments": {0: (0, 100), 1: (0, 100)}})
+    grown = StaticBroker.with_topics({"payments": 2}, end=100)
     with store.transaction(first) as tx:
         plan = tx.lock({NEW: OffsetRange(0, 7), P0: OffsetRange(0, 3)})
         claiming = in_background(lambda: store.claim("billing", grown))

@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from offsetstore import OffsetRange, OffsetStore, Watermarks
+from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, process
-from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Query
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def test_the_ages_are_of_the_databases_clock_and_the_rows_are_the_stored_ones(
     store: OffsetStore, results: str, query: Query
 ) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 10), 1: (0, 10)}}, committed={P1: 3})
+    broker = StaticBroker.with_topics({"payments": 2}, end=10)
+    broker.set_committed({P1: 3})
     claim = store.claim(GROUP, broker, mirror_every=None)
     process(store, claim, P0, range_=OffsetRange(0, 4))
     query("UPDATE kafka_partitions SET contested = true, pinned = true, updated_at = updated_at - interval '1 hour'")

@@ -17,8 +17,8 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.store.admin import ShiftBy
+from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, process
-from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Contents, Query
@@ -27,8 +27,8 @@ ALL = {"payments": None}
 
 
 @pytest.fixture
-def broker() -> ScriptedBroker:
-    return ScriptedBroker({"payments": {0: (20, 100), 1: (0, 100)}})
+def broker() -> StaticBroker:
+    return StaticBroker.with_logs({"payments": {0: (20, 100), 1: (0, 100)}})
 
 
 @pytest.mark.behaviour("OPS-10")
@@ -38,7 +38,7 @@ def broker() -> ScriptedBroker:
     ids=["latest", "shift", "a time after all records"],
 )
 def test_offsets_that_a_job_has_advanced_over_since_kafka_was_asked_are_in_the_log(
-    store: OffsetStore, results: str, broker: ScriptedBroker, target: Any, expected: int
+    store: OffsetStore, results: str, broker: StaticBroker, target: Any, expected: int
 ) -> None:
     claim = store.claim(GROUP, topics=["payments"])
     process(store, claim, P0, range_=OffsetRange(20, 100))
@@ -67,7 +67,7 @@ def test_offsets_that_a_job_has_advanced_over_since_kafka_was_asked_are_in_the_l
     ],
 )
 def test_a_target_that_cant_be_reached_is_refused_before_any_job_is_fenced(
-    store: OffsetStore, results: str, query: Query, contents: Contents, broker: ScriptedBroker, *, target: Any,
+    store: OffsetStore, results: str, query: Query, contents: Contents, broker: StaticBroker, *, target: Any,
     partitions: Any, error: type[Exception], words: str,
 ) -> None:  # fmt: skip
     claim = store.claim(GROUP, broker, mirror_every=None)
@@ -84,7 +84,7 @@ def test_a_target_that_cant_be_reached_is_refused_before_any_job_is_fenced(
     assert contents() == before
 
 
-def test_without_kafka_nothing_is_fenced(store: OffsetStore, contents: Contents, broker: ScriptedBroker) -> None:
+def test_without_kafka_nothing_is_fenced(store: OffsetStore, contents: Contents, broker: StaticBroker) -> None:
     store.claim(GROUP, broker, mirror_every=None).close()
     before = contents()
     down = BrokerUnavailable("no answer")
@@ -100,14 +100,14 @@ def test_without_kafka_nothing_is_fenced(store: OffsetStore, contents: Contents,
     assert contents() == before
 
 
-def test_the_partitions_named_go_to_either_end_and_the_others_stay(store: OffsetStore, broker: ScriptedBroker) -> None:
+def test_the_partitions_named_go_to_either_end_and_the_others_stay(store: OffsetStore, broker: StaticBroker) -> None:
     with store.claim(GROUP, broker, mirror_every=None):
         pass
 
     store.reset(GROUP, "latest", partitions={"payments": [1]}, broker=broker, kafka_group="theirs", reason="ticket 17")
 
     assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 20, P1: 100}
-    assert "theirs" in broker.groups
+    assert "theirs" in broker.asked
 
 
 @pytest.mark.behaviour("OPS-10", "TX-17")
@@ -127,7 +127,7 @@ def test_a_reset_for_one_stored_offset_does_nothing_at_another(store: OffsetStor
 
 @pytest.mark.behaviour("OPS-10")
 def test_a_stored_offset_that_moves_before_the_fence_is_another_one(
-    store: OffsetStore, results: str, broker: ScriptedBroker
+    store: OffsetStore, results: str, broker: StaticBroker
 ) -> None:
     claim = store.claim(GROUP, topics=["payments"])
     process(store, claim, P0, range_=OffsetRange(20, 90))

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, OffsetsDisagree
 from offsetstore.postgres.url import make_engine
-from tests.support.brokers import ScriptedBroker
+from offsetstore.testing import StaticBroker
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Contents, Query
@@ -22,10 +22,10 @@ P1 = TopicPartition("payments", 1)
 
 
 @pytest.fixture
-def broker(store: OffsetStore) -> ScriptedBroker:
+def broker(store: OffsetStore) -> StaticBroker:
     """Two partitions, of which the group has stored 40 of the first."""
-    shown = ScriptedBroker({"payments": {0: (0, 100), 1: (5, 100)}})
-    claim = store.claim("billing", ScriptedBroker({"payments": {0: (0, 100)}}))
+    shown = StaticBroker.with_logs({"payments": {0: (0, 100), 1: (5, 100)}})
+    claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=100))
     with store.transaction(claim) as tx:
         plan = tx.lock({P0: OffsetRange(0, 40)})
         tx.advance({P0: plan[P0].remaining})
@@ -35,9 +35,9 @@ def broker(store: OffsetStore) -> ScriptedBroker:
 
 @pytest.mark.behaviour("START-23")
 def test_it_writes_nothing_and_fences_nobody(
-    store: OffsetStore, broker: ScriptedBroker, offsetstore_database: str, contents: Contents
+    store: OffsetStore, broker: StaticBroker, offsetstore_database: str, contents: Contents
 ) -> None:
-    broker.committed = {P1: 60}
+    broker.set_committed({P1: 60})
     before = contents()
     # A second proof: PostgreSQL itself refuses whoever writes here.
     read_only = f"{offsetstore_database}?options=-c%20default_transaction_read_only%3Don"
@@ -50,8 +50,8 @@ def test_it_writes_nothing_and_fences_nobody(
 
 
 @pytest.mark.behaviour("START-23")
-def test_it_resolves_what_the_next_claim_does(store: OffsetStore, broker: ScriptedBroker) -> None:
-    broker.committed = {P0: 50}
+def test_it_resolves_what_the_next_claim_does(store: OffsetStore, broker: StaticBroker) -> None:
+    broker.set_committed({P0: 50})
     start = resolve_starting_offsets(broker, group="billing", store=store)
 
     assert start.json() == store.claim("billing", broker).starting_offsets
@@ -59,7 +59,8 @@ def test_it_resolves_what_the_next_claim_does(store: OffsetStore, broker: Script
 
 @pytest.mark.behaviour("START-23")
 def test_without_a_store_it_goes_by_what_kafka_has_committed() -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 100), 1: (5, 100)}}, committed={P0: 30})
+    broker = StaticBroker.with_logs({"payments": {0: (0, 100), 1: (5, 100)}})
+    broker.set_committed({P0: 30})
 
     start = resolve_starting_offsets(broker, group="billing")
 
@@ -67,8 +68,8 @@ def test_without_a_store_it_goes_by_what_kafka_has_committed() -> None:
 
 
 @pytest.mark.behaviour("START-23")
-def test_its_explanation_says_for_each_partition_where_and_why(store: OffsetStore, broker: ScriptedBroker) -> None:
-    broker.committed = {P0: 70}
+def test_its_explanation_says_for_each_partition_where_and_why(store: OffsetStore, broker: StaticBroker) -> None:
+    broker.set_committed({P0: 70})
 
     lines = resolve_starting_offsets(broker, group="billing", store=store).explain().splitlines()
 
@@ -78,26 +79,26 @@ def test_its_explanation_says_for_each_partition_where_and_why(store: OffsetStor
 
 
 @pytest.mark.behaviour("START-23")
-def test_it_takes_one_topic_by_its_name(store: OffsetStore, broker: ScriptedBroker) -> None:
-    broker.logs["refunds"] = {0: (0, 1)}
+def test_it_takes_one_topic_by_its_name(store: OffsetStore, broker: StaticBroker) -> None:
+    broker.set_log(TopicPartition("refunds", 0), 0, 1)
 
     start = resolve_starting_offsets(broker, group="billing", topics="payments", store=store)
 
     assert set(start.offsets) == {P0, P1}
 
 
-def test_it_follows_the_policy_and_asks_for_another_group_in_kafka(store: OffsetStore, broker: ScriptedBroker) -> None:
-    broker.committed = {P0: 70}
+def test_it_follows_the_policy_and_asks_for_another_group_in_kafka(store: OffsetStore, broker: StaticBroker) -> None:
+    broker.set_committed({P0: 70})
 
     with pytest.raises(OffsetsDisagree, match="40 stored, 70 committed"):
         resolve_starting_offsets(
             broker, group="billing", store=store, policy=StartPolicy(prefer="agree"), kafka_group="old-name"
         )
 
-    assert broker.groups == {"old-name"}
+    assert broker.asked == ["old-name"]
 
 
-def test_no_topics_and_a_dead_broker_are_told(store: OffsetStore, broker: ScriptedBroker) -> None:
+def test_no_topics_and_a_dead_broker_are_told(store: OffsetStore, broker: StaticBroker) -> None:
     with pytest.raises(ConfigurationError, match="no topics"):
         resolve_starting_offsets(broker, group="billing", topics=[], store=store)
     broker.script = [BrokerUnavailable("no answer")]
@@ -111,7 +112,7 @@ def test_ten_thousand_partitions_are_read_in_one_statement(offsetstore_database:
         "INSERT INTO kafka_partitions (consumer_group, topic, partition, next_offset, epoch, claim_id)"
         " SELECT 'billing', 'topic-' || n % 100, n / 100, n, 1, gen_random_uuid() FROM generate_series(0, 9999) AS n"
     )
-    broker = ScriptedBroker({f"topic-{n}": dict.fromkeys(range(100), (0, 10_000)) for n in range(100)})
+    broker = StaticBroker.with_topics({f"topic-{n}": 100 for n in range(100)}, end=10_000)
     sent: list[str] = []
     engine = make_engine(offsetstore_database)
     with OffsetStore.connect(engine) as store:
@@ -124,7 +125,7 @@ def test_ten_thousand_partitions_are_read_in_one_statement(offsetstore_database:
     engine.dispose()
     assert start.offsets[TopicPartition("topic-7", 3)] == 307
     assert len(start.offsets) == 10_000
-    assert broker.views == 1
+    assert len(broker.asked) == 1
     # Beside the one that begins the transaction.
     assert [statement for statement in sent if "FROM" in statement] == sent[1:]
     assert len(sent) == 2

@@ -13,8 +13,8 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.postgres.url import make_engine
 from offsetstore.spark.staging_area import StagingArea
+from offsetstore.testing import StaticBroker
 from offsetstore.writers.staging_schema import StagingOwner
-from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ TABLES = f"SELECT relname::text FROM pg_class WHERE relnamespace = '{STAGING_SCH
 
 
 def claim(store: OffsetStore, group: str) -> Claim:
-    return store.claim(group, ScriptedBroker({"payments": {0: (0, 100)}}), mirror_every=None)
+    return store.claim(group, StaticBroker.with_topics({"payments": 1}, end=100), mirror_every=None)
 
 
 @pytest.fixture

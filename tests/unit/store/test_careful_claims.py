@@ -9,16 +9,15 @@ import pytest
 
 from offsetstore import OffsetRange, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import OffsetOutOfRange, TopicRecreated
-from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks
+from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import acquire
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-from tests.support.brokers import ScriptedBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
 P0 = TopicPartition("payments", 0)
 RESTART = StartPolicy(on_recreated="restart")
@@ -29,16 +28,16 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryOffsetStore]:
     """A store whose group has read 40 of the 50 records of one partition."""
     monkeypatch.setattr(acquire, "_RETRIES", Retries(attempts=3, shortest=0.0, longest=0.0))
     with InMemoryOffsetStore() as made:
-        with made.transaction(made.claim("billing", ScriptedBroker({"payments": {0: (0, 50)}}))) as tx:
+        with made.transaction(made.claim("billing", StaticBroker.with_topics({"payments": 1}, end=50))) as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(0, 40)})[P0].remaining})
         yield made
 
 
 @pytest.mark.behaviour("START-10")
 def test_a_log_end_that_is_wrong_for_a_moment_restarts_nothing(store: InMemoryOffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 50)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=50)
     broker.has_ids = False
-    broker.script = [{"payments": {0: (0, 30)}}]
+    broker.script = [StaticBroker.with_topics({"payments": 1}, end=30).current]
     claim = store.claim("billing", broker, policy=RESTART)
     assert claim.starting is not None
     assert claim.starting.starts[P0].reason is Reason.ONLY_STORED
@@ -47,7 +46,7 @@ def test_a_log_end_that_is_wrong_for_a_moment_restarts_nothing(store: InMemoryOf
 
 @pytest.mark.behaviour("START-8")
 def test_a_log_end_that_stays_below_the_stored_offset_restarts_as_asked(store: InMemoryOffsetStore) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 30)}})
+    broker = StaticBroker.with_topics({"payments": 1}, end=30)
     broker.has_ids = False
     with pytest.raises(TopicRecreated):
         store.claim("billing", broker)
@@ -61,26 +60,21 @@ def test_a_log_end_that_stays_below_the_stored_offset_restarts_as_asked(store: I
 def test_a_live_job_that_advances_and_mirrors_meanwhile_is_no_rewound_database(
     store: InMemoryOffsetStore, *, alone: bool
 ) -> None:
-    live = store.claim("billing", ScriptedBroker({"payments": {0: (0, 50)}}), mirror_every=None)
+    live = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=50), mirror_every=None)
     broker = StaticBroker.with_topics({"payments": 1}, end=50)
-    kafka = replace(broker.current, topics={"payments": TopicLog("id of payments", {0: Watermarks(0, 50)})})
     stamp = Stamp(store.database.store_id(), live.token.epoch)
 
-    class Slow(StaticBroker):
-        """Between our reading of the rows and its answer, the live job advances and copies."""
+    def advance_and_copy() -> None:
+        """Between our reading of the rows and Kafka's answer."""
+        with store.transaction(live) as tx:
+            tx.advance({P0: tx.lock({P0: OffsetRange(40, 45)})[P0].remaining})
+        broker.commit("billing", {P0: CommittedOffset(45, stamp.text())})
 
-        def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
-            if not self.asked:
-                with store.transaction(live) as tx:
-                    tx.advance({P0: tx.lock({P0: OffsetRange(40, 45)})[P0].remaining})
-            return super().view(group, topics, timestamp_ms=timestamp_ms)
-
-    copied = {P0: CommittedOffset(45, stamp.text())}
-    slow = Slow(replace(kafka, cluster_id="cluster-1", committed=copied))
+    broker.script = [advance_and_copy]
     if alone:
-        start = resolve_starting_offsets(slow, group="billing", store=store)
+        start = resolve_starting_offsets(broker, group="billing", store=store)
     else:
-        start = store.claim("billing", slow, mirror_every=None).starting
+        start = store.claim("billing", broker, mirror_every=None).starting
     assert start is not None
     assert start.offsets == {P0: 45}
 
@@ -88,7 +82,8 @@ def test_a_live_job_that_advances_and_mirrors_meanwhile_is_no_rewound_database(
 @pytest.mark.behaviour("START-18")
 @pytest.mark.parametrize("policy", [StartPolicy(), RESTART])
 def test_a_foreign_commit_beyond_the_end_reads_nothing_again(store: InMemoryOffsetStore, policy: StartPolicy) -> None:
-    broker = ScriptedBroker({"payments": {0: (0, 50)}}, committed={P0: 10_000})
+    broker = StaticBroker.with_topics({"payments": 1}, end=50)
+    broker.set_committed({P0: 10_000})
     with pytest.raises(OffsetOutOfRange, match="another tool committed") as caught:
         store.claim("billing", broker, policy=policy)
     assert 'prefer="stored"' in caught.value.next_step
@@ -99,17 +94,16 @@ def test_a_foreign_commit_beyond_the_end_reads_nothing_again(store: InMemoryOffs
 @pytest.mark.behaviour("START-8")
 def test_an_id_that_a_broker_does_not_tell_is_not_forgotten(store: InMemoryOffsetStore) -> None:
     silent = StaticBroker.with_topics({"payments": 1}, end=50)
-    silent.current = replace(
-        silent.current, cluster_id=None, topics={"payments": TopicLog(None, {0: Watermarks(0, 50)})}
-    )
+    silent.current = replace(silent.current, cluster_id=None)
+    silent.has_ids = False
     store.claim("billing", silent)
     row = store.offsets("billing")[P0]
-    assert (row.topic_id, row.cluster_id) == ("id of payments", "cluster-1")
+    assert (row.topic_id, row.cluster_id) == ("payments-id", "cluster")
 
 
 def test_a_job_that_advances_while_kafka_is_asked_is_not_beyond_the_end(store: InMemoryOffsetStore) -> None:
-    owner = store.claim("billing", ScriptedBroker({"payments": {0: (0, 60)}}))
-    broker = ScriptedBroker({"payments": {0: (0, 60)}})
+    owner = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=60))
+    broker = StaticBroker.with_topics({"payments": 1}, end=60)
 
     def advance() -> None:
         with store.transaction(owner) as tx:
@@ -117,11 +111,11 @@ def test_a_job_that_advances_while_kafka_is_asked_is_not_beyond_the_end(store: I
 
     def show_what_was() -> None:
         advance()
-        broker.logs["payments"][0] = (0, 50)
-        broker.script = [lambda: broker.logs["payments"].update({0: (0, 60)})]
+        broker.set_log(P0, 0, 50)
+        broker.script = [lambda: broker.set_log(P0, 0, 60)]
 
     broker.script = [show_what_was]
     claim = store.claim("billing", broker)
-    assert broker.views == 2
+    assert len(broker.asked) == 2
     assert claim.starting is not None
     assert claim.starting.offsets[P0] == 60

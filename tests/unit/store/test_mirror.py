@@ -150,7 +150,7 @@ def test_all_is_copied_again_before_kafka_forgets_it(
 
 @pytest.mark.behaviour("MIRROR-2")
 def test_it_copies_at_most_as_often_as_it_was_told(store: InMemoryOffsetStore) -> None:
-    broker = TimedBroker(StaticBroker.with_topics({"payments": 1}, end=1000).current)
+    broker = TimedBroker.with_topics({"payments": 1}, end=1000)
     claim = store.claim(GROUP, broker, mirror_every=0.1)
     began, until = time.monotonic(), 0
     while len(broker.times) < 4:
@@ -300,7 +300,7 @@ def test_the_end_of_the_job_waits_for_a_silent_broker_in_vain_and_not_for_long(
     store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mirrors, "LAST_COMMIT", 0.2)
-    broker = HangingBroker(StaticBroker.with_topics({"payments": 3}, end=100).current)
+    broker = HangingBroker.with_topics({"payments": 3}, end=100)
     claim = store.claim(GROUP, broker, mirror_every=SELDOM)
     began = time.monotonic()
     claim.close()
@@ -313,7 +313,7 @@ def test_the_end_of_the_job_waits_for_a_silent_broker_in_vain_and_not_for_long(
 
 @pytest.mark.behaviour("MIRROR-6")
 def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOffsetStore, seen: Recorder) -> None:
-    broker = StrictBroker(StaticBroker.with_topics({"payments": 1}, end=100).current)
+    broker = StrictBroker.with_topics({"payments": 1}, end=100)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     advance(store, claim, P0, 40, metadata="x" * 100)
     wait_until(lambda: copied(broker).get(P0) == 40)
@@ -339,7 +339,7 @@ def test_metadata_that_is_too_long_for_any_broker_is_not_sent(store: InMemoryOff
 def test_a_broker_that_refuses_even_the_stamp_gets_nothing(
     store: InMemoryOffsetStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = StrictBroker(StaticBroker.with_topics({"payments": 1}, end=100).current)
+    broker = StrictBroker.with_topics({"payments": 1}, end=100)
     broker.longest = 20
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: of(claim).ended)
@@ -451,11 +451,6 @@ def contested(store: InMemoryOffsetStore) -> list[tuple[TopicPartition | None, s
     return [(line.topic_partition, line.reason) for line in store.history(GROUP) if line.event == "contested"]
 
 
-def commits_as_another_application(broker: StaticBroker, offsets: Mapping[TopicPartition, int]) -> None:
-    copies = {tp: CommittedOffset(offset) for tp, offset in offsets.items()}
-    broker.current = replace(broker.current, committed={**broker.current.committed, **copies})
-
-
 @pytest.mark.behaviour("MIRROR-7", "START-18")
 @pytest.mark.parametrize("offset", [30, 40, 70], ids=["below", "the same", "above"])
 def test_what_another_application_commits_under_the_job_is_neither_overwritten_nor_adopted(
@@ -463,7 +458,7 @@ def test_what_another_application_commits_under_the_job_is_neither_overwritten_n
 ) -> None:
     claim = store.claim(GROUP, broker, mirror_every=SELDOM)
     advance(store, claim, P0, 40)
-    commits_as_another_application(broker, {P0: offset})
+    broker.set_committed({P0: offset})
     claim.close()
 
     assert broker.commits == []
@@ -490,7 +485,7 @@ def test_the_stored_offset_counts_again_once_that_is_decided_and_through_as_many
 ) -> None:
     with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
         advance(store, claim, P0, 40)
-        commits_as_another_application(broker, {P0: 70})
+        broker.set_committed({P0: 70})
 
     decided = store.claim(GROUP, broker, policy=StartPolicy(prefer="stored"), mirror_every=None)
     assert decided.starting is not None
@@ -509,7 +504,7 @@ def test_the_stored_offset_counts_again_once_that_is_decided_and_through_as_many
 @pytest.mark.behaviour("MIRROR-7", "START-21")
 def test_a_reset_decides_for_the_partition_that_it_sets(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
     with store.claim(GROUP, broker, mirror_every=SELDOM):
-        commits_as_another_application(broker, {P0: 70, P1: 7})
+        broker.set_committed({P0: 70, P1: 7})
     store.reset(GROUP, {P0: 70}, reason="it was an operator's move")
 
     with pytest.raises(errors.KafkaGroupContested, match="payments-1"):
@@ -527,7 +522,7 @@ def test_a_commit_that_is_younger_than_a_pin_is_not_overwritten_by_the_next_star
     store.claim(GROUP, broker, mirror_every=None).close()
     store.reset(GROUP, {P0: 10}, reason="again")
     with store.claim(GROUP, broker, mirror_every=SELDOM):
-        commits_as_another_application(broker, {P0: 70})
+        broker.set_committed({P0: 70})
 
     with pytest.raises(errors.KafkaGroupContested):
         store.claim(GROUP, broker)
@@ -539,7 +534,7 @@ def test_a_group_of_one_s_own_is_the_way_out_without_a_decision(
     store: InMemoryOffsetStore, broker: StaticBroker
 ) -> None:
     with store.claim(GROUP, broker, mirror_every=SELDOM):
-        commits_as_another_application(broker, {P0: 70})
+        broker.set_committed({P0: 70})
     own = StaticBroker.with_topics({"payments": 3}, end=100)
 
     store.claim(GROUP, own, kafka_group="billing-of-its-own", mirror_every=SELDOM).close()
@@ -552,11 +547,11 @@ def test_a_partition_that_the_job_has_not_met_is_not_adopted_from_the_other_appl
     store: InMemoryOffsetStore, broker: StaticBroker
 ) -> None:
     with store.claim(GROUP, broker, mirror_every=SELDOM):
-        commits_as_another_application(broker, {P0: 70})
+        broker.set_committed({P0: 70})
     new = TopicPartition("payments", 3)
     broker.current.topics["payments"].partitions[3] = Watermarks(0, 100)
     store.reset(GROUP, {P0: 70}, reason="as it says")
-    commits_as_another_application(broker, {new: 50})
+    broker.set_committed({new: 50})
 
     with pytest.raises(errors.KafkaGroupContested, match=r"payments-3.*50 committed, no stored offset"):
         store.claim(GROUP, broker)
@@ -591,10 +586,10 @@ def test_what_the_claim_has_read_may_be_overwritten_once_and_not_if_it_comes_aga
 ) -> None:
     first = store.claim(GROUP, broker, mirror_every=None)
     advance(store, first, P0, 40)
-    commits_as_another_application(broker, {P0: 30})
+    broker.set_committed({P0: 30})
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: copied(broker)[P0] == 40)
-    commits_as_another_application(broker, {P0: 30})
+    broker.set_committed({P0: 30})
     wait_until(lambda: of(claim).ended)
     advance(store, claim, P0, 50)
     claim.close()
@@ -606,7 +601,7 @@ def test_what_the_claim_has_read_may_be_overwritten_once_and_not_if_it_comes_aga
 def test_it_looks_also_where_there_is_nothing_to_copy(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: broker.commits)
-    commits_as_another_application(broker, {P0: 70})
+    broker.set_committed({P0: 70})
     wait_until(lambda: of(claim).ended)
 
     wait_until(lambda: contested(store))
@@ -623,7 +618,7 @@ def test_a_commit_of_our_own_whose_answer_was_lost_is_no_other_application_s(sto
             if len(self.commits) % 2:
                 raise BrokerUnavailable("no answer")
 
-    broker = Silent(StaticBroker.with_topics({"payments": 3}, end=100).current)
+    broker = Silent.with_topics({"payments": 3}, end=100)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: len(broker.commits) == 2)
     advance(store, claim, P0, 40)
@@ -671,7 +666,7 @@ def test_members_end_it_for_good_also_when_they_have_left(store: InMemoryOffsetS
     advance(store, claim, P0, 40)
     wait_until(lambda: of(claim).ended)
     broker.members.clear()
-    commits_as_another_application(broker, {P0: 70})
+    broker.set_committed({P0: 70})
     claim.close()
 
     assert copied(broker)[P0] == 70
@@ -718,7 +713,7 @@ def test_a_broker_that_does_not_tell_of_members_stops_only_who_wants_to_know(
         def has_members(self, group: str) -> bool:
             raise BrokerUnavailable(f"no answer about {group}")
 
-    broker = Mute(StaticBroker.with_topics({"payments": 3}).current)
+    broker = Mute.with_topics({"payments": 3})
     if on_members == "refuse":
         with pytest.raises(BrokerUnavailable):
             store.claim(GROUP, broker, policy=StartPolicy(on_members=on_members))
@@ -737,7 +732,7 @@ def test_it_is_recorded_when_the_rows_are_free_again_and_nothing_is_copied_meanw
     wait_until(lambda: broker.commits)
     with store.transaction(claim) as tx:
         plan = tx.lock({P0: OffsetRange(0, 20)})
-        commits_as_another_application(broker, {P1: 70})
+        broker.set_committed({P1: 70})
         wait_until(lambda: of(claim).ended)
         assert contested(store) == []
         tx.advance({P0: plan[P0].remaining})
@@ -808,7 +803,7 @@ def test_a_renamed_group_keeps_its_group_in_kafka_and_its_old_copies_there_do_no
 @pytest.mark.behaviour("MIRROR-7")
 def test_a_new_name_does_not_decide_about_another_application(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
     with store.claim(GROUP, broker, kafka_group="kept", mirror_every=SELDOM):
-        commits_as_another_application(broker, {P0: 70})
+        broker.set_committed({P0: 70})
     store.rename_group(GROUP, "invoicing", reason="its new name")
 
     with pytest.raises(errors.KafkaGroupContested):

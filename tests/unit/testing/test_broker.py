@@ -1,19 +1,31 @@
-"""The broker in memory, where it is told what to say to a commit."""
+"""The broker in memory, where it is told what to say."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, MetadataRefused, TopicMissing
-from offsetstore.offsets import CommittedOffset, TopicPartition
+from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
 from offsetstore.testing import StaticBroker
 
 if TYPE_CHECKING:
     from offsetstore.protocol.ports import BrokerOffsets
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
+
+
+def test_it_shows_the_logs_that_it_was_given() -> None:
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    view = broker.view("billing", ["payments"], timestamp_ms=1)
+
+    assert view.timestamps == {P0: 100}
+    assert broker.view("billing", ["payments"]).timestamps is None
+    assert (broker.topics, broker.asked) == (("payments",), ["billing", "billing"])
+    with pytest.raises(TopicMissing):
+        broker.view("billing", ["orders"])
 
 
 def test_what_was_committed_is_seen_and_listed() -> None:
@@ -44,3 +56,32 @@ def test_it_refuses_what_kafka_refuses() -> None:
         broker.commit("billing", {P0: CommittedOffset(1, "x" * 4096)})
     with pytest.raises(TopicMissing):
         broker.commit("billing", {TopicPartition("refunds", 0): CommittedOffset(1)})
+
+
+def test_it_follows_its_script_then_shows_what_is_current() -> None:
+    broker = StaticBroker.with_logs({"payments": {0: (5, 10)}})
+    earlier = replace(broker.current, committed={P0: CommittedOffset(7)})
+    broker.script = [BrokerUnavailable("down"), earlier, lambda: broker.set_log(P1, 0, 3), None]
+    with pytest.raises(BrokerUnavailable):
+        broker.view("billing", ["payments"])
+    assert broker.view("billing", ["payments"]) == earlier
+    grown = broker.view("billing", ["payments"])
+    assert grown.topics["payments"].partitions == {0: Watermarks(5, 10), 1: Watermarks(0, 3)}
+    assert broker.view("billing", ["payments"]) == broker.view("billing", ["payments"]) == grown
+    assert broker.asked == ["billing"] * 5
+
+
+def test_what_another_application_commits_is_shown_and_not_listed() -> None:
+    broker = StaticBroker.with_topics({"payments": 2})
+    broker.commit("billing", {P0: CommittedOffset(3, "text"), P1: CommittedOffset(1, "text")})
+    broker.set_committed({P1: 2})
+    assert broker.committed_offsets("billing", [P0, P1]) == {P0: CommittedOffset(3, "text"), P1: CommittedOffset(2)}
+    assert len(broker.commits) == 1
+
+
+def test_it_shows_no_ids_where_it_has_none() -> None:
+    broker = StaticBroker.with_topics({"payments": 1})
+    assert broker.topic_ids(["payments"]) == {"payments": "payments-id"}
+    broker.has_ids = False
+    assert broker.topic_ids(["payments"]) == {"payments": None}
+    assert broker.view("billing", ["payments"]).topics["payments"].topic_id is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offsetstore import OffsetRange, Outcome, TopicPartition
-from offsetstore.errors import BrokerUnavailable, GroupBusy, StaleClaim, TopicMissing, TransactionLost
+from offsetstore.errors import BrokerUnavailable, GroupBusy, StaleClaim, TransactionLost
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 from offsetstore.testing.memory import store
 
@@ -117,14 +117,3 @@ def test_a_broker_that_is_down_fences_nobody(broker: StaticBroker) -> None:
 
         broker.error = None
         store.run(claim, lambda tx: tx.lock({P0: OffsetRange(0, 0)}))
-
-
-def test_the_broker_says_what_it_is_told(broker: StaticBroker) -> None:
-    view = broker.view("billing", ["payments"], timestamp_ms=1)
-
-    assert view.timestamps == {P0: 100}
-    assert broker.view("billing", ["payments"]).timestamps is None
-    assert broker.topic_ids(["payments"]) == {"payments": "payments-id"}
-    assert (broker.topics, broker.asked) == (("payments",), ["billing", "billing"])
-    with pytest.raises(TopicMissing):
-        broker.view("billing", ["orders"])

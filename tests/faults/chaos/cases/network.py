@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit, urlunsplit
 
 from offsetstore.kafka import admin
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.means.slow_kafka import slow_kafka
 from tests.support.slow_proxy import FINE, SlowProxy, Weather
+from tests.support.tcp import server_of, url_at
 
 if TYPE_CHECKING:
     import random
@@ -32,13 +32,9 @@ def _lossy(dice: random.Random) -> Weather:
 def network_to_the_database(scene: Scene) -> None:
     """A proxy before PostgreSQL delivers late, in small packets and with pauses; when lossy, it resets connections as
     well, until the weather is fine again."""
-    parts = urlsplit(scene.url)
-    assert parts.hostname is not None
-    assert parts.port is not None
     scene.expect("TransactionLost", "StoreUnavailable")
-    with SlowProxy((parts.hostname, parts.port), scene.random) as proxy:
-        url = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{proxy.port}"))
-        _run_in_bad_weather(scene, proxy, url=url, timeouts={"commit": 10.0})
+    with SlowProxy(server_of(scene.url), scene.random) as proxy:
+        _run_in_bad_weather(scene, proxy, url=url_at(scene.url, proxy.port), timeouts={"commit": 10.0})
 
 
 @fault(row=ROW, must=MUST, variants=("slow", "lossy"), seeds=3)

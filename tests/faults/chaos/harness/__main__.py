@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tests.faults.chaos.harness.registry import load
-from tests.faults.chaos.harness.run import Result, Stage, commit_of
+from tests.faults.chaos.harness.run import Result, Stage
+from tests.support.checkout import commit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

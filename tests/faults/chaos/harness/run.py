@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 import traceback
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Self
 
 from offsetstore.local.kafka.server import KafkaBroker
@@ -151,12 +149,3 @@ class Stage:
             seconds=round(time.monotonic() - begin, 2),
             logs=[str(log) for log in dict.fromkeys(job.process.log for job in scene.jobs)] if violations else [],
         )
-
-
-def commit_of(checkout: Path) -> str:
-    """The checkout's commit, with a mark where it was changed."""
-    ask = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # a release's sources have no history
-        return f"offsetstore {version('offsetstore')}"

@@ -22,7 +22,8 @@ import click
 import psycopg
 
 from tests.faults.chaos.harness.registry import Fault
-from tests.faults.chaos.harness.run import Stage, commit_of
+from tests.faults.chaos.harness.run import Stage
+from tests.support.checkout import commit_of
 from tests.support.proxy import CommitProxy, Lost
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ import click
 
 from offsetstore.protocol.failpoints import POINTS
 from tests.faults.chaos.harness.registry import load
-from tests.faults.chaos.harness.run import commit_of
+from tests.support.checkout import commit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
