@@ -56,20 +56,13 @@ class PostgresDatabase:
         self._schema = self._place.replace(":", r"\:")
 
     def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> PostgresSession:
-        connection = self._connect(self._dedicated if dedicated else self.engine)
+        engine = self._dedicated if dedicated else self.engine
         settings = {
             "name": name,
             "lock_timeout": f"{_milliseconds(lock_timeout)}ms",
             "idle_timeout": f"{_milliseconds(self._idle_timeout)}ms",
         }
-        try:
-            return PostgresSession(connection, self._schema, settings)
-        except BaseException as error:
-            # This returns it to its pool. close() would roll back, which the session's guard refuses.
-            connection.invalidate()
-            if isinstance(error, DATABASE_ERRORS):
-                raise errors.unavailable(error) or _unreachable(error) from errors.stripped(error)
-            raise
+        return PostgresSession(lambda: self._connect(engine), self._place, settings)
 
     def _connect(self, engine: Engine) -> Connection:
         if os.getpid() != self._pid:

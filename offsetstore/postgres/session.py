@@ -6,21 +6,23 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sqlalchemy import Connection, event, text
+from psycopg.rows import namedtuple_row
+from sqlalchemy import Connection, event
 
-from offsetstore.errors import SchemaError, UnexpectedCommit
+from offsetstore.errors import ConnectionLost, SchemaError, UnexpectedCommit
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
-from offsetstore.postgres.errors import refusals, translated
+from offsetstore.postgres.errors import refusals, translate, translated
+from offsetstore.postgres.pipeline import in_one_trip
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset
 from offsetstore.protocol.metadata import KEEP, Keep
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from sqlalchemy import CursorResult
+    import psycopg
 
 _log = logging.getLogger(__name__)
 _NO_CLAIM = uuid.UUID(int=0)
@@ -39,36 +41,53 @@ def discard_at_end(connection: object) -> None:
 
 
 class PostgresSession:
-    """One transaction on one connection, which returns to its pool at the end unless it is discarded."""
+    """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
-    def __init__(self, connection: Connection, schema: str, settings: Mapping[str, str]) -> None:
-        self._connection = connection
-        self._schema = schema
+    BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a
+    restart of the server, nothing has happened yet, and another one is used.
+
+    :param connect: takes a connection from the pool.
+    :param place: the quoted schema and its dot, or nothing.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], place: str, settings: Mapping[str, str]) -> None:
+        self._connect = connect
+        self._place = place
+        self._settings = settings
+        self._number = ""
         self._ending = False
         self._closed = False
         self._moved = 0
-        event.listen(connection, "commit", self._refuse)
-        event.listen(connection, "rollback", self._refuse)
-        self._number = cast("str", self._execute(sql.BEGIN, **settings).one().transaction_number)
+        self._open()
+
+    def _open(self) -> None:
+        self._connection = self._connect()
+        self._connection.begin()  # sends nothing
+        event.listen(self._connection, "commit", self._refuse)
+        event.listen(self._connection, "rollback", self._refuse)
 
     @property
     def connection(self) -> Connection:
+        if not self._number:
+            self._one(sql.NOTHING)
         return self._connection
 
     @property
-    def _psycopg(self) -> Any:
-        return self._connection.connection.driver_connection
+    def _psycopg(self) -> psycopg.Connection[Any]:
+        return cast("psycopg.Connection[Any]", self._connection.connection.driver_connection)
 
     def in_savepoint(self) -> bool:
         return self._connection.in_nested_transaction()
 
     def is_whole(self) -> bool:
-        row = self._run(sql.IS_WHOLE).one()
+        return self._is_whole(self._one(sql.IS_WHOLE))
+
+    def _is_whole(self, row: Any) -> bool:
         return (row.transaction_number, row.moved) == (self._number, str(self._moved))
 
     def check_deferred(self) -> None:
         with refusals(None):
-            self._execute(sql.CHECK_DEFERRED)
+            self._send(sql.CHECK_DEFERRED)
 
     def commit(self) -> None:
         self._ending = True
@@ -105,11 +124,14 @@ class PostgresSession:
         if self._closed:
             return
         self._closed = True
-        event.remove(self._connection, "commit", self._refuse)
-        event.remove(self._connection, "rollback", self._refuse)
+        self._forget()
         if self._connection.get_execution_options().get(_DISCARD):
             self._connection.invalidate()
         self._connection.close()
+
+    def _forget(self) -> None:
+        event.remove(self._connection, "commit", self._refuse)
+        event.remove(self._connection, "rollback", self._refuse)
 
     def _refuse(self, _: Connection) -> None:
         if not self._ending:
@@ -117,15 +139,15 @@ class PostgresSession:
 
     def lock_group(self, group: str) -> Token:
         self._run(sql.CREATE_GROUP, group=group, no_claim=_NO_CLAIM)
-        row = self._run(sql.LOCK_GROUP, group=group).one()
+        row = self._one(sql.LOCK_GROUP, group=group)
         return Token(row.epoch, row.claim_id)
 
     def share_group(self, group: str) -> Token | None:
-        row = self._run(sql.SHARE_GROUP, group=group).one_or_none()
+        row = self._first(sql.SHARE_GROUP, group=group)
         return None if row is None else Token(row.epoch, row.claim_id)
 
     def group(self, group: str) -> GroupRow | None:
-        row = self._run(sql.GROUP, group=group).one_or_none()
+        row = self._first(sql.GROUP, group=group)
         if row is None:
             return None
         return GroupRow(Token(row.epoch, row.claim_id), row.owner, row.claimed_at, row.alive_for)
@@ -140,14 +162,14 @@ class PostgresSession:
         self, group: str, partitions: Collection[TopicPartition] | None
     ) -> dict[TopicPartition, StoredOffset]:
         if partitions is None:
-            return _stored(self._run(sql.LOCK_ALL_PARTITIONS, group=group))
-        return _stored(self._run(sql.LOCK_PARTITIONS, group=group, **_keys(partitions)))
+            return _stored(self._rows(sql.LOCK_ALL_PARTITIONS, group=group))
+        return _stored(self._rows(sql.LOCK_PARTITIONS, group=group, **_keys(partitions)))
 
     def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        return _stored(self._run(sql.READ_PARTITIONS, group=group))
+        return _stored(self._rows(sql.READ_PARTITIONS, group=group))
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
-        rows = self._run(
+        rows = self._rows(
             sql.INSERT_PARTITIONS, group=group, offsets=list(offsets.values()), **_keys(offsets), **_token(token)
         )
         return {TopicPartition(row.topic, row.partition) for row in rows}
@@ -173,20 +195,48 @@ class PostgresSession:
         metadata: str | Keep | None,
         transaction_id: uuid.UUID,
     ) -> int:
-        row = self._run(
-            sql.ADVANCE,
-            group=group,
-            froms=[range_.from_ for range_ in ranges.values()],
-            untils=[range_.until for range_ in ranges.values()],
-            keep_metadata=metadata is KEEP,
-            metadata=None if metadata is KEEP else metadata,
-            transaction_id=transaction_id,
-            moved_before=self._moved,
+        moved = self._one(sql.ADVANCE, **self._advance(group, token, ranges, metadata, transaction_id)).moved
+        self._moved += moved
+        return cast("int", moved)
+
+    def finish(
+        self, group: str, token: Token, ranges: dict[TopicPartition, OffsetRange], transaction_id: uuid.UUID
+    ) -> tuple[int, bool]:
+        values = self._advance(group, token, ranges, KEEP, transaction_id)
+        advanced = None
+        try:
+            with in_one_trip(self._psycopg):
+                advanced = self._send(sql.ADVANCE, **values)
+                self._send(sql.CHECK_DEFERRED)
+                whole = self._send(sql.IS_WHOLE)
+        except Exception as error:
+            if advanced is None or advanced.description is None:
+                raise translate(error) from None
+            with refusals(None):
+                raise
+        moved = cast("int", cast("Any", advanced.fetchone()).moved)
+        self._moved += moved
+        return moved, self._is_whole(whole.fetchone())
+
+    def _advance(
+        self,
+        group: str,
+        token: Token,
+        ranges: dict[TopicPartition, OffsetRange],
+        metadata: str | Keep | None,
+        transaction_id: uuid.UUID,
+    ) -> dict[str, object]:
+        return {
+            "group": group,
+            "froms": [range_.from_ for range_ in ranges.values()],
+            "untils": [range_.until for range_ in ranges.values()],
+            "keep_metadata": metadata is KEEP,
+            "metadata": None if metadata is KEEP else metadata,
+            "transaction_id": transaction_id,
+            "moved_before": self._moved,
             **_keys(ranges),
             **_token(token),
-        ).one()
-        self._moved += row.moved
-        return cast("int", row.moved)
+        }
 
     def rename_group(self, group: str, new: str) -> None:
         self._run(sql.RENAME_GROUP, group=group, new=new)
@@ -199,10 +249,11 @@ class PostgresSession:
         self._run(sql.CONTEST, group=group, **_keys(partitions), **_token(token))
 
     def batch_mark(self, group: str, query_id: uuid.UUID) -> int | None:
-        return self._run(sql.BATCH_MARK, group=group, query_id=query_id).scalar()
+        row = self._first(sql.BATCH_MARK, group=group, query_id=query_id)
+        return None if row is None else cast("int", row.batch_id)
 
     def mark_batch(self, group: str, query_id: uuid.UUID, batch_id: int) -> bool:
-        return self._run(sql.MARK_BATCH, group=group, query_id=query_id, batch_id=batch_id).scalar() is not None
+        return self._first(sql.MARK_BATCH, group=group, query_id=query_id, batch_id=batch_id) is not None
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         if not events:
@@ -223,7 +274,7 @@ class PostgresSession:
         last = 0
         for count in _IDS_TO_TAKE:
             with self._connection.begin_nested() as savepoint:
-                row = self._run(sql.APPEND_HISTORY, **values).one()
+                row = self._one(sql.APPEND_HISTORY, **values)
                 if row.appended == len(events):
                     return
                 last = row.last
@@ -232,7 +283,7 @@ class PostgresSession:
                 self._run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)
                 savepoint.rollback()
         what = "the ids of offset_history lag so far behind its rows that no row can be added"
-        table = f"{self._schema}offset_history".replace("\\:", ":")
+        table = f"{self._place}offset_history"
         raise SchemaError(
             what,
             found=f"the last row has id {last}",
@@ -251,27 +302,71 @@ class PostgresSession:
                 row.reason,
                 row.at,
             )
-            for row in self._run(sql.HISTORY, group=group)
+            for row in self._rows(sql.HISTORY, group=group)
         ]
 
     def renamed_since(self, group: str, epoch: int) -> bool:
-        return cast("bool", self._run(sql.RENAMED_SINCE, group=group, epoch=epoch).scalar_one())
+        return cast("bool", self._one(sql.RENAMED_SINCE, group=group, epoch=epoch)[0])
 
     def beat(self, claim_id: uuid.UUID) -> bool:
-        return self._run(sql.BEAT, claim_id=claim_id).rowcount == 1
+        return self._run(sql.BEAT, claim_id=claim_id) == 1
 
     def end_beat(self, claim_id: uuid.UUID) -> None:
         self._run(sql.END_BEAT, claim_id=claim_id)
 
     def now(self) -> datetime:
-        return cast("datetime", self._run(sql.NOW).scalar_one())
+        return cast("datetime", self._one(sql.NOW)[0])
 
-    def _run(self, statement: str, **values: object) -> CursorResult[Any]:
+    def _rows(self, statement: str, **values: object) -> list[Any]:
         with translated():
-            return self._execute(statement, **values)
+            return self._send(statement, **values).fetchall()
 
-    def _execute(self, statement: str, **values: object) -> CursorResult[Any]:
-        return self._connection.execute(text(statement.replace("{s}", self._schema)), values)
+    def _one(self, statement: str, **values: object) -> Any:
+        [row] = self._rows(statement, **values)
+        return row
+
+    def _first(self, statement: str, **values: object) -> Any:
+        """The first row, ``None`` if there is none."""
+        return next(iter(self._rows(statement, **values)), None)
+
+    def _run(self, statement: str, **values: object) -> int:
+        """Run a statement that returns no rows; return how many it changed."""
+        with translated():
+            return self._send(statement, **values).rowcount
+
+    def _send(self, statement: str, **values: object) -> psycopg.Cursor[Any]:
+        """Send a statement, the first one with BEGIN before it."""
+        if self._number:
+            return self._execute(statement, **values)
+        try:
+            return self._begin(statement, **values)
+        except Exception as error:
+            if not isinstance(translate(error), ConnectionLost):
+                raise
+            # Nothing has happened: the connection may have been dead before.
+            self._forget()
+            self._connection.invalidate()
+            self._connection.close()
+            self._open()
+            return self._begin(statement, **values)
+
+    def _begin(self, statement: str, **values: object) -> psycopg.Cursor[Any]:
+        connection = self._psycopg
+        # psycopg waits for the answer to a BEGIN that it sends by itself, so send it here.
+        connection._autocommit = True  # noqa: SLF001 - the public setter refuses to change it back in a transaction
+        try:
+            with in_one_trip(connection):
+                self._execute(sql.BEGIN)
+                begun = self._execute(sql.SETTINGS, **self._settings)
+                cursor = self._execute(statement, **values)
+        finally:
+            connection._autocommit = False  # noqa: SLF001 - as above
+        self._number = cast("str", cast("Any", begun.fetchone()).transaction_number)
+        return cursor
+
+    def _execute(self, statement: str, **values: object) -> psycopg.Cursor[Any]:
+        cursor = self._psycopg.cursor(row_factory=namedtuple_row)
+        return cursor.execute(cast("Any", sql.for_psycopg(statement, self._place)), values)
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:

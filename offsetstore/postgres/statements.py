@@ -1,19 +1,39 @@
 """Every statement of the protocol, as SQL. ``{s}`` stands for the quoted schema and its dot, or for nothing.
 
-Values are bound, never written into the text; lists go in as arrays, so that a thousand partitions are one statement.
+Values are bound (``:name``), never written into the text; lists go in as arrays, so that a thousand partitions are one
+statement.
 """
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from typing import Final
+
+_NAME: Final = re.compile(r"(?<!:):(\w+)")
+
+
+@cache
+def for_psycopg(statement: str, place: str) -> str:
+    """The statement as psycopg takes it.
+
+    :param place: the quoted schema and its dot, or nothing.
+    """
+    named = _NAME.sub(r"%(\1)s", statement.replace("%", "%%"))
+    return named.replace("{s}", place.replace("%", "%%"))
+
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
 # The transaction's number is read at once: it shows later whether user code sent COMMIT.
-BEGIN = """
-SELECT set_config('application_name', :name, true),
-       set_config('lock_timeout', :lock_timeout, true),
-       set_config('idle_in_transaction_session_timeout', :idle_timeout, true),
+SETTINGS = """
+SELECT CAST(pg_current_xact_id() AS text) AS transaction_number,
+       set_config('application_name', :name, true) AS name,
+       set_config('lock_timeout', :lock_timeout, true) AS lock_timeout,
+       set_config('idle_in_transaction_session_timeout', :idle_timeout, true) AS idle_timeout,
        set_config('synchronous_commit',
                   CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-                       THEN 'on' ELSE current_setting('synchronous_commit') END, true),
-       CAST(pg_current_xact_id() AS text) AS transaction_number
+                       THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS synchronous_commit
 """
 
 IS_WHOLE = """
@@ -67,6 +87,8 @@ BEAT = "UPDATE {s}heartbeats SET beat_at = clock_timestamp() WHERE claim_id = :c
 END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
 
 NOW = "SELECT clock_timestamp()"
+
+NOTHING = "SELECT"
 
 READ_PARTITIONS = """
 SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,
@@ -131,7 +153,8 @@ FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]),
 WHERE p.consumer_group = :group AND p.topic = n.topic AND p.partition = n.partition
   AND p.next_offset = n.from_offset AND p.epoch = :epoch AND p.claim_id = :claim_id
 RETURNING 1)
-SELECT count(*) AS moved, set_config('offsetstore.moved', CAST(:moved_before + count(*) AS text), true) FROM moved
+SELECT count(*) AS moved, set_config('offsetstore.moved', CAST(:moved_before + count(*) AS text), true) AS kept
+FROM moved
 """
 
 # ``appended`` counts the new rows whose ids follow those of all earlier rows.

@@ -102,9 +102,7 @@ def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -
     parameters = connection_parameters(url)
     parameters["prepare_threshold"] = None
     # The parameters bypass SQLAlchemy's URL, so that printing the engine shows no password.
-    engine = create_engine(
-        URL.create("postgresql+psycopg"), connect_args=parameters, hide_parameters=True, pool_pre_ping=True
-    )
+    engine = create_engine(URL.create("postgresql+psycopg"), connect_args=parameters, hide_parameters=True)
     if credentials is not None:
         ask = credentials
 

@@ -124,8 +124,7 @@ def lock_as_planned(tx: Transaction, decisions: Decisions) -> Ranges:
 def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaining: Ranges) -> dict[str, int]:
     """Write all outputs and advance; return the rows of each. Deferred constraints are checked here, not by COMMIT."""
     rows = write_all(computed, tx.connection)
-    tx.advance(remaining)
-    tx.check_deferred()
+    tx.finish(remaining)
     return rows
 
 

@@ -173,6 +173,16 @@ class Session(Protocol):
         """Move partitions from ``from_`` to ``until`` if their rows have that offset and the token; return how many."""
         ...
 
+    def finish(
+        self, group: str, token: Token, ranges: dict[TopicPartition, OffsetRange], transaction_id: UUID
+    ) -> tuple[int, bool]:
+        """Do `advance`, which keeps the metadata, `check_deferred` and `is_whole`, in one round trip.
+
+        :return: the answers of `advance` and `is_whole`.
+        :raises RowsRefused: as `check_deferred` does.
+        """
+        ...
+
     def rename_group(self, group: str, new: str) -> None:
         """Move the group's rows and batch marks to ``new``, which has none. Needs both groups' locks and the rows'."""
         ...

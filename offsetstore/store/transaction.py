@@ -88,6 +88,7 @@ class Transaction:
         self._advanced: set[TopicPartition] = set()
         self._mark: tuple[uuid.UUID, int] | None = None
         self._had_connection = False
+        self._is_finished = False
 
     @property
     def is_open(self) -> bool:
@@ -105,6 +106,8 @@ class Transaction:
         :raises LockFirst: before `lock`, because a stale job could write then.
         """
         session, _ = self._require_lock("tx.connection was used before tx.lock")
+        if self._is_finished:
+            raise ProtocolMisuse("tx.connection was used after tx.finish", next_step="Write before it.")
         self._had_connection = True
         return session.connection
 
@@ -174,13 +177,35 @@ class Transaction:
         :raises MetadataError: see `offsetstore.protocol.metadata.dump`.
         :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
         """
+        session, wanted = self._wanted(ranges)
+        text = metadata if isinstance(metadata, Keep) else dump(metadata)
+        failpoints.reach("before_advance")
+        if wanted:
+            self._check_moved(session.advance(self._claim.group, self._claim.token, wanted, text, self._id), wanted)
+
+    def finish(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        """Do `advance` and `check_deferred`, and check that the transaction is whole, in one round trip.
+
+        After it nothing may be written, so it is for code that lets no one else's follow. The metadata are kept.
+
+        :raises AdvanceMismatch, StaleClaim, RowsRefused, UnexpectedCommit: as those two, and the block's end, do.
+        """
+        session, wanted = self._wanted(ranges)
+        failpoints.reach("before_advance")
+        moved, is_whole = session.finish(self._claim.group, self._claim.token, wanted, self._id)
+        self._check_moved(moved, wanted)
+        self._check_whole(is_whole=is_whole)
+        self._is_finished = True
+
+    def _wanted(
+        self, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> tuple[Session, dict[TopicPartition, OffsetRange]]:
         session, decisions = self._require_lock("tx.advance was called before tx.lock")
         for tp, range_ in ranges.items():
             self._check_remaining(decisions, tp, range_)
-        text = metadata if isinstance(metadata, Keep) else dump(metadata)
-        failpoints.reach("before_advance")
-        wanted = dict(sorted(ranges.items()))
-        moved = session.advance(self._claim.group, self._claim.token, wanted, text, self._id) if wanted else 0
+        return session, dict(sorted(ranges.items()))
+
+    def _check_moved(self, moved: int, wanted: Mapping[TopicPartition, OffsetRange]) -> None:
         if moved != len(wanted):
             raise StaleClaim(
                 "the stored offsets changed although they were locked",
@@ -188,6 +213,10 @@ class Transaction:
                 expected=f"{len(wanted)}",
             )
         self._advanced |= wanted.keys()
+
+    def _check_whole(self, *, is_whole: bool) -> None:
+        if not is_whole:
+            raise UnexpectedCommit("a COMMIT or ROLLBACK inside the transaction ended it, or undid its advance")
 
     def mark_batch(self, query_id: uuid.UUID, batch_id: int) -> bool:
         """Record that this transaction holds a stateful query's results of a batch, even if the batch has no ranges.
@@ -331,8 +360,8 @@ class Transaction:
     def _check_complete(self, session: Session) -> None:
         if self._lock_error is not None:
             raise self._lock_error
-        if self._decisions is not None and not session.is_whole():
-            raise UnexpectedCommit("a COMMIT or ROLLBACK inside the transaction ended it, or undid its advance")
+        if self._decisions is not None and not self._is_finished:
+            self._check_whole(is_whole=session.is_whole())
         for tp, decision in (self._decisions or {}).items():
             if decision.outcome is not Outcome.SKIP and tp not in self._advanced:
                 raise Unadvanced(f"the transaction ends without advancing {decision.remaining}", topic_partition=tp)

@@ -13,7 +13,7 @@ from uuid import UUID
 from offsetstore.errors import ConnectionLost
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
 from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset
-from offsetstore.protocol.metadata import Keep
+from offsetstore.protocol.metadata import KEEP, Keep
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.locks import Mode, RowLocks
 
@@ -286,6 +286,11 @@ class MemorySession:
             self._changes.moved += moved
             self._moved += moved
         return moved
+
+    def finish(
+        self, group: str, token: Token, ranges: dict[TopicPartition, OffsetRange], transaction_id: UUID
+    ) -> tuple[int, bool]:
+        return self.advance(group, token, ranges, KEEP, transaction_id), self.is_whole()
 
     def rename_group(self, group: str, new: str) -> None:
         with self._statement():

@@ -10,9 +10,10 @@ from psycopg.adapt import PyFormat, Transformer
 
 from offsetstore.errors import UnsafeTarget
 from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT
+from offsetstore.postgres.pipeline import in_one_trip
 from offsetstore.protocol import failpoints
 from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS
-from offsetstore.writers.table.catalogue import missing, read_target
+from offsetstore.writers.table.catalogue import missing, read_target, select_target
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -52,8 +53,14 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
     :raises ColumnMismatch: there is no such table.
     :raises UnsafeTarget: it can't be locked, like a foreign table.
     """
-    try:
+    with _lock_errors(table):
         connection.execute(_LOCK.format(table=table.identifier))
+
+
+@contextmanager
+def _lock_errors(table: TableName) -> Generator[None]:
+    try:
+        yield
     except NO_TABLE:
         raise missing(table) from None
     except WRONG_OBJECT as error:
@@ -66,15 +73,17 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
 
 @contextmanager
 def locked_target(connection: psycopg.Connection, table: TableName) -> Generator[dict[str, Column]]:
-    """Lock the target, and read its columns for the writes in the block.
+    """Lock the target as `lock_against_change` does, and read its columns for the writes in the block.
 
     The lock does not prevent partitions from being attached, nor their kind from being changed before they get rows, so
     a partitioned table is read again after all writes. By then, the partitions that got rows are locked.
 
     :raises ColumnMismatch, UnsafeTarget: as `read_target` does; the transaction has to be rolled back.
     """
-    lock_against_change(connection, table)
-    target = read_target(connection, table)
+    with _lock_errors(table), in_one_trip(connection):
+        connection.execute(_LOCK.format(table=table.identifier))
+        columns = select_target(connection, table)
+    target = read_target(connection, table, columns)
     yield target.columns
     if target.is_partitioned:
         read_target(connection, table)

@@ -11,7 +11,7 @@ from offsetstore.writers.table.names import TableName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from psycopg import Connection
+    from psycopg import Connection, Cursor
 
 _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
 
@@ -147,13 +147,19 @@ def locate(connection: Connection, table: TableName) -> TableName:
     return table if row is None else TableName(*row)
 
 
-def read_target(connection: Connection, table: TableName) -> Target:
+def select_target(connection: Connection, table: TableName) -> Cursor[tuple[Any, ...]]:
+    """Send the query of `read_target`."""
+    return connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)})
+
+
+def read_target(connection: Connection, table: TableName, selected: Cursor[tuple[Any, ...]] | None = None) -> Target:
     """Read what results can be written to.
 
+    :param selected: the query's cursor, if it was sent before.
     :raises UnsafeTarget: the table, or any of its partitions, is UNLOGGED, temporary or foreign.
     :raises ColumnMismatch: as `read_columns` does.
     """
-    rows = _read(connection, table)
+    rows = _read(connection, table, selected)
     if unsafe := rows[0][2]:
         raise _unsafe(connection, table, unsafe)
     return Target(_columns(table, rows), rows[0][0] == "p")
@@ -167,8 +173,10 @@ def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
     return _columns(table, _read(connection, table))
 
 
-def _read(connection: Connection, table: TableName) -> Sequence[tuple[Any, ...]]:
-    rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
+def _read(
+    connection: Connection, table: TableName, selected: Cursor[tuple[Any, ...]] | None = None
+) -> Sequence[tuple[Any, ...]]:
+    rows = (selected or select_target(connection, table)).fetchall()
     if not rows:
         raise missing(table)
     return rows

@@ -1,0 +1,85 @@
+"""A proxy before PostgreSQL that counts round trips, and can make each of them slower."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from tests.support.tcp import Proxy, server_of, url_at
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Generator
+
+_HEARTBEAT = b"heartbeats SET beat_at"
+
+
+class _Connection:
+    """Counts how often the client speaks after the server has answered."""
+
+    def __init__(self) -> None:
+        self.trips = 0
+        self.is_answered = True
+        self.beats = False
+        """Whether it carries heartbeats, which come at any time."""
+
+
+class TripCounter(Proxy):
+    """Forwards to the server of a URL; a context manager.
+
+    :param delay: seconds that each round trip takes in addition.
+    """
+
+    def __init__(self, url: str, *, delay: float = 0.0) -> None:
+        super().__init__(server_of(url))
+        # Without encryption, or a heartbeat could not be told from anything else.
+        self.url = url_at(url, self.port, query="sslmode=disable&gssencmode=disable")
+        self._delay = delay
+        self._counting = threading.Lock()
+        self._connections: list[_Connection] = []
+
+    @property
+    def trips(self) -> int:
+        """The round trips until now, those of new connections included, heartbeats not."""
+        with self._counting:
+            return sum(one.trips for one in self._connections if not one.beats)
+
+    @contextmanager
+    def counting(self) -> Generator[list[int]]:
+        """Yield a list, to which the number of round trips in the block is appended."""
+        counted: list[int] = []
+        before = self.trips
+        yield counted
+        counted.append(self.trips - before)
+
+    def _serve(self, client: socket.socket) -> None:
+        server = self._connect_for(client)
+        if server is not None:
+            one = _Connection()
+            with self._counting:
+                self._connections.append(one)
+            self._in_thread(self._ask, client, server, one)
+            self._in_thread(self._answer, server, client, one)
+
+    def _ask(self, client: socket.socket, server: socket.socket, one: _Connection) -> None:
+        with suppress(OSError):
+            while data := client.recv(1 << 16):
+                with self._counting:
+                    is_new = one.is_answered
+                    one.is_answered = False
+                    one.trips += is_new
+                    one.beats |= _HEARTBEAT in data
+                if is_new and self._delay:
+                    time.sleep(self._delay)
+                server.sendall(data)
+        self.close(server)
+
+    def _answer(self, server: socket.socket, client: socket.socket, one: _Connection) -> None:
+        with suppress(OSError):
+            while data := server.recv(1 << 16):
+                with self._counting:
+                    one.is_answered = True
+                client.sendall(data)
+        self.close(client)
