@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-RECORDS, PARTITIONS, ROUNDS = 500_000, 5, 3
+RECORDS, PARTITIONS, ROUNDS = 500_000, 5, 5
 TOPIC, TABLE = "records", "records"
 
 

@@ -52,7 +52,7 @@ def poison(scene: Scene) -> None:
 
 
 def _check(scene: Scene, job: Job, report: Report, bad: set[str]) -> None:
-    named = next((one for one in bad if f"the record {one}" in (report.found or "")), None)
+    named = next((one for one in bad if f"refused at record {one}" in (report.found or "")), None)
     assert named is not None, f"it does not name the record: {report.text}"
     place, _, offset = named.rpartition("@")
     assert report.topic_partition == place
