@@ -353,14 +353,15 @@ class PostgresSession:
     def _begin(self, statement: str, **values: object) -> psycopg.Cursor[Any]:
         connection = self._psycopg
         # psycopg waits for the answer to a BEGIN that it sends by itself, so send it here.
-        connection._autocommit = True  # noqa: SLF001 - the public setter refuses to change it back in a transaction
+        # The public setter refuses to change it back in a transaction.
+        connection._autocommit = True  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         try:
             with in_one_trip(connection):
                 self._execute(sql.BEGIN)
                 begun = self._execute(sql.SETTINGS, **self._settings)
                 cursor = self._execute(statement, **values)
         finally:
-            connection._autocommit = False  # noqa: SLF001 - as above
+            connection._autocommit = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         self._number = cast("str", cast("Any", begun.fetchone()).transaction_number)
         return cursor
 

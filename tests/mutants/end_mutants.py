@@ -41,11 +41,34 @@ ENDS: Final[tuple[Mutant, ...]] = (
         "end-behind-our-back",
         (
             _TX,
-            "if self._decisions is not None and not session.is_whole():",
-            "if self._decisions is not None and session.is_whole() is None:",
+            "self._check_whole(is_whole=session.is_whole())",
+            "session.is_whole()",
         ),
         tests=(f"{_STORE}test_transaction_statements.py::test_an_end_after_the_advance_is_noticed_too",),
         why="A COMMIT or ROLLBACK among the job's SQL would tear results and offset apart.",
+    ),
+    mutant(
+        "end-behind-our-back-at-the-finish",
+        (_TX, "self._check_whole(is_whole=is_whole)", "self._check_whole(is_whole=True)"),
+        tests=(
+            (
+                f"{_STORE}test_transaction_statements.py::"
+                "test_an_end_behind_our_back_is_noticed_in_the_round_trip_that_finishes[COMMIT AND CHAIN]"
+            ),
+        ),
+        why="The same in a batch of the sink, whose last round trip asks before COMMIT.",
+    ),
+    mutant(
+        "rows-moved-at-the-finish",
+        (
+            _TX,
+            "        self._check_moved(moved, wanted)\n        self._check_whole",
+            "        self._advanced |= wanted.keys()\n        self._check_whole",
+        ),
+        tests=(
+            f"{_STORE}test_transaction_statements.py::test_a_row_that_the_transactions_own_sql_moved_is_not_finished",
+        ),
+        why="Results would be committed without their offset.",
     ),
     mutant(
         "advance-in-a-savepoint",

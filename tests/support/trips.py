@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+from offsetstore.postgres.session import PostgresSession
 from tests.support.tcp import Proxy, server_of, url_at
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _HEARTBEAT = b"heartbeats SET beat_at"
+_FLUSH = b"H\0\0\0\4"
+"""A message of PostgreSQL's protocol that asks for no answer of its own."""
 
 
 class _Connection:
@@ -67,8 +71,8 @@ class TripCounter(Proxy):
         with suppress(OSError):
             while data := client.recv(1 << 16):
                 with self._counting:
-                    is_new = one.is_answered
-                    one.is_answered = False
+                    is_new = one.is_answered and data != _FLUSH
+                    one.is_answered &= not is_new
                     one.trips += is_new
                     one.beats |= _HEARTBEAT in data
                 if is_new and self._delay:
@@ -83,3 +87,17 @@ class TripCounter(Proxy):
                     one.is_answered = True
                 client.sendall(data)
         self.close(client)
+
+
+@contextmanager
+def sent_statements() -> Generator[list[str]]:
+    """Collect the statements that the stores of this process send inside the block."""
+    sent: list[str] = []
+    execute: Any = PostgresSession._execute
+
+    def note(session: PostgresSession, statement: str, **values: object) -> Any:
+        sent.append(statement)
+        return execute(session, statement, **values)
+
+    with patch.object(PostgresSession, "_execute", note):
+        yield sent

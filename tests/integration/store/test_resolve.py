@@ -7,12 +7,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import event
 
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, OffsetsDisagree
-from offsetstore.postgres.url import make_engine
+from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
+from tests.support.trips import sent_statements
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Contents, Query
@@ -113,20 +113,14 @@ def test_ten_thousand_partitions_are_read_in_one_statement(offsetstore_database:
         " SELECT 'billing', 'topic-' || n % 100, n / 100, n, 1, gen_random_uuid() FROM generate_series(0, 9999) AS n"
     )
     broker = StaticBroker.with_topics({f"topic-{n}": 100 for n in range(100)}, end=10_000)
-    sent: list[str] = []
-    engine = make_engine(offsetstore_database)
-    with OffsetStore.connect(engine) as store:
-        event.listen(engine, "before_cursor_execute", lambda *arguments: sent.append(arguments[2]))
+    with OffsetStore.connect(offsetstore_database) as store, sent_statements() as sent:
         began = time.monotonic()
 
         start = resolve_starting_offsets(broker, group="billing", store=store)
 
         seconds = time.monotonic() - began
-    engine.dispose()
     assert start.offsets[TopicPartition("topic-7", 3)] == 307
     assert len(start.offsets) == 10_000
     assert len(broker.asked) == 1
-    # Beside the one that begins the transaction.
-    assert [statement for statement in sent if "FROM" in statement] == sent[1:]
-    assert len(sent) == 2
+    assert sent == [statements.BEGIN, statements.SETTINGS, statements.READ_PARTITIONS]
     assert seconds < 5

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.errors import InFailedSqlTransaction
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
@@ -250,7 +251,7 @@ def test_an_error_of_the_database_that_the_work_swallows_is_raised_all_the_same(
             except IntegrityError:
                 return
 
-    with pytest.raises(DBAPIError, match="current transaction is aborted"):
+    with pytest.raises(InFailedSqlTransaction):
         job()
     assert_nothing_written(store, query)
 

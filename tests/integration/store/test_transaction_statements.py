@@ -4,13 +4,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import event
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
-from offsetstore.errors import StaleClaim, UnexpectedCommit
-from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.errors import ProtocolMisuse, StaleClaim, UnexpectedCommit
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, driver, lock, process, write
+from tests.support.trips import TripCounter
 
 if TYPE_CHECKING:
     from offsetstore import Claim, Transaction
@@ -40,25 +39,20 @@ def test_the_largest_offsets_go_in_and_come_out(store: OffsetStore, query: Query
 
 
 @pytest.mark.behaviour("TX-14")
-def test_advancing_a_thousand_partitions_is_one_statement(store: OffsetStore) -> None:
+def test_a_thousand_partitions_are_locked_and_advanced_in_one_round_trip_each(offsetstore_database: str) -> None:
     partitions = [TopicPartition("payments", number) for number in range(1000)]
-    claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1000}, end=100))
-    assert isinstance(store.database, PostgresDatabase)
-    engine = store.database.engine
-    statements: list[str] = []
+    with TripCounter(offsetstore_database) as counter, OffsetStore.connect(counter.url) as store:
+        claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1000}, end=100), mirror_every=None)
+        with store.transaction(claim) as tx:
+            with counter.counting() as trips:
+                left = lock(tx, *partitions, range_=OffsetRange(0, 7))
+            assert trips == [1]
+            with counter.counting() as trips:
+                tx.advance(left, metadata="the same for all")
+            assert trips == [1]
 
-    def note(*arguments: object) -> None:
-        statements.append(str(arguments[2]).split()[0])
-
-    with store.transaction(claim) as tx:
-        event.listen(engine, "before_cursor_execute", note)
-        left = lock(tx, *partitions, range_=OffsetRange(0, 7))
-        assert statements == ["SELECT"]
-        tx.advance(left, metadata="the same for all")
-        assert statements == ["SELECT", "WITH"]
-
-    assert {row.next_offset for row in store.offsets(GROUP).values()} == {7}
-    assert set(store.metadata(GROUP).values()) == {"the same for all"}
+        assert {row.next_offset for row in store.offsets(GROUP).values()} == {7}
+        assert set(store.metadata(GROUP).values()) == {"the same for all"}
 
 
 def test_an_advance_is_a_hot_update(store: OffsetStore, claim: Claim, query: Query) -> None:
@@ -87,6 +81,52 @@ def test_an_end_behind_our_back_is_noticed_and_the_offset_stays(store: OffsetSto
             tx.advance(left)
 
     with pytest.raises(UnexpectedCommit):
+        job()
+    assert store.offsets(GROUP)[P0].next_offset == 0
+
+
+@pytest.mark.behaviour("TX-3")
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN", "psycopg.commit", "psycopg.rollback"])
+def test_an_end_behind_our_back_is_noticed_in_the_round_trip_that_finishes(
+    store: OffsetStore, claim: Claim, how: str
+) -> None:
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            left = lock(tx, P0, range_=OffsetRange(0, 3))
+            write(tx, [0, 1, 2])
+            end(tx, how)
+            tx.finish(left)
+
+    with pytest.raises(UnexpectedCommit):
+        job()
+    assert store.offsets(GROUP)[P0].next_offset == 0
+
+
+def test_nothing_is_written_after_the_round_trip_that_finishes(store: OffsetStore, claim: Claim, query: Query) -> None:
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            tx.finish(lock(tx, P0, range_=OffsetRange(0, 3)))
+            write(tx, [0, 1, 2])
+
+    with pytest.raises(ProtocolMisuse, match=r"after tx\.finish"):
+        job()
+    assert store.offsets(GROUP)[P0].next_offset == 0
+    with store.transaction(claim) as tx:
+        left = lock(tx, P0, range_=OffsetRange(0, 3))
+        write(tx, [0, 1, 2])
+        tx.finish(left)
+    assert query("SELECT count(*) FROM results") == [(3,)]
+    assert store.offsets(GROUP)[P0].next_offset == 3
+
+
+def test_a_row_that_the_transactions_own_sql_moved_is_not_finished(store: OffsetStore, claim: Claim) -> None:
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            left = lock(tx, P0, range_=OffsetRange(0, 3))
+            tx.connection.exec_driver_sql("UPDATE kafka_partitions SET next_offset = 1")
+            tx.finish(left)
+
+    with pytest.raises(StaleClaim, match="although they were locked"):
         job()
     assert store.offsets(GROUP)[P0].next_offset == 0
 
