@@ -124,14 +124,11 @@ class PostgresSession:
         if self._closed:
             return
         self._closed = True
-        self._forget()
+        event.remove(self._connection, "commit", self._refuse)
+        event.remove(self._connection, "rollback", self._refuse)
         if self._connection.get_execution_options().get(_DISCARD):
             self._connection.invalidate()
         self._connection.close()
-
-    def _forget(self) -> None:
-        event.remove(self._connection, "commit", self._refuse)
-        event.remove(self._connection, "rollback", self._refuse)
 
     def _refuse(self, _: Connection) -> None:
         if not self._ending:
@@ -344,10 +341,10 @@ class PostgresSession:
             if not isinstance(translate(error), ConnectionLost):
                 raise
             # Nothing has happened: the connection may have been dead before.
-            self._forget()
             self._connection.invalidate()
-            self._connection.close()
-            self._open()
+            self._close()
+            self._open()  # if there is none, the session stays closed
+            self._closed = False
             return self._begin(statement, **values)
 
     def _begin(self, statement: str, **values: object) -> psycopg.Cursor[Any]:

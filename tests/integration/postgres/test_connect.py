@@ -219,6 +219,21 @@ def test_a_connection_that_died_in_a_users_pool_is_replaced(private_postgres: Po
     engine.dispose()
 
 
+def test_a_server_that_is_gone_at_the_first_statement_is_unavailable_until_it_is_back(
+    private_postgres: PostgresServer,
+) -> None:
+    with OffsetStore.connect(private_postgres.url) as store:
+        claim = store.claim("billing", topics=["payments"])
+        private_postgres.stop("immediate")
+        with pytest.raises(StoreUnavailable), claim.transaction() as tx:
+            tx.lock({})
+        with pytest.raises(StoreUnavailable):
+            store.offsets("billing")
+        private_postgres.start()
+        with claim.transaction() as tx:
+            assert tx.lock({}) == {}
+
+
 def test_the_server_asks_for_a_password_of_everybody(guarded: PostgresServer) -> None:
     """What the tests above rely on."""
     with pytest.raises(psycopg.OperationalError, match="no password supplied"):
