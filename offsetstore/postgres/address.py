@@ -67,7 +67,7 @@ class DatabaseAddress:
 
         connect: dict[str, Any] = {"connect_args": dict(self.parameters), "hide_parameters": True}
         url = URL.create("postgresql+psycopg")
-        engine = create_engine(url, pool_size=1, max_overflow=0, pool_pre_ping=True, **connect)
+        engine = create_engine(url, pool_size=1, max_overflow=0, **connect)
         dedicated = create_engine(url, poolclass=NullPool, **connect)
         for each in (engine, dedicated):
             event.listen(each, "do_connect", add_secrets)

@@ -62,7 +62,18 @@ class PostgresDatabase:
             "lock_timeout": f"{_milliseconds(lock_timeout)}ms",
             "idle_timeout": f"{_milliseconds(self._idle_timeout)}ms",
         }
-        return PostgresSession(lambda: self._connect(engine), self._place, settings)
+        return PostgresSession(lambda: self._begin(engine), self._place, settings)
+
+    def _begin(self, engine: Engine) -> Connection:
+        """Take a connection and begin SQLAlchemy's transaction, which sends nothing but what hooks of the engine do."""
+        connection = self._connect(engine)
+        try:
+            connection.begin()
+        except DATABASE_ERRORS as error:
+            connection.invalidate()
+            connection.close()
+            raise _unreachable(error) from error
+        return connection
 
     def _connect(self, engine: Engine) -> Connection:
         if os.getpid() != self._pid:
@@ -74,6 +85,8 @@ class PostgresDatabase:
             )
         try:
             connection = engine.connect()
+            if cast("Any", connection.connection.driver_connection).closed:  # as libpq knows already
+                connection.invalidate()  # the next use takes another one
             # Behind PgBouncer the next transaction may run on another server connection, without the prepared
             # statement. `make_engine` sets this too; an application's own engine may not.
             cast("Any", connection.connection.driver_connection).prepare_threshold = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from psycopg.pq import TransactionStatus
 from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, event
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _log = logging.getLogger(__name__)
+_OVER: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
 _NO_CLAIM = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
 # How many ids are consumed after each failed attempt; some millions in all, which takes a minute.
@@ -56,13 +59,14 @@ class PostgresSession:
         self._settings = settings
         self._number = ""
         self._ending = False
+        self._was_ended = False
+        """Whether user code has tried to end the transaction."""
         self._closed = False
         self._moved = 0
         self._open()
 
     def _open(self) -> None:
         self._connection = self._connect()
-        self._connection.begin()  # sends nothing
         event.listen(self._connection, "commit", self._refuse)
         event.listen(self._connection, "rollback", self._refuse)
 
@@ -83,13 +87,17 @@ class PostgresSession:
         return self._is_whole(self._one(sql.IS_WHOLE))
 
     def _is_whole(self, row: Any) -> bool:
-        return (row.transaction_number, row.moved) == (self._number, str(self._moved))
+        return not self._was_ended and (row.transaction_number, row.moved) == (self._number, str(self._moved))
 
     def check_deferred(self) -> None:
         with refusals(None):
             self._send(sql.CHECK_DEFERRED)
 
     def commit(self) -> None:
+        # The COMMIT of a transaction that has failed, or that SQLAlchemy has forgotten, rolls back without an error.
+        is_over = self._psycopg.pgconn.transaction_status in _OVER or not self._connection.in_transaction()
+        if self._number and (self._was_ended or is_over):
+            raise UnexpectedCommit("the transaction was ended, or had failed, before its COMMIT; nothing was written")
         self._ending = True
         with translated():
             if failpoints.armed("commit_sent"):
@@ -112,7 +120,8 @@ class PostgresSession:
                 self._connection.invalidate()  # a new one may reach the new primary
             self._close()
         except Exception:  # noqa: BLE001 - a connection that fails here is of no further use
-            self._connection.invalidate()
+            if not self._connection.closed:
+                self._connection.invalidate()
             self._close()
 
     def _is_read_only(self) -> bool:
@@ -132,6 +141,7 @@ class PostgresSession:
 
     def _refuse(self, _: Connection) -> None:
         if not self._ending:
+            self._was_ended = True
             raise UnexpectedCommit("COMMIT or ROLLBACK was called on tx.connection")
 
     def lock_group(self, group: str) -> Token:
@@ -208,7 +218,8 @@ class PostgresSession:
                 whole = self._send(sql.IS_WHOLE)
         except Exception as error:
             if advanced is None or advanced.description is None:
-                raise translate(error) from None
+                ours = translate(error)
+                raise ours from ours.__cause__
             with refusals(None):
                 raise
         moved = cast("int", cast("Any", advanced.fetchone()).moved)
@@ -270,7 +281,7 @@ class PostgresSession:
         }
         last = 0
         for count in _IDS_TO_TAKE:
-            with self._connection.begin_nested() as savepoint:
+            with self.connection.begin_nested() as savepoint:
                 row = self._one(sql.APPEND_HISTORY, **values)
                 if row.appended == len(events):
                     return
@@ -340,7 +351,11 @@ class PostgresSession:
         except Exception as error:
             if not isinstance(translate(error), ConnectionLost):
                 raise
-            # Nothing has happened: the connection may have been dead before.
+            # Nothing has happened: the connection may have been dead before, and then so are the others of its pool.
+            self._ending = True
+            with suppress(Exception):
+                self._connection.rollback()  # by its failure SQLAlchemy learns that, and drops them all
+            self._ending = False
             self._connection.invalidate()
             self._close()
             self._open()  # if there is none, the session stays closed
@@ -354,7 +369,10 @@ class PostgresSession:
         connection._autocommit = True  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         try:
             with in_one_trip(connection):
-                self._execute(sql.BEGIN)
+                if (
+                    connection.pgconn.transaction_status == TransactionStatus.IDLE
+                ):  # or a hook of the engine has begun it
+                    self._execute(sql.BEGIN)
                 begun = self._execute(sql.SETTINGS, **self._settings)
                 cursor = self._execute(statement, **values)
         finally:

@@ -59,6 +59,30 @@ ENDS: Final[tuple[Mutant, ...]] = (
         why="The same in a batch of the sink, whose last round trip asks before COMMIT.",
     ),
     mutant(
+        "commit-that-rolls-back",
+        (
+            "offsetstore/postgres/session.py",
+            "if self._number and (self._was_ended or is_over):",
+            "if self._number and self._was_ended and is_over:",
+        ),
+        tests=(
+            (
+                f"{_STORE}test_transaction_statements.py::"
+                "test_a_transaction_that_ends_or_fails_after_it_was_finished_is_no_success[SELECT 1/0]"
+            ),
+        ),
+        why="The server answers COMMIT of a failed transaction with ROLLBACK, which is no error: it would look stored.",
+    ),
+    mutant(
+        "end-that-was-refused",
+        ("offsetstore/postgres/session.py", "return not self._was_ended and (row", "return (row"),
+        ("offsetstore/postgres/session.py", "(self._was_ended or is_over)", "False"),
+        tests=(
+            "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_an_end_whose_refusal_was_swallowed_is_noticed[advance-rollback]",
+        ),
+        why="SQLAlchemy forgets a transaction whose end was refused, and then sends no COMMIT: it would look stored.",
+    ),
+    mutant(
         "rows-moved-at-the-finish",
         (
             _TX,
@@ -74,8 +98,8 @@ ENDS: Final[tuple[Mutant, ...]] = (
         "advance-in-a-savepoint",
         (
             "offsetstore/postgres/session.py",
-            "return (row.transaction_number, row.moved) == (self._number, str(self._moved))",
-            "return row.transaction_number == self._number",
+            "(row.transaction_number, row.moved) == (self._number, str(self._moved))",
+            "row.transaction_number == self._number",
         ),
         tests=(f"{_CONTRACT}test_an_advance_that_a_savepoint_took_back_is_noticed",),
         why="ROLLBACK TO takes the advance back; the results before the savepoint would be committed without it.",

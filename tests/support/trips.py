@@ -5,29 +5,28 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from offsetstore.postgres.session import PostgresSession
-from tests.support.tcp import Proxy, server_of, url_at
+from tests.support.tcp import Proxy, read_frame, read_startup, server_of, url_at
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Generator
 
 _HEARTBEAT = b"heartbeats SET beat_at"
-_FLUSH = b"H\0\0\0\4"
-"""A message of PostgreSQL's protocol that asks for no answer of its own."""
+_AWAITED = frozenset(b"QSc")
+"""The types of the messages after which a client waits for the server: Query, Sync and CopyDone."""
 
 
+@dataclass
 class _Connection:
-    """Counts how often the client speaks after the server has answered."""
+    """Counts the client's waits. ``beats``: whether it carries heartbeats, which come at any time."""
 
-    def __init__(self) -> None:
-        self.trips = 0
-        self.is_answered = True
-        self.beats = False
-        """Whether it carries heartbeats, which come at any time."""
+    trips: int = 0
+    beats: bool = False
 
 
 class TripCounter(Proxy):
@@ -46,7 +45,7 @@ class TripCounter(Proxy):
 
     @property
     def trips(self) -> int:
-        """The round trips until now, those of new connections included, heartbeats not."""
+        """The round trips until now, without heartbeats."""
         with self._counting:
             return sum(one.trips for one in self._connections if not one.beats)
 
@@ -65,26 +64,25 @@ class TripCounter(Proxy):
             with self._counting:
                 self._connections.append(one)
             self._in_thread(self._ask, client, server, one)
-            self._in_thread(self._answer, server, client, one)
+            self._in_thread(self._answer, server, client)
 
     def _ask(self, client: socket.socket, server: socket.socket, one: _Connection) -> None:
-        with suppress(OSError):
-            while data := client.recv(1 << 16):
+        with suppress(OSError, EOFError):
+            server.sendall(read_startup(client))
+            while True:
+                frame = read_frame(client)
+                is_awaited = frame[0] in _AWAITED
                 with self._counting:
-                    is_new = one.is_answered and data != _FLUSH
-                    one.is_answered &= not is_new
-                    one.trips += is_new
-                    one.beats |= _HEARTBEAT in data
-                if is_new and self._delay:
+                    one.trips += is_awaited
+                    one.beats |= _HEARTBEAT in frame
+                if is_awaited and self._delay:
                     time.sleep(self._delay)
-                server.sendall(data)
+                server.sendall(frame)
         self.close(server)
 
-    def _answer(self, server: socket.socket, client: socket.socket, one: _Connection) -> None:
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
         with suppress(OSError):
             while data := server.recv(1 << 16):
-                with self._counting:
-                    one.is_answered = True
                 client.sendall(data)
         self.close(client)
 

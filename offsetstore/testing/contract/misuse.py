@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -140,6 +141,21 @@ class MisuseContract(ContractParts):
             tx.lock({P0: OffsetRange(0, 3)})
             write(tx, [0])
             getattr(tx.connection, ending)()
+
+        assert_untouched(store, read)
+
+    @pytest.mark.behaviour("TX-3")
+    @pytest.mark.parametrize("ending", ["commit", "rollback"])
+    @pytest.mark.parametrize("last", ["advance", "finish"])
+    def test_an_end_whose_refusal_was_swallowed_is_noticed(  # noqa: PLR0917 - pytest's fixtures
+        self, store: OffsetStore, claim: Claim, write: Write, read: Read, ending: str, last: str
+    ) -> None:
+        with pytest.raises(UnexpectedCommit), store.transaction(claim) as tx:
+            plan = tx.lock({P0: OffsetRange(0, 3)})
+            write(tx, [0, 1, 2])
+            with suppress(Exception):
+                getattr(tx.connection, ending)()
+            getattr(tx, last)({P0: plan[P0].remaining})
 
         assert_untouched(store, read)
 

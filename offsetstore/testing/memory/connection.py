@@ -60,6 +60,7 @@ class MemoryConnection:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
+        self._session.was_ended = True
         raise UnexpectedCommit("COMMIT or ROLLBACK was called on tx.connection")
 
 

@@ -105,6 +105,8 @@ class MemorySession:
         self._locks = shared.locks
         self._changes = Changes()
         self._moved = 0
+        self.was_ended = False
+        """Whether user code has tried to end the transaction."""
         self._savepoints = 0
         self._over: str | None = None
 
@@ -115,7 +117,7 @@ class MemorySession:
 
     def is_whole(self) -> bool:
         with self._statement():
-            return self._changes.moved == self._moved
+            return not self.was_ended and self._changes.moved == self._moved
 
     def check_deferred(self) -> None:
         """Nothing is deferred: there are no constraints."""

@@ -234,6 +234,17 @@ def test_a_server_that_is_gone_at_the_first_statement_is_unavailable_until_it_is
             assert tx.lock({}) == {}
 
 
+def test_a_pool_of_several_dead_connections_costs_no_error(private_postgres: PostgresServer) -> None:
+    with OffsetStore.connect(private_postgres.url) as store:
+        sessions = [store.database.begin(name="test") for _ in range(3)]
+        for session in sessions:
+            session.now()
+        for session in sessions:
+            session.rollback()
+        private_postgres.restart("immediate")
+        assert store.offsets("billing") == {}  # which is not retried
+
+
 def test_the_server_asks_for_a_password_of_everybody(guarded: PostgresServer) -> None:
     """What the tests above rely on."""
     with pytest.raises(psycopg.OperationalError, match="no password supplied"):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
@@ -117,6 +119,27 @@ def test_nothing_is_written_after_the_round_trip_that_finishes(store: OffsetStor
         tx.finish(left)
     assert query("SELECT count(*) FROM results") == [(3,)]
     assert store.offsets(GROUP)[P0].next_offset == 3
+
+
+@pytest.mark.behaviour("TX-3")
+@pytest.mark.parametrize("how", ["ROLLBACK", "SELECT 1/0", "psycopg.rollback"])
+def test_a_transaction_that_ends_or_fails_after_it_was_finished_is_no_success(
+    store: OffsetStore, claim: Claim, how: str
+) -> None:
+    """The server would answer its COMMIT with ROLLBACK, or the driver would send none."""
+
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            left = lock(tx, P0, range_=OffsetRange(0, 3))
+            write(tx, [0, 1, 2])
+            raw = driver(tx)
+            tx.finish(left)
+            with suppress(psycopg.errors.DivisionByZero):
+                raw.rollback() if how == "psycopg.rollback" else raw.execute(how.encode())
+
+    with pytest.raises(UnexpectedCommit, match="nothing was written"):
+        job()
+    assert store.offsets(GROUP)[P0].next_offset == 0
 
 
 def test_a_row_that_the_transactions_own_sql_moved_is_not_finished(store: OffsetStore, claim: Claim) -> None:
