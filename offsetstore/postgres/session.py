@@ -97,7 +97,7 @@ class PostgresSession:
         # The COMMIT of a transaction that has failed, or that SQLAlchemy has forgotten, rolls back without an error.
         is_over = self._psycopg.pgconn.transaction_status in _OVER or not self._connection.in_transaction()
         if self._number and (self._was_ended or is_over):
-            raise UnexpectedCommit("the transaction was ended, or had failed, before its COMMIT; nothing was written")
+            raise UnexpectedCommit("the transaction had failed, or was ended, before its COMMIT")
         self._ending = True
         with translated():
             if failpoints.armed("commit_sent"):
@@ -364,14 +364,13 @@ class PostgresSession:
 
     def _begin(self, statement: str, **values: object) -> psycopg.Cursor[Any]:
         connection = self._psycopg
-        # psycopg waits for the answer to a BEGIN that it sends by itself, so send it here.
-        # The public setter refuses to change it back in a transaction.
+        is_begun = connection.pgconn.transaction_status != TransactionStatus.IDLE  # by a hook of the engine
+        # psycopg waits for the answer to a BEGIN that it sends by itself, so send it here. The public setter refuses to
+        # change autocommit back in a transaction.
         connection._autocommit = True  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         try:
             with in_one_trip(connection):
-                if (
-                    connection.pgconn.transaction_status == TransactionStatus.IDLE
-                ):  # or a hook of the engine has begun it
+                if not is_begun:
                     self._execute(sql.BEGIN)
                 begun = self._execute(sql.SETTINGS, **self._settings)
                 cursor = self._execute(statement, **values)
