@@ -15,7 +15,7 @@ from offsetstore.errors import ConnectionLost, SchemaError, UnexpectedCommit
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import refusals, translate, translated
-from offsetstore.postgres.pipeline import in_one_trip
+from offsetstore.postgres.together import Result, execute_together
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset
 from offsetstore.protocol.metadata import KEEP, Keep
@@ -210,21 +210,16 @@ class PostgresSession:
         self, group: str, token: Token, ranges: dict[TopicPartition, OffsetRange], transaction_id: uuid.UUID
     ) -> tuple[int, bool]:
         values = self._advance(group, token, ranges, KEEP, transaction_id)
-        advanced = None
-        try:
-            with in_one_trip(self._psycopg):
-                advanced = self._send(sql.ADVANCE, **values)
-                self._send(sql.CHECK_DEFERRED)
-                whole = self._send(sql.IS_WHOLE)
-        except Exception as error:
-            if advanced is None or advanced.description is None:
-                ours = translate(error)
-                raise ours from ours.__cause__
-            with refusals(None):
-                raise
-        moved = cast("int", cast("Any", advanced.fetchone()).moved)
+        with refusals(None):
+            advanced, _, whole = execute_together(
+                self._psycopg,
+                *map(self._text, (sql.ADVANCE, sql.CHECK_DEFERRED, sql.IS_WHOLE)),
+                values=values,
+                row_factory=namedtuple_row,
+            )
+        moved = cast("int", advanced.rows[0].moved)
         self._moved += moved
-        return moved, self._is_whole(whole.fetchone())
+        return moved, self._is_whole(whole.rows[0])
 
     def _advance(
         self,
@@ -327,7 +322,7 @@ class PostgresSession:
 
     def _rows(self, statement: str, **values: object) -> list[Any]:
         with translated():
-            return self._send(statement, **values).fetchall()
+            return self._send(statement, **values).rows
 
     def _one(self, statement: str, **values: object) -> Any:
         [row] = self._rows(statement, **values)
@@ -340,12 +335,14 @@ class PostgresSession:
     def _run(self, statement: str, **values: object) -> int:
         """Run a statement that returns no rows; return how many it changed."""
         with translated():
-            return self._send(statement, **values).rowcount
+            return self._send(statement, **values).count
 
-    def _send(self, statement: str, **values: object) -> psycopg.Cursor[Any]:
+    def _send(self, statement: str, **values: object) -> Result:
         """Send a statement, the first one with BEGIN before it."""
         if self._number:
-            return self._execute(statement, **values)
+            cursor = self._psycopg.cursor(row_factory=namedtuple_row)
+            cursor.execute(cast("Any", self._text(statement)), values)
+            return Result(cursor.fetchall() if cursor.description else [], cursor.rowcount)
         try:
             return self._begin(statement, **values)
         except Exception as error:
@@ -362,26 +359,24 @@ class PostgresSession:
             self._closed = False
             return self._begin(statement, **values)
 
-    def _begin(self, statement: str, **values: object) -> psycopg.Cursor[Any]:
+    def _begin(self, statement: str, **values: object) -> Result:
         connection = self._psycopg
         is_begun = connection.pgconn.transaction_status != TransactionStatus.IDLE  # by a hook of the engine
-        # psycopg waits for the answer to a BEGIN that it sends by itself, so send it here. The public setter refuses to
-        # change autocommit back in a transaction.
+        statements = [*([] if is_begun else [sql.BEGIN]), self._text(sql.SETTINGS), self._text(statement)]
+        # psycopg sends a BEGIN by itself and waits for the answer, unless the connection is in autocommit mode; the
+        # public setter refuses to change that back in a transaction.
         connection._autocommit = True  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         try:
-            with in_one_trip(connection):
-                if not is_begun:
-                    self._execute(sql.BEGIN)
-                begun = self._execute(sql.SETTINGS, **self._settings)
-                cursor = self._execute(statement, **values)
+            [*_, settings, result] = execute_together(
+                connection, *statements, values={**self._settings, **values}, row_factory=namedtuple_row
+            )
         finally:
             connection._autocommit = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        self._number = cast("str", cast("Any", begun.fetchone()).transaction_number)
-        return cursor
+        self._number = cast("str", settings.rows[0].transaction_number)
+        return result
 
-    def _execute(self, statement: str, **values: object) -> psycopg.Cursor[Any]:
-        cursor = self._psycopg.cursor(row_factory=namedtuple_row)
-        return cursor.execute(cast("Any", sql.for_psycopg(statement, self._place)), values)
+    def _text(self, statement: str) -> str:
+        return sql.for_psycopg(statement, self._place)
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:

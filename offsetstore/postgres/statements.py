@@ -88,7 +88,7 @@ END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
 
 NOW = "SELECT clock_timestamp()"
 
-NOTHING = "SELECT"
+NOTHING = "SELECT 1 AS nothing"
 
 READ_PARTITIONS = """
 SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from offsetstore.postgres.session import PostgresSession
+from offsetstore.postgres import statements
 from tests.support.tcp import Proxy, read_frame, read_startup, server_of, url_at
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class TripCounter(Proxy):
 def sent_statements() -> Generator[list[str]]:
     """Collect the statements that the stores of this process send inside the block."""
     sent: list[str] = []
-    execute: Any = PostgresSession._execute
+    text: Any = statements.for_psycopg
 
-    def note(session: PostgresSession, statement: str, **values: object) -> Any:
+    def note(statement: str, place: str) -> str:
         sent.append(statement)
-        return execute(session, statement, **values)
+        return text(statement, place)
 
-    with patch.object(PostgresSession, "_execute", note):
+    with patch.object(statements, "for_psycopg", note):
         yield sent

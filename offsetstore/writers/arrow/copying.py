@@ -10,10 +10,10 @@ from psycopg.adapt import PyFormat, Transformer
 
 from offsetstore.errors import UnsafeTarget
 from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT
-from offsetstore.postgres.pipeline import in_one_trip
+from offsetstore.postgres.together import execute_together
 from offsetstore.protocol import failpoints
 from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS
-from offsetstore.writers.table.catalogue import missing, read_target, select_target
+from offsetstore.writers.table.catalogue import missing, read_target, target_query
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -80,10 +80,10 @@ def locked_target(connection: psycopg.Connection, table: TableName) -> Generator
 
     :raises ColumnMismatch, UnsafeTarget: as `read_target` does; the transaction has to be rolled back.
     """
-    with _lock_errors(table), in_one_trip(connection):
-        connection.execute(_LOCK.format(table=table.identifier))
-        columns = select_target(connection, table)
-    target = read_target(connection, table, columns)
+    lock = _LOCK.format(table=table.identifier).as_string(connection)
+    with _lock_errors(table):
+        _, columns = execute_together(connection, lock, target_query(connection, table))
+    target = read_target(connection, table, columns.rows)
     yield target.columns
     if target.is_partitioned:
         read_target(connection, table)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from psycopg import sql
+
 from offsetstore.errors import ColumnMismatch, UnsafeTarget
 from offsetstore.writers.table.names import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from psycopg import Connection, Cursor
+    from psycopg import Connection
 
 _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
 
@@ -147,22 +149,24 @@ def locate(connection: Connection, table: TableName) -> TableName:
     return table if row is None else TableName(*row)
 
 
-def select_target(connection: Connection, table: TableName) -> Cursor[tuple[Any, ...]]:
-    """Send the query of `read_target`."""
-    return connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)})
+def target_query(connection: Connection, table: TableName) -> str:
+    """Return the query of `read_target`, for a message with other statements."""
+    return _COLUMNS % {"name": sql.Literal(table.identifier.as_string(connection)).as_string(connection)}
 
 
-def read_target(connection: Connection, table: TableName, selected: Cursor[tuple[Any, ...]] | None = None) -> Target:
+def read_target(connection: Connection, table: TableName, rows: Sequence[tuple[Any, ...]] | None = None) -> Target:
     """Read what results can be written to.
 
-    :param selected: the query's cursor, if it was sent before.
+    :param rows: those of `target_query`, if it was sent before.
     :raises UnsafeTarget: the table, or any of its partitions, is UNLOGGED, temporary or foreign.
     :raises ColumnMismatch: as `read_columns` does.
     """
-    rows = _read(connection, table, selected)
-    if unsafe := rows[0][2]:
+    found = _read(connection, table) if rows is None else rows
+    if not found:
+        raise missing(table)
+    if unsafe := found[0][2]:
         raise _unsafe(connection, table, unsafe)
-    return Target(_columns(table, rows), rows[0][0] == "p")
+    return Target(_columns(table, found), found[0][0] == "p")
 
 
 def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
@@ -173,10 +177,8 @@ def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
     return _columns(table, _read(connection, table))
 
 
-def _read(
-    connection: Connection, table: TableName, selected: Cursor[tuple[Any, ...]] | None = None
-) -> Sequence[tuple[Any, ...]]:
-    rows = (selected or select_target(connection, table)).fetchall()
+def _read(connection: Connection, table: TableName) -> Sequence[tuple[Any, ...]]:
+    rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
     if not rows:
         raise missing(table)
     return rows

@@ -122,5 +122,5 @@ def test_ten_thousand_partitions_are_read_in_one_statement(offsetstore_database:
     assert start.offsets[TopicPartition("topic-7", 3)] == 307
     assert len(start.offsets) == 10_000
     assert len(broker.asked) == 1
-    assert sent == [statements.BEGIN, statements.SETTINGS, statements.READ_PARTITIONS]
+    assert sent == [statements.SETTINGS, statements.READ_PARTITIONS]
     assert seconds < 5

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
-from offsetstore.errors import ProtocolMisuse, StaleClaim, UnexpectedCommit
+from offsetstore import OffsetRange, OffsetStore, Timeouts, TopicPartition
+from offsetstore.errors import ProtocolMisuse, StaleClaim, TransactionLost, UnexpectedCommit
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, driver, lock, process, write
 from tests.support.trips import TripCounter
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from offsetstore import Claim, Transaction
@@ -70,6 +71,27 @@ def test_an_advance_is_a_hot_update(store: OffsetStore, claim: Claim, query: Que
     updated, hot = found
     assert updated >= 400
     assert updated == hot
+
+
+@pytest.mark.parametrize("last", ["lock", "advance", "finish"])
+def test_the_server_ends_a_transaction_that_idles_for_too_long(
+    offsetstore_database: str, query: Query, last: str
+) -> None:
+    """As that of a frozen job, whose locks it holds."""
+    with OffsetStore.connect(offsetstore_database, timeouts=Timeouts(idle=0.3)) as store:
+        claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 2}, end=100), mirror_every=None)
+
+        def job() -> None:
+            with store.transaction(claim) as tx:
+                left = lock(tx, P0, range_=OffsetRange(0, 3))
+                if last != "lock":
+                    getattr(tx, last)(left)
+                mine = f"application_name LIKE '{claim.name}:%' AND state LIKE 'idle in transaction%'"
+                wait_until(lambda: not query(f"SELECT 1 FROM pg_stat_activity WHERE {mine}"))
+
+        with pytest.raises(TransactionLost):
+            job()
+        assert store.offsets(GROUP)[P0].next_offset == 0
 
 
 @pytest.mark.behaviour("TX-3")
