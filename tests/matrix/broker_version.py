@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def kafka_broker(version: str) -> JarSet:
     """Return the jars of a broker of that version."""
     broker, binding = KAFKA_BROKER.artifacts
-    # Kafka 3 does not bring log4j 2, and asks for classes of log4j 1.
-    missing = ("log4j-api", "log4j-core", "log4j-1.2-api") if version.startswith("3.") else ()
+    # Kafka 3 and 4.0 do not bring log4j 2, and Kafka 3 asks for classes of log4j 1.
+    missing = ("log4j-api", "log4j-core", "log4j-1.2-api") if version.startswith(("3.", "4.0.")) else ()
     log4j = (Artifact(binding.organisation, name, binding.revision, transitive=False) for name in missing)
     return replace(KAFKA_BROKER, artifacts=(replace(broker, revision=version), binding, *log4j))
