@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.02
 
+# An ALTER TABLE that rewrites the table is not MVCC-safe: to a snapshot from before it, the table is empty. So lock it
+# first, which takes no snapshot.
+_LOCK = "LOCK TABLE landed IN ACCESS SHARE MODE"
 _STORED = "SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions"
 _LANDED = "SELECT topic, partition, count(*), coalesce(sum(seq), 0) FROM landed GROUP BY topic, partition"
 _SUMS = "SELECT coalesce(sum(records), 0), coalesce(sum(total), 0) FROM sums"
@@ -53,6 +56,7 @@ class Look:
 def look(connection: psycopg.Connection[Any]) -> Look:
     """Take one snapshot."""
     with connection.transaction():
+        connection.execute(_LOCK)
         at = time.monotonic()
         stored = {(g, t, p): offset for g, t, p, offset in connection.execute(_STORED)}
         # The snapshot is taken by the first statement: what was committed before ``at`` is in it.
