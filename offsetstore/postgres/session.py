@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from psycopg.pq import TransactionStatus
@@ -349,14 +348,9 @@ class PostgresSession:
             if not isinstance(translate(error), ConnectionLost):
                 raise
             # Nothing has happened: the connection may have been dead before, and then so are the others of its pool.
-            self._ending = True
-            with suppress(Exception):
-                self._connection.rollback()  # by its failure SQLAlchemy learns that, and drops them all
-            self._ending = False
-            self._connection.invalidate()
-            self._close()
+            self.rollback()  # by its failure SQLAlchemy learns that, and drops them all
             self._open()  # if there is none, the session stays closed
-            self._closed = False
+            self._ending = self._closed = False
             return self._begin(statement, **values)
 
     def _begin(self, statement: str, **values: object) -> Result:
