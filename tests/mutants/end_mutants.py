@@ -53,7 +53,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
         tests=(
             (
                 f"{_STORE}test_transaction_statements.py::"
-                "test_an_end_behind_our_back_is_noticed_in_the_round_trip_that_finishes[COMMIT AND CHAIN]"
+                "test_an_end_behind_our_back_is_noticed_and_the_offset_stays[finish-COMMIT AND CHAIN]"
             ),
         ),
         why="The same in a batch of the sink, whose last round trip asks before COMMIT.",

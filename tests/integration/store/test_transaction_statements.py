@@ -96,30 +96,16 @@ def test_the_server_ends_a_transaction_that_idles_for_too_long(
 
 @pytest.mark.behaviour("TX-3")
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN", "psycopg.commit", "psycopg.rollback"])
-def test_an_end_behind_our_back_is_noticed_and_the_offset_stays(store: OffsetStore, claim: Claim, how: str) -> None:
-    def job() -> None:
-        with store.transaction(claim) as tx:
-            left = lock(tx, P0, range_=OffsetRange(0, 3))
-            write(tx, [0, 1, 2])
-            end(tx, how)
-            tx.advance(left)
-
-    with pytest.raises(UnexpectedCommit):
-        job()
-    assert store.offsets(GROUP)[P0].next_offset == 0
-
-
-@pytest.mark.behaviour("TX-3")
-@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN", "psycopg.commit", "psycopg.rollback"])
-def test_an_end_behind_our_back_is_noticed_in_the_round_trip_that_finishes(
-    store: OffsetStore, claim: Claim, how: str
+@pytest.mark.parametrize("last", ["advance", "finish"])
+def test_an_end_behind_our_back_is_noticed_and_the_offset_stays(
+    store: OffsetStore, claim: Claim, how: str, last: str
 ) -> None:
     def job() -> None:
         with store.transaction(claim) as tx:
             left = lock(tx, P0, range_=OffsetRange(0, 3))
             write(tx, [0, 1, 2])
             end(tx, how)
-            tx.finish(left)
+            getattr(tx, last)(left)
 
     with pytest.raises(UnexpectedCommit):
         job()
