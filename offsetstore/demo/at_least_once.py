@@ -18,6 +18,7 @@ from offsetstore.demo.tables import THEIRS, create_tables
 from offsetstore.local.spark.launch import stop_session
 from offsetstore.postgres.url import connection_parameters
 from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.spark.tuning import tuned
 from offsetstore.testing.job_process import print_event
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def main() -> None:
     spark = start_session("flights, at-least-once")
     query = (
         spark.readStream.format("kafka")
-        .options(**settings.kafka_options())
+        .options(**tuned(spark, settings.kafka_options()))  # the same for both jobs
         .option("startingOffsets", "earliest")
         .load()
         .writeStream.foreachBatch(printing(write))

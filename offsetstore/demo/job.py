@@ -13,6 +13,7 @@ from offsetstore.demo.computation import carrier_delays, land, parse, parse_with
 from offsetstore.demo.job_settings import GROUP, JobSettings
 from offsetstore.demo.tables import ADDED, KEY, OURS, WORST, create_tables
 from offsetstore.local.spark.launch import stop_session
+from offsetstore.spark.tuning import tuned
 from offsetstore.testing.job_process import BatchPrinter
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def main() -> None:
         sink = make_sink(claim, settings)
         query = (
             spark.readStream.format("kafka")
-            .options(**kafka)
+            .options(**tuned(spark, kafka))
             .option("startingOffsets", claim.starting_offsets)
             .load()
             .writeStream.foreachBatch(sink)

@@ -1,0 +1,58 @@
+"""Settings with which Spark reads Kafka, and keeps a checkpoint, in less time than with its defaults."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+READER: Final = {
+    "kafka.max.poll.records": "50000",
+    "kafka.max.partition.fetch.bytes": str(16 << 20),
+    "kafka.fetch.max.bytes": str(64 << 20),
+    "kafka.receive.buffer.bytes": str(1 << 20),
+}
+"""Options of the Kafka source. By default its consumer takes 500 records, or 1 MiB, at a time."""
+
+MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
+_MANAGERS: Final = (
+    f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
+    f"{_STREAMING}.FileSystemBasedCheckpointFileManager",  # Spark 4.0
+)
+
+_log = logging.getLogger(__name__)
+
+
+def tuned(spark: SparkSession, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the Kafka source with those added that make it read faster, and tune the session.
+
+    The session writes the files of its checkpoints by Hadoop's FileSystem, which starts fewer processes for each file
+    on a local disk. What you have set yourself, in the options or in the session, stays as it is. Executors need up to
+    16 MiB more for each partition that they read at the same time.
+
+    ::
+
+        spark.readStream.format("kafka").options(**tuned(spark, kafka))
+
+    :param options: those of the source, ``kafka.bootstrap.servers`` and so on.
+    """
+    given = {name.lower() for name in options}
+    if spark.conf.get(MANAGER, None) is None and (manager := _manager(spark)) is not None:
+        spark.conf.set(MANAGER, manager)
+    return {name: value for name, value in READER.items() if name not in given} | dict(options)
+
+
+def _manager(spark: SparkSession) -> str | None:
+    """The class's name in this version of Spark."""
+    jvm: Any = spark._jvm  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - no public way
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for name in _MANAGERS:
+        if loader.getResource(f"{name.replace('.', '/')}.class") is not None:
+            return name
+    _log.info("this version of Spark does not have %s: checkpoints are written as by default", _MANAGERS[0])
+    return None

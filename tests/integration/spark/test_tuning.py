@@ -1,0 +1,33 @@
+"""A job with the recommended settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offsetstore import Append
+from offsetstore.spark.tuning import MANAGER, tuned
+from tests.support.transforms import EVENTS, events
+
+if TYPE_CHECKING:
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+
+def test_a_job_with_the_recommended_settings_lands_each_record_once_over_restarts(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    options = tuned(world.spark, world.options(topic))
+    try:
+        assert str(world.spark.conf.get(MANAGER)).endswith(".FileSystemBasedCheckpointFileManager")
+        for number, value in enumerate("abc"):
+            world.produce(topic, [value] * 3, partition=number % 2)
+            claim = world.claim(topic)
+            reader = world.spark.readStream.format("kafka").options(**options)
+            stream = reader.option("startingOffsets", claim.starting_offsets).load()
+            world.run(claim, events, Append("events"), stream=stream)
+    finally:
+        world.spark.conf.unset(MANAGER)
+    assert world.database.column("SELECT value FROM events ORDER BY value") == list("aaabbbccc")
+    assert world.stored(topic) == {0: 6, 1: 3}
