@@ -22,7 +22,7 @@ from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.staging_area import THRESHOLD, StagingMode, StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.micro_batch import MicroBatch
-from offsetstore.spark.ways.partition import PartitionWay
+from offsetstore.spark.ways.partition import TASK_THRESHOLD, PartitionWay
 from offsetstore.spark.ways.stateful import StatefulWay
 
 if TYPE_CHECKING:
@@ -60,11 +60,13 @@ class TransactionalSink:
         Kafka partition, by Spark's tasks, in parallel: executors need the driver's packages, an `Execute` is called
         there, once per partition, and after an error some partitions of a batch may be stored and others not. It needs
         one output, and a transform that keeps ``_kafka`` and makes each row from one record (select, where, explode,
-        joins with other data).
+        joins with other data). A small batch is written by the driver, in one transaction, if no `Execute` writes it.
     :param staging: with ``atomicity="batch"``, whether executors copy a batch, in parallel, into staging tables, from
         which the driver moves it in the transaction: ``"always"``, ``"never"``, or ``"auto"``, only if the batch is
         large. Executors then need the driver's packages. Rows for an `Execute` are always collected on the driver.
     :param staging_threshold: a batch with more than this many offsets still to be written is large.
+    :param task_threshold: with ``atomicity="partition"``, a batch with at most this many offsets is small; 0 leaves all
+        to the tasks.
     :raises ConfigurationError: there is no writer or no function, or a setting is invalid; with
         ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors can't
         connect to.
@@ -82,6 +84,7 @@ class TransactionalSink:
         atomicity: Atomicity = "batch",
         staging: StagingMode = "auto",
         staging_threshold: int = THRESHOLD,
+        task_threshold: int = TASK_THRESHOLD,
     ) -> None:
         if is_remote():
             raise _connect_refused()
@@ -90,7 +93,7 @@ class TransactionalSink:
         self._outputs = Outputs(claim, transform, into)
         self._atomicity = atomicity
         self._policy = StagingPolicy(staging, staging_threshold)
-        self._way = self._way_of(atomicity, self._policy)
+        self._way = self._way_of(atomicity, self._policy, task_threshold)
         self._stateful: StatefulWay | None = None
         self._has_written = False
         self._run_id: str | None = None
@@ -168,7 +171,7 @@ class TransactionalSink:
                 BatchWritten(group=group, batch=number, ranges=ranges, rows=written.rows, seconds=written.seconds)
             )
 
-    def _way_of(self, atomicity: Atomicity, staging: StagingPolicy) -> Way:
+    def _way_of(self, atomicity: Atomicity, staging: StagingPolicy, task_threshold: int) -> Way:
         if atomicity == "partition":
             if staging.mode == "always":
                 raise ConfigurationError(
@@ -176,7 +179,7 @@ class TransactionalSink:
                     found='atomicity="partition", staging="always"',
                     expected="one of them",
                 )
-            return PartitionWay(self._claim, self._outputs)
+            return PartitionWay(self._claim, self._outputs, task_threshold)
         if atomicity != "batch":
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(atomicity))
         return BatchWay(self._claim, self._outputs, staging)

@@ -125,16 +125,16 @@ class Careless:
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "refused": {"into": Append("refused")},
     "refused-staged": {"into": Append("refused"), "staging": "always"},
-    "refused-task": {"into": Append("refused"), "atomicity": "partition"},
+    "refused-task": {"into": Append("refused"), "atomicity": "partition", "task_threshold": 0},
     "cancelled": {"into": Append("slow")},
-    "cancelled-task": {"into": Append("slow"), "atomicity": "partition"},
-    "raised-task": {"into": Append("raised"), "atomicity": "partition"},
+    "cancelled-task": {"into": Append("slow"), "atomicity": "partition", "task_threshold": 0},
+    "raised-task": {"into": Append("raised"), "atomicity": "partition", "task_threshold": 0},
     "execute": {"into": Execute(insert)},
-    "execute-task": {"into": Execute(insert), "atomicity": "partition"},
+    "execute-task": {"into": Execute(insert), "atomicity": "partition", "task_threshold": 0},
     "execute-cancelled": {"into": Execute(insert_slowly)},
-    "execute-cancelled-task": {"into": Execute(insert_slowly), "atomicity": "partition"},
+    "execute-cancelled-task": {"into": Execute(insert_slowly), "atomicity": "partition", "task_threshold": 0},
     "careless": {"into": Careless()},
-    "careless-task": {"into": Careless(), "atomicity": "partition"},
+    "careless-task": {"into": Careless(), "atomicity": "partition", "task_threshold": 0},
 }
 """What the sink is given, by the consumer group that does it."""
 

@@ -127,15 +127,17 @@ class World:
         stream: DataFrame | None = None,
         checkpoint: str | None = None,
         atomicity: Atomicity = "batch",
+        task_threshold: int = 0,
         **options: str,
     ) -> StreamingQuery:
         """Run a job over all that Kafka has now, to its end.
 
         :param stream: what is written, by default what the claim's `read` gives with ``options``.
         :param checkpoint: by default the claim's own.
+        :param task_threshold: the sink's; by default tasks write every batch of ``atomicity="partition"``.
         :raises StreamingQueryException: the query failed.
         """
-        sink = TransactionalSink(claim, transform, into=into, atomicity=atomicity)
+        sink = TransactionalSink(claim, transform, into=into, atomicity=atomicity, task_threshold=task_threshold)
         query = self._start(sink, claim, stream, checkpoint, options)
         assert query.awaitTermination(SECONDS), "the query did not end"
         assert sink.error is None
@@ -150,10 +152,11 @@ class World:
         stream: DataFrame | None = None,
         checkpoint: str | None = None,
         atomicity: Atomicity = "batch",
+        task_threshold: int = 0,
         **options: str,
     ) -> Failure:
         """Run a job as `run` does, and return how it failed."""
-        sink = TransactionalSink(claim, transform, into=into, atomicity=atomicity)
+        sink = TransactionalSink(claim, transform, into=into, atomicity=atomicity, task_threshold=task_threshold)
         query = self._start(sink, claim, stream, checkpoint, options)
         return self.failure(query, sink)
 

@@ -4,6 +4,9 @@ In this order: read the stored offsets and plan the crop; call transform, and ch
 record; give each Spark task one Kafka partition, and let the tasks write (see `task`); advance the partitions that had
 no rows. A failure leaves finished partitions as they are: a new plan, for this batch or for the next job's first one,
 finds them stored and skips them.
+
+A small batch is written by the driver instead, all its partitions in one transaction: that is a stronger guarantee, and
+takes less time than to start the tasks.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import logging
 import pickle
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import cloudpickle
 
@@ -35,15 +38,16 @@ from offsetstore.spark.executors.preflight import check_executors
 from offsetstore.spark.executors.task import SCHEMA, Ending, Result, Work
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
-from offsetstore.spark.staging_area import THRESHOLD
-from offsetstore.spark.ways.batch import OnDriver
+from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
+from offsetstore.spark.ways.batch import BatchWay, OnDriver
 from offsetstore.store.identity import TaskClaim
+from offsetstore.writers.staging_schema import can_stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.processing.isolate import Record
@@ -54,6 +58,9 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
 
+TASK_THRESHOLD: Final = 10_000
+"""A batch with at most this many offsets is written by the driver; see docs/decisions/0030-small-batches.md."""
+
 _log = logging.getLogger(__name__)
 _pickler: Any = cloudpickle
 
@@ -61,11 +68,15 @@ _pickler: Any = cloudpickle
 class PartitionWay:
     """Lets Spark's tasks write, and advances the partitions that had no rows.
 
-    :raises ConfigurationError: several outputs, a writer that can't be sent to executors, or a store to which they
-        can't connect.
+    :param threshold: a batch with more offsets is written by tasks, a smaller one by the driver. Tasks alone call an
+        `Execute`, or a writer's own ``write``.
+    :raises ConfigurationError: several outputs, a writer that can't be sent to executors, a store to which they can't
+        connect, or a threshold below 0.
     """
 
-    def __init__(self, claim: Claim, outputs: Outputs) -> None:
+    def __init__(self, claim: Claim, outputs: Outputs, threshold: int = TASK_THRESHOLD) -> None:
+        if threshold < 0:
+            raise ConfigurationError("task_threshold must be 0 or more offsets", found=threshold)
         if len(outputs.writers) > 1:
             raise ConfigurationError(
                 'atomicity="partition" allows only one output',
@@ -77,6 +88,8 @@ class PartitionWay:
         self._store = ExecutorStore.of(claim)
         self._claim = claim
         self._outputs = outputs
+        self._driver = BatchWay(claim, outputs, StagingPolicy("never"))
+        self._threshold = threshold if can_stage(self._writer) else 0
         self._was_checked = False
         self._has_warned = False
         self._retryable: Exception | None = None
@@ -86,6 +99,11 @@ class PartitionWay:
 
         :raises PlanOutdated: some of the stored offsets have changed; nothing was written for the old ones.
         """
+        if sum(range_.size for range_ in batch.ranges.values()) <= self._threshold:
+            if not self._was_checked:  # a job that tasks would refuse must not run until its first large batch
+                self._rows(batch.frame)
+                self._check_executors(batch.frame.sparkSession)
+            return self._driver.write(batch)
         return self._claim.repeat(
             lambda attempt: self._attempt(batch, attempt),
             retry_if=lambda error: error is self._retryable,  # others were retried where they occurred
@@ -161,9 +179,7 @@ class PartitionWay:
         return conclude(verdict, ranges, store, group=self._claim.group, schema=schema_of(self._claim))
 
     def _run(self, batch: MicroBatch, plan: Plan, attempt: int) -> Sequence[Result]:
-        given = with_coordinates(crop(batch.frame, plan.decisions))
-        [frame] = self._outputs.transform(given, keep_kafka=True).values()
-        check_row_by_row(given, frame)
+        frame = self._rows(crop(batch.frame, plan.decisions))
         session = batch.frame.sparkSession
         self._check_executors(session)
         placed = place(frame, batch.ranges, list(plan.remaining()))
@@ -182,6 +198,13 @@ class PartitionWay:
         failpoints.reach("before_lock")
         with sending_password(session, self._claim):
             return _collect(placed, work)
+
+    def _rows(self, records: DataFrame) -> DataFrame:
+        """Call transform, and check that each row is made from one record."""
+        given = with_coordinates(records)
+        [frame] = self._outputs.transform(given, keep_kafka=True).values()
+        check_row_by_row(given, frame)
+        return frame
 
     def _lock_timeout(self, session: SparkSession, attempt: int) -> float:
         """Return for how many seconds a task waits for the lock on its partition's row.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from sqlalchemy import Connection
 
+    from offsetstore.protocol.ports import Writer
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 
@@ -73,6 +74,50 @@ def test_each_partitions_rows_and_offset_come_in_a_transaction_of_their_own(
     assert len({transaction for _, transaction in written}) == 3
     assert world.stored(topic) == {0: 1, 1: 2, 2: 3}
     assert caplog.messages == []  # nothing had to be repartitioned
+
+
+def land(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    """In a task: write the rows of a partition."""
+    insert(connection, [row for batch in batches for row in batch.to_pylist()])
+
+
+@pytest.mark.behaviour("SINK-1")
+@pytest.mark.parametrize(
+    ("into", "threshold", "transactions"),
+    [(Append("events"), 6, 1), (Append("events"), 5, 3), (Execute(land), 6, 3)],
+    ids=["small", "large", "execute"],
+)
+def test_a_small_batch_is_one_transaction_but_for_an_execute(
+    world: World, offsetstore_topic: NewTopic, into: Writer, threshold: int, transactions: int
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(3)
+    for partition in range(3):
+        world.produce(topic, [f"{partition}a", f"{partition}b"], partition=partition)
+
+    world.run(world.claim(topic), traced, into, atomicity="partition", task_threshold=threshold)
+
+    assert world.database.column(VALUES) == ["0a", "0b", "1a", "1b", "2a", "2b"]
+    for table in ("events", "kafka_partitions"):
+        assert world.database.one(f"SELECT count(DISTINCT xmin::text) FROM {table}") == transactions
+    assert world.stored(topic) == {0: 2, 1: 2, 2: 2}
+
+
+@pytest.mark.behaviour("SINK-7")
+def test_a_small_batch_is_refused_what_a_large_one_is(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        return traced(batch).limit(1)
+
+    failed = world.run_to_failure(
+        world.claim(topic), transform, Append("events"), atomicity="partition", task_threshold=100
+    )
+
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert world.stored(topic) == {0: 0}
 
 
 @pytest.mark.behaviour("SINK-3", "TX-7")
@@ -387,8 +432,9 @@ def test_a_task_that_is_stopped_among_its_rows_does_not_take_the_end_of_its_conn
 
 
 @pytest.mark.behaviour("SINK-14")
+@pytest.mark.parametrize("threshold", [0, 100])
 def test_the_executors_are_checked_before_the_first_batch_is_computed(
-    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, threshold: int
 ) -> None:
     world.database.execute(EVENTS)
     topic = offsetstore_topic(1)
@@ -400,7 +446,9 @@ def test_the_executors_are_checked_before_the_first_batch_is_computed(
 
     monkeypatch.setattr(importlib.metadata, "version", version)
 
-    failed = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity="partition")
+    failed = world.run_to_failure(
+        world.claim(topic), traced, Append("events"), atomicity="partition", task_threshold=threshold
+    )
 
     assert isinstance(failed.error, ExecutorEnvironment)
     assert world.stored(topic) == {0: 0}
@@ -418,6 +466,8 @@ def test_what_cannot_work_is_refused_when_the_sink_is_made(world: World, offsets
         TransactionalSink(claim, traced, into=Append("events"), atomicity=word)
     with pytest.raises(ConfigurationError, match='needs atomicity="batch"'):
         TransactionalSink(claim, traced, into=Append("events"), atomicity="partition", staging="always")
+    with pytest.raises(ConfigurationError, match="task_threshold must be 0 or more"):
+        TransactionalSink(claim, traced, into=Append("events"), atomicity="partition", task_threshold=-1)
     with pytest.raises(ConfigurationError, match="one output"):
         TransactionalSink(claim, traced, into={"a": Append("a"), "b": Append("b")}, atomicity="partition")
     with pytest.raises(ConfigurationError, match="can't be sent to Spark's executors"):
