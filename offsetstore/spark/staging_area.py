@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 StagingMode: TypeAlias = Literal["auto", "always", "never"]
 
-THRESHOLD: Final = 1_000_000
+THRESHOLD: Final = 2_000_000
 """A batch with at most this many offsets is written by the driver alone; see docs/decisions/0015-staging.md."""
 
 _log = logging.getLogger(__name__)

@@ -2,14 +2,15 @@
 
 In this order: read the stored offsets and plan the crop; compute, with no transaction open; begin, lock, and compare
 with the plan (if a stored offset has changed, plan again); write, advance, commit. The computed rows wait as Arrow
-on the driver; those of a large batch, in staging tables that executors fill.
+on the driver, in memory or in a file; those of a batch that is too large for it, in staging tables that executors fill.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark import StorageLevel
 
@@ -18,6 +19,7 @@ from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, writ
 from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
 from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
+from offsetstore.spark.collecting import collect, is_over_limit
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
@@ -26,7 +28,7 @@ from offsetstore.writers.staging import Staged, StagedRowsLost
 from offsetstore.writers.staging_schema import can_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -42,16 +44,22 @@ if TYPE_CHECKING:
     from offsetstore.writers.staging_schema import StagingWriter
 
 
+IN_ORDER: Final = 500_000
+"""A batch with at most this many offsets stays in memory, in Spark's order; so do all rows for an `Execute`."""
+
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class OnDriver:
-    """Rows that were collected on the driver."""
+    """Rows that were collected on the driver; ``batches`` can be read again and again."""
 
     writer: Writer
-    table: pa.Table
+    batches: Iterable[pa.RecordBatch]
 
     def write(self, connection: Connection) -> int:
         """Write the rows; return their number."""
-        return self.writer.write(connection, self.table.to_batches())
+        return self.writer.write(connection, self.batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +141,18 @@ class BatchWay:
 
     def _compute(self, frame: DataFrame, ranges: Ranges) -> dict[str, Computed]:
         """Compute all outputs from the records of the ranges."""
+        offsets = sum(range_.size for range_ in ranges.values())
+        try:
+            return self._compute_outputs(frame, offsets, is_large=self._policy.wants(offsets))
+        except Exception as error:
+            could_stage = self._policy.mode == "auto" and any(map(can_stage, self._outputs.writers.values()))
+            if not (could_stage and is_over_limit(error)):
+                raise
+        _log.info("the batch is too large to be collected (spark.driver.maxResultSize): it is staged")
+        return self._compute_outputs(frame, offsets, is_large=True)
+
+    def _compute_outputs(self, frame: DataFrame, offsets: int, *, is_large: bool) -> dict[str, Computed]:
         given = self._given(frame)
-        is_large = self._policy.wants(sum(range_.size for range_ in ranges.values()))
         writers = self._outputs.writers
         staging = {name: writer for name, writer in writers.items() if is_large and can_stage(writer)}
         # A large batch is kept off the heap.
@@ -142,14 +160,18 @@ class BatchWay:
         with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:
             frames = share(self._outputs.transform(given))
             # Collect first: that may fail, and creates no table.
-            collected = {
-                name: OnDriver(writers[name], frames[name].toArrow()) for name in frames if name not in staging
-            }
+            collected = {name: self._collected(name, frames[name], offsets) for name in frames if name not in staging}
             staged = {name: self._staged(name, writer, frames[name]) for name, writer in staging.items()}
         if staged:
             failpoints.reach("staged")
         computed = {**collected, **staged}
         return {name: computed[name] for name in writers}
+
+    def _collected(self, name: str, frame: DataFrame, offsets: int) -> OnDriver:
+        writer = self._outputs.writers[name]
+        if offsets > IN_ORDER and can_stage(writer):
+            return OnDriver(writer, collect(frame))
+        return OnDriver(writer, frame.toArrow().to_batches())
 
     def _given(self, frame: DataFrame) -> DataFrame:
         """What the transform gets."""

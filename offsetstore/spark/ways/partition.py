@@ -161,7 +161,7 @@ class PartitionWay:
         def rows(part: Ranges, without: Collection[Record] = ()) -> OnDriver:
             given = with_coordinates(within(batch.frame, part, without))
             [frame] = self._outputs.transform(given, keep_kafka=True).values()
-            return OnDriver(self._writer, frame.toArrow())
+            return OnDriver(self._writer, frame.toArrow().to_batches())
 
         def attempt(part: Ranges, without: Collection[Record]) -> None:
             try_out(self._claim, {tp: decision}, rows(part, without).write)

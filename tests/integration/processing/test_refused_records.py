@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from offsetstore import Append, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
@@ -27,6 +26,7 @@ from tests.support.background import in_background
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    import pyarrow as pa
     from sqlalchemy import Connection
 
     from offsetstore import Claim, Transaction
@@ -221,7 +221,7 @@ ROWS = batch({"record": [3, 4], "_kafka": kafka(("payments", 0, 3), ("payments",
 
 def write_batch(tx: Transaction, *, until: int) -> None:
     plan = tx.lock({P0: OffsetRange(3, until)})
-    computed = {"": OnDriver(Append("results"), cast("Any", pa).Table.from_batches([ROWS]))}
+    computed = {"": OnDriver(Append("results"), [ROWS])}
     write_and_advance(computed, tx, {P0: plan[P0].remaining})
 
 

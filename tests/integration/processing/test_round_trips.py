@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from offsetstore import Append, Claim, OffsetRange, OffsetStore, TopicPartition
@@ -49,7 +48,7 @@ def process(claim: Claim, partitions: int, number: int) -> None:
     """Write the records of one batch, ten of each partition, as the batch way does."""
     ranges = {TopicPartition(TOPIC, one): OffsetRange(10 * number, 10 * number + 10) for one in range(partitions)}
     plan = Plan.of(claim, ranges)
-    rows = OnDriver(Append("results"), pa.Table.from_batches([batch({"record": list(range(10 * partitions))})]))
+    rows = OnDriver(Append("results"), [batch({"record": list(range(10 * partitions))})])
     assert commit_plan(claim, plan, {UNNAMED: rows}, Stopwatch()) is not None
 
 
