@@ -10,7 +10,7 @@ from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.writers.arrow.kafka_column import KAFKA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -47,3 +47,12 @@ def within(
 def with_coordinates(batch: DataFrame) -> DataFrame:
     """Add `KAFKA`, which a transform may keep for writers that order by offset."""
     return batch.withColumn(KAFKA, F.struct("topic", "partition", "offset", "timestamp"))
+
+
+def with_checked_coordinates(frame: DataFrame, topics: Collection[str]) -> DataFrame:
+    """Leave only those coordinates in `KAFKA` that a task checks: each costs time on the way to its worker.
+
+    :param topics: of the batch; if there is one, it is the topic of all rows.
+    """
+    names = ("topic", "partition", "offset") if len(topics) > 1 else ("partition", "offset")
+    return frame.withColumn(KAFKA, F.struct(*(F.col(KAFKA)[name].alias(name) for name in names)))

@@ -74,6 +74,10 @@ class Outputs:
         needed = self._check_tables(frames)
         return {name: frame if keep_kafka or needed[name] else frame.drop(KAFKA) for name, frame in frames.items()}
 
+    def uses_kafka(self, name: str) -> bool:
+        """Whether the writer of that output uses ``_kafka``, after its first `transform`."""
+        return self._checked[name][1]
+
     def _check_tables(self, frames: Mapping[str, DataFrame]) -> dict[str, bool]:
         """Compare each frame with its table; return, by name, whether the writer uses ``_kafka``.
 

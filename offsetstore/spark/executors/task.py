@@ -25,7 +25,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
 from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.worker_input import InputCutOff, check_whole
-from offsetstore.writers.arrow.kafka_column import KAFKA
+from offsetstore.writers.arrow.kafka_column import KAFKA, drop_kafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,6 +87,7 @@ class Work:
     :param tasks: the decisions, by Spark's number of the task.
     :param failpoint: the driver's setting of `failpoints`, which applies to the tasks too.
     :param lock_timeout: in seconds.
+    :param keeps_kafka: whether the writer uses ``_kafka``; otherwise that is there for the task's own check alone.
     """
 
     store: ExecutorStore
@@ -96,6 +97,7 @@ class Work:
     partitions: Sequence[TopicPartition]
     failpoint: str | None
     lock_timeout: float
+    keeps_kafka: bool = True
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the current task; for ``mapInArrow``."""
@@ -107,7 +109,7 @@ class Work:
     def perform(self, number: int, batches: Iterator[pa.RecordBatch]) -> Result:
         """Write the rows of one partition, with its offset."""
         tp, decision = self.partitions[number], self.tasks[number]
-        rows = _Rows(self.writer, tp, decision, batches)
+        rows = _Rows(self.writer, tp, decision, batches, keeps_kafka=self.keeps_kafka)
         try:
             ending = self._write(tp, decision, rows)
         except InputCutOff:
@@ -140,12 +142,19 @@ class _Rows:
     """
 
     def __init__(
-        self, writer: Writer, tp: TopicPartition, decision: Decision, batches: Iterator[pa.RecordBatch]
+        self,
+        writer: Writer,
+        tp: TopicPartition,
+        decision: Decision,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        keeps_kafka: bool,
     ) -> None:
         self.count = 0
         self._writer = writer
         self._tp = tp
         self._decision = decision
+        self._keeps_kafka = keeps_kafka
         self._filled = (self._checked(batch) for batch in batches if batch.num_rows)
 
     def begin(self) -> bool:
@@ -168,18 +177,22 @@ class _Rows:
         return self.count
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch if its rows belong to the range that the transaction has locked.
+        """Return the batch, for the writer, if its rows belong to the range that the transaction has locked.
 
         :raises SinkError: they don't: Spark has distributed the rows in an unexpected way.
         """
         compute: Any = pc
         kafka: Any = cast("Any", batch).column(KAFKA)
-        topic, partition, offset = (compute.struct_field(kafka, name) for name in ("topic", "partition", "offset"))
+        partition, offset = (compute.struct_field(kafka, name) for name in ("partition", "offset"))
+        has_topic = kafka.type.get_field_index("topic") >= 0  # the driver leaves it out if the batch has one topic
         bounds = compute.min_max(offset).as_py()
         expected = self._decision.remaining
         ours = (
-            kafka.null_count == 0
-            and compute.all(compute.equal(topic, self._tp.topic)).as_py()
+            kafka.null_count == partition.null_count == 0
+            and (
+                not has_topic
+                or compute.all(compute.equal(compute.struct_field(kafka, "topic"), self._tp.topic)).as_py()
+            )
             and compute.all(compute.equal(partition, self._tp.partition)).as_py()
             and expected.from_ <= bounds["min"] <= bounds["max"] < expected.until
         )
@@ -192,7 +205,7 @@ class _Rows:
                 next_step='Use atomicity="batch", which does not depend on how rows are distributed.',
             )
         self.count += batch.num_rows
-        return batch
+        return batch if self._keeps_kafka else drop_kafka(batch)
 
 
 class _RolledBack(Exception):

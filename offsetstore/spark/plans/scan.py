@@ -110,7 +110,8 @@ def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> DataFra
     numbers = _hashed_to(frame, len(tasks))
     pairs = [F.lit(part) for tp, number in zip(tasks, numbers, strict=True) for part in (_name(tp), number)]
     coordinates = F.col(KAFKA)
-    name = F.concat_ws("-", coordinates["partition"], coordinates["topic"])
+    topics = sorted({tp.topic for tp in tasks})
+    name = F.concat_ws("-", coordinates["partition"], F.lit(topics[0]) if len(topics) == 1 else coordinates["topic"])
     moved = frame.repartition(len(tasks), F.create_map(*pairs)[name])
     rdd = _rdd(moved)
     root = _narrow_root(rdd)

@@ -32,7 +32,7 @@ from offsetstore.processing.isolate import (
 )
 from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol import failpoints
-from offsetstore.spark.cropping import crop, with_coordinates, within
+from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
 from offsetstore.spark.executors.task import SCHEMA, Ending, Result, Work
@@ -180,6 +180,9 @@ class PartitionWay:
 
     def _run(self, batch: MicroBatch, plan: Plan, attempt: int) -> Sequence[Result]:
         frame = self._rows(crop(batch.frame, plan.decisions))
+        keeps_kafka = self._outputs.uses_kafka(UNNAMED)
+        if not keeps_kafka:
+            frame = with_checked_coordinates(frame, {tp.topic for tp in batch.ranges})
         session = batch.frame.sparkSession
         self._check_executors(session)
         placed = place(frame, batch.ranges, list(plan.remaining()))
@@ -192,6 +195,7 @@ class PartitionWay:
             placed.tasks,
             failpoints.setting(),
             self._lock_timeout(session, attempt),
+            keeps_kafka,
         )
         # The tasks write while they read, so this can't be checked in between.
         check_topics(self._claim, plan.stored, batch.ranges)

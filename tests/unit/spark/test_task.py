@@ -75,6 +75,12 @@ def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "check_whole", nothing)
 
 
+def without_topic(*coordinates: tuple[int | None, int]) -> pa.RecordBatch:
+    """Rows of one topic's partitions and offsets."""
+    rows = [{"_kafka": {"partition": partition, "offset": offset}} for partition, offset in coordinates]
+    return cast("Any", pa).RecordBatch.from_pylist(rows)
+
+
 def records(*coordinates: tuple[TopicPartition, int]) -> pa.RecordBatch:
     rows = [{"topic": tp.topic, "partition": tp.partition, "offset": offset} for tp, offset in coordinates]
     return cast("Any", pa).RecordBatch.from_pydict({"_kafka": rows})
@@ -125,6 +131,15 @@ def test_rows_of_other_records_write_nothing(store: InMemoryOffsetStore, claim: 
     assert result.ending is Ending.FAILED
     assert isinstance(result.why(), SinkError)
     assert_untouched(store)
+
+
+@pytest.mark.behaviour("SINK-7")
+def test_the_topic_may_be_left_out_and_is_no_excuse_for_the_rest(store: InMemoryOffsetStore, claim: Claim) -> None:
+    assert perform(store, claim, [without_topic((0, 4))]).ending is Ending.FAILED
+    assert perform(store, claim, [without_topic((1, 0))]).ending is Ending.FAILED
+    assert perform(store, claim, [without_topic((None, 0))]).ending is Ending.FAILED
+    assert_untouched(store)
+    assert perform(store, claim, [without_topic((0, 0), (0, 3))]).ending is Ending.WRITTEN
 
 
 @pytest.mark.behaviour("TX-2")
