@@ -8,7 +8,7 @@ the answer is an error that names the ways out, never a silent skip.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from offsetstore.errors import (
     ForeignStore,
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offsetstore.offsets import CommittedOffset, Watermarks
+
+_T = TypeVar("_T")
 
 
 def resolve(
@@ -61,25 +63,30 @@ def resolve(
         unless ``policy.prefer`` is ``"stored"``.
     """
     group_digest = None if group is None else digest(group)
-    asked = _Asked(view, policy or StartPolicy(), store_id, group_digest, adopted or {})
+    asked = _Asked(view, policy or StartPolicy(), store_id, group_digest)
     _judge_cluster(stored, view)
     starts: dict[TopicPartition, Start] = {}
     vanished: list[TopicPartition] = []
-    by_topic: dict[str, dict[TopicPartition, StoredOffset]] = {}
-    for tp, row in stored.items():
-        by_topic.setdefault(tp.topic, {})[tp] = row
+    stored_of, adopted_of = _by_topic(stored), _by_topic(adopted or {})
     for topic, log in sorted(view.topics.items()):
-        rows = by_topic.get(topic, {})
+        rows, offsets = stored_of.get(topic, {}), adopted_of.get(topic, {})
         try:
             _judge_log(rows, log)
-            _judge_adopted(topic, rows, log, asked.adopted)
-            starts |= _starts(topic, log, rows, asked)
+            _judge_adopted(rows, log, offsets)
+            starts |= _starts(topic, log, rows, offsets, asked)
         except TopicRecreated:
             if asked.policy.on_recreated != "restart":
                 raise
             starts |= _restart(topic, log, rows, view)
             vanished += sorted(tp for tp in rows if not log.has(tp.partition))
     return StartingOffsets(starts, tuple(vanished), asked.policy.timestamp_ms)
+
+
+def _by_topic(values: Mapping[TopicPartition, _T]) -> dict[str, dict[TopicPartition, _T]]:
+    found: dict[str, dict[TopicPartition, _T]] = {}
+    for tp, value in values.items():
+        found.setdefault(tp.topic, {})[tp] = value
+    return found
 
 
 def _judge_cluster(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> None:
@@ -112,10 +119,10 @@ def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> No
 
 
 def _judge_adopted(
-    topic: str, rows: Mapping[TopicPartition, StoredOffset], log: TopicLog, adopted: Mapping[TopicPartition, int]
+    rows: Mapping[TopicPartition, StoredOffset], log: TopicLog, adopted: Mapping[TopicPartition, int]
 ) -> None:
     for tp, offset in sorted(adopted.items()):
-        if tp.topic == topic and tp not in rows and offset > 0 and not log.has(tp.partition):
+        if tp not in rows and offset > 0 and not log.has(tp.partition):
             raise TopicRecreated(
                 f"Kafka no longer has this partition, and offset {offset} is to be adopted for it",
                 topic_partition=tp,
@@ -131,7 +138,6 @@ class _Asked:
     policy: StartPolicy
     store_id: UUID | None
     group: str | None
-    adopted: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +162,14 @@ class _Facts:
 
 
 def _starts(
-    topic: str, log: TopicLog, rows: Mapping[TopicPartition, StoredOffset], asked: _Asked
+    topic: str,
+    log: TopicLog,
+    rows: Mapping[TopicPartition, StoredOffset],
+    adopted: Mapping[TopicPartition, int],
+    asked: _Asked,
 ) -> dict[TopicPartition, Start]:
     starts: dict[TopicPartition, Start] = {}
+    any_is_contested = any(row.contested for row in rows.values())
     for partition, watermarks in sorted(log.partitions.items()):
         tp = TopicPartition(topic, partition)
         committed = asked.view.committed.get(tp)
@@ -170,11 +181,11 @@ def _starts(
             stamp=Stamp.of(committed),
             store_id=asked.store_id,
             group=asked.group,
-            adopted=asked.adopted.get(tp),
+            adopted=adopted.get(tp),
             at_timestamp=(asked.view.timestamps or {}).get(tp),
-            topic_is_known=bool(rows) or any(other.topic == topic for other in asked.adopted),
+            topic_is_known=bool(rows or adopted),
             # For a new partition, the other application's offset is not adopted either.
-            is_contested=rows[tp].contested if tp in rows else any(row.contested for row in rows.values()),
+            is_contested=rows[tp].contested if tp in rows else any_is_contested,
             policy=asked.policy,
             is_same_log=tp in rows and log.topic_id is not None and rows[tp].topic_id == log.topic_id,
         )

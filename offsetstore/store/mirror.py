@@ -82,6 +82,7 @@ class Mirror:
         self._stamp = stamp
         self._observers = observers
         self._target = target
+        self._topics = frozenset(claim.topics)
         self._pause = target.every
         self._stamp_only = False
         self._copied: dict[TopicPartition, CommittedOffset] = {}
@@ -151,7 +152,7 @@ class Mirror:
             self._unpin([tp for tp, row in rows.items() if row.pinned or row.contested])
 
     def _is_ours(self, tp: TopicPartition) -> bool:
-        return tp.topic in self._claim.topics and tp not in self._target.ignored
+        return tp.topic in self._topics and tp not in self._target.ignored
 
     def _commit(self, rows: Mapping[TopicPartition, StoredOffset]) -> bool:
         try:
