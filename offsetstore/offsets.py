@@ -6,7 +6,7 @@ All offsets are *next offsets*, last processed + 1, as Kafka and Spark count: 64
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,22 +17,28 @@ MAX_OFFSET = 2**63 - 1
 """The largest offset that Kafka, Spark and PostgreSQL's ``bigint`` can hold."""
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class TopicPartition:
-    """One partition of one topic. Sorts as the locks are taken: by topic (bytewise), then partition."""
-
+class _TopicPartition(NamedTuple):
     topic: str
     partition: int
 
-    def __post_init__(self) -> None:
+
+class TopicPartition(_TopicPartition):
+    """One partition of one topic. Sorts as the locks are taken: by topic (bytewise), then partition.
+
+    A tuple, because a batch may hash and compare each of ten thousand a dozen times, and a tuple does so four times as
+    fast as a dataclass.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, topic: str, partition: int) -> Self:
         """Refuse what can't be a partition.
 
         :raises ValueError: an empty topic, a negative partition.
         """
-        if not self.topic or self.partition < 0:
-            raise ValueError(
-                f"not a partition of a topic: {self.topic!r}, {self.partition}; expected a name and a number >= 0"
-            )
+        if not topic or partition < 0:
+            raise ValueError(f"not a partition of a topic: {topic!r}, {partition}; expected a name and a number >= 0")
+        return super().__new__(cls, topic, partition)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"

@@ -151,7 +151,7 @@ class PartitionWay:
     def _isolate(self, refused: RowsRefused, batch: MicroBatch, plan: Plan) -> RowsRefused:
         """Find the refused record, and store those before it; on the driver, as a task would."""
         tp = refused.topic_partition
-        if tp not in plan.decisions or not is_of_records(refused):
+        if tp is None or tp not in plan.decisions or not is_of_records(refused):
             return refused
         decision = plan.decisions[tp]
         ranges = {tp: decision.remaining}
