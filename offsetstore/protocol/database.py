@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -89,6 +89,14 @@ class NewOffset:
     contested: bool = False
 
 
+class LockedRow(NamedTuple):
+    """What a transaction compares of a row that it has locked; a tuple, because a batch can lock ten thousand."""
+
+    next_offset: int
+    token: Token
+    transaction_id: UUID | None
+
+
 class Session(Protocol):
     """One database transaction, READ COMMITTED.
 
@@ -144,10 +152,12 @@ class Session(Protocol):
         """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat."""
         ...
 
-    def lock_partitions(
-        self, group: str, partitions: Collection[TopicPartition] | None
-    ) -> dict[TopicPartition, StoredOffset]:
-        """Lock the rows FOR UPDATE in order of (topic, partition); ``None`` for all rows of the group."""
+    def lock_group_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
+        """Lock all rows of the group FOR UPDATE in order of (topic, partition)."""
+        ...
+
+    def lock_partitions(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LockedRow]:
+        """Lock the rows FOR UPDATE in order of (topic, partition), whatever the order of ``partitions``."""
         ...
 
     def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:

@@ -44,6 +44,8 @@ class Decision:
         """
         if self.outcome is Outcome.GAP:
             raise ValueError(f"nothing may be written: stored {self.stored} is below {self.range}")
+        if self.outcome is Outcome.APPLY:
+            return self.range
         return OffsetRange(self.stored, max(self.stored, self.range.until))
 
 

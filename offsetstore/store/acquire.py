@@ -146,7 +146,7 @@ def _write_claim(
     before = session.lock_group(group)
     if request.takeover != "fence":
         _check_owner(session.group(group), request, claim_id)
-    rows = session.lock_partitions(group, None)
+    rows = session.lock_group_partitions(group)
     if not rows:
         _refuse_renamed(group, session.history(group))
     view = request.view()

@@ -271,7 +271,7 @@ def reset(
         before = session.lock_group(group)
         owner = session.group(group)
         _check_owner(request, owner)
-        rows = session.lock_partitions(group, None)
+        rows = session.lock_group_partitions(group)
         moves = request.plan(rows, view, seen)
         token, who = Token(before.epoch + 1, uuid4()), request.actor or this_process()
         _write_token(session, group, token, who)
@@ -324,7 +324,7 @@ def rename_group(
         raise ConfigurationError("the group has that name already", found=repr(new), expected="another name")
     with fencing(database, group, takeover_timeout, name="admin", again=_AGAIN) as session:
         tokens = {name: session.lock_group(name) for name in sorted((group, new))}
-        held = {name: session.lock_partitions(name, None) for name in sorted((group, new))}
+        held = {name: session.lock_group_partitions(name) for name in sorted((group, new))}
         rows = held[group]
         if not rows:
             raise UnknownGroup(

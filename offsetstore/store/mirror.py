@@ -251,7 +251,7 @@ class Mirror:
         claim, kafka_group = self._claim, self._target.kafka_group
 
         def write(session: Session) -> None:
-            rows = {tp: row for tp, row in session.lock_partitions(claim.group, None).items() if self._is_ours(tp)}
+            rows = {tp: row for tp, row in session.lock_group_partitions(claim.group).items() if self._is_ours(tp)}
             if foreign.keys() - rows.keys() or any(row.token != claim.token for row in rows.values()):
                 return  # renamed, or taken over
             session.contest(claim.group, claim.token, rows)

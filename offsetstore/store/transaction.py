@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
 
-    from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
-    from offsetstore.protocol.database import Database, Session
+    from offsetstore.offsets import OffsetRange, Token, TopicPartition
+    from offsetstore.protocol.database import Database, LockedRow, Session
     from offsetstore.protocol.observers import Observers
     from offsetstore.store.identity import ClaimInfo
     from offsetstore.store.sessions import Connected
@@ -84,7 +84,7 @@ class Transaction:
         self._lock_error: BaseException | None = None
         self._partitions: Collection[TopicPartition] = ()
         self._decisions: dict[TopicPartition, Decision] | None = None
-        self._rows: dict[TopicPartition, StoredOffset] = {}
+        self._rows: dict[TopicPartition, LockedRow] = {}
         self._advanced: set[TopicPartition] = set()
         self._mark: tuple[uuid.UUID, int] | None = None
         self._had_connection = False
@@ -203,7 +203,7 @@ class Transaction:
         session, decisions = self._require_lock("tx.advance was called before tx.lock")
         for tp, range_ in ranges.items():
             self._check_remaining(decisions, tp, range_)
-        return session, dict(sorted(ranges.items()))
+        return session, {tp: ranges[tp] for tp in sorted(ranges)}
 
     def _check_moved(self, moved: int, wanted: Mapping[TopicPartition, OffsetRange]) -> None:
         if moved != len(wanted):
@@ -212,7 +212,7 @@ class Transaction:
                 found=f"{moved} unchanged rows",
                 expected=f"{len(wanted)}",
             )
-        self._advanced |= wanted.keys()
+        self._advanced.update(wanted)
 
     def _check_whole(self, *, is_whole: bool) -> None:
         if not is_whole:
@@ -355,7 +355,7 @@ class Transaction:
             self._raise_ours(error)
             return
         self._commit(session)
-        self._claim.partitions.update(self._partitions)  # committed, so their rows exist now
+        self._claim.partitions.update(self._rows)  # committed, so their rows exist now
 
     def _check_complete(self, session: Session) -> None:
         if self._lock_error is not None:

@@ -24,8 +24,8 @@ from offsetstore.errors import CommitUnknown, ConnectionLost, OffsetStoreError, 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from offsetstore.offsets import StoredOffset, Token, TopicPartition
-    from offsetstore.protocol.database import Database
+    from offsetstore.offsets import Token, TopicPartition
+    from offsetstore.protocol.database import Database, LockedRow
 
 _PAUSE = 0.2
 
@@ -121,7 +121,7 @@ def _other_group(advanced: Advanced, cause: ConnectionLost) -> CommitUnknown:
 class _Found:
     """The rows, whether the name still belongs to the same group, and the query's mark if it was requested."""
 
-    rows: dict[TopicPartition, StoredOffset]
+    rows: dict[TopicPartition, LockedRow]
     same_group: bool
     mark: int | None
 

@@ -99,7 +99,7 @@ LOCKS: Final[tuple[Mutant, ...]] = (
         "claim-locks-rows",
         (
             "offsetstore/store/acquire.py",
-            "rows = session.lock_partitions(group, None)",
+            "rows = session.lock_group_partitions(group)",
             "rows = session.read_partitions(group)",
         ),
         tests=(

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from offsetstore.errors import ConnectionLost
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
-from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset
+from offsetstore.protocol.database import GroupRow, HistoryEvent, LockedRow, NewOffset
 from offsetstore.protocol.metadata import KEEP, Keep
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.locks import Mode, RowLocks
@@ -216,7 +216,14 @@ class MemorySession:
 
     # -- kafka_partitions
 
-    def lock_partitions(
+    def lock_group_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
+        return self._lock_rows(group, None)
+
+    def lock_partitions(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LockedRow]:
+        rows = self._lock_rows(group, partitions)
+        return {tp: LockedRow(row.next_offset, row.token, row.transaction_id) for tp, row in rows.items()}
+
+    def _lock_rows(
         self, group: str, partitions: Collection[TopicPartition] | None
     ) -> dict[TopicPartition, StoredOffset]:
         with self._statement():

@@ -23,6 +23,7 @@ _STEPS: Final = {
     "lock_group": "lock group",
     "share_group": "share group",
     "insert_partitions": "insert",
+    "lock_group_partitions": "lock",
     "lock_partitions": "lock",
     "write_group": "write tokens",
     "advance": "advance",

@@ -72,9 +72,11 @@ def test_the_plan_locks_what_comes_out_of_the_sort(store: OffsetStore, query: Qu
     [plan] = session.connection.execute(explain, values).scalar_one()
     session.rollback()
 
-    top: dict[str, Any] = plan["Plan"]
-    assert top["Node Type"] == "LockRows"
-    assert top["Plans"][0]["Node Type"] in {"Sort", "Incremental Sort", "Merge Join"}
+    aggregate: dict[str, Any] = plan["Plan"]
+    [locked] = [node for node in aggregate["Plans"] if node.get("Subplan Name") == "CTE locked"]
+    assert locked["Node Type"] == "LockRows"
+    [below] = [node for node in locked["Plans"] if node["Parent Relationship"] == "Outer"]
+    assert below["Node Type"] in {"Sort", "Incremental Sort", "Merge Join"}
 
 
 @pytest.mark.behaviour("TX-8", "TX-10")
@@ -169,3 +171,15 @@ def test_who_creates_a_row_second_waits_and_goes_by_what_the_first_has_written(
 
     assert query("SELECT record FROM results ORDER BY 1") == [(40,), (41,), (42,), (43,), (44,)]
     assert [event.topic_partition for event in store.history(GROUP) if event.event == "adopt"].count(new) == 1
+
+
+def test_topics_are_data_whatever_an_array_makes_of_their_names(store: OffsetStore) -> None:
+    names = ['"quoted"', "back\\slash", "{a,b}", "NULL", "%s", "a:b", "it's", " ", "ü"]
+    broker = StaticBroker.with_topics(dict.fromkeys(names, 2), end=9)
+    claim = store.claim(GROUP, broker, mirror_every=None)
+
+    with store.transaction(claim) as tx:
+        tx.advance(lock(tx, *[TopicPartition(name, 1) for name in names], range_=OffsetRange(0, 7)))
+
+    found = {tp: row.next_offset for tp, row in store.offsets(GROUP).items()}
+    assert found == {TopicPartition(name, number): 7 * number for name in names for number in range(2)}
