@@ -15,7 +15,7 @@ CANDIDATES := python3.12 python3.11 python3 python3.13
 
 # What depends on PostgreSQL's version, in about a minute: the contract, locks, grants, schema and migrations.
 ON_16 := tests/contract/test_postgres.py tests/migration \
-  $(addprefix tests/integration/store/test_transaction_,locks.py new_row_lost.py statements.py) \
+  $(addprefix tests/integration/store/test_transaction_,locks.py new_row_lost.py plans.py statements.py) \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
 .PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility fmt migrate behaviours lock clean

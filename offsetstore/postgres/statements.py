@@ -2,6 +2,10 @@
 
 Values are bound (``:name``), never written into the text; lists go in as arrays, so that a thousand partitions are one
 statement.
+
+Where such a list is joined with the table, ``(SELECT :group)`` and ``CASE`` hide the group and the token from the
+planner. It knows the values that were frequent at the last ANALYZE; for a group or an epoch that is newer it would
+expect a single row, and compare every partition asked for with every row of the group: docs/scale.md.
 """
 
 from __future__ import annotations
@@ -108,7 +112,7 @@ SELECT p.next_offset, p.epoch, p.claim_id, p.transaction_id, asked.number
 FROM {s}kafka_partitions AS p
 JOIN unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) WITH ORDINALITY AS asked (topic, partition, number)
   ON p.topic = asked.topic AND p.partition = asked.partition
-WHERE p.consumer_group = :group
+WHERE p.consumer_group = (SELECT :group)
 ORDER BY p.topic, p.partition
 FOR UPDATE OF p
 )
@@ -155,8 +159,8 @@ SET next_offset = n.until_offset,
     updated_at = clock_timestamp()
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]),
             CAST(:froms AS bigint[]), CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
-WHERE p.consumer_group = :group AND p.topic = n.topic AND p.partition = n.partition
-  AND p.next_offset = n.from_offset AND p.epoch = :epoch AND p.claim_id = :claim_id
+WHERE p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition
+  AND CASE WHEN p.next_offset = n.from_offset AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 RETURNING 1)
 SELECT count(*) AS moved, set_config('offsetstore.moved', CAST(:moved_before + count(*) AS text), true) AS kept
 FROM moved
@@ -198,15 +202,15 @@ RENAME_MARKS = "UPDATE {s}batch_marks SET consumer_group = :new WHERE consumer_g
 UNPIN = """
 UPDATE {s}kafka_partitions AS p SET pinned = false, contested = false
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
-WHERE p.consumer_group = :group AND p.topic = asked.topic AND p.partition = asked.partition
-  AND (p.pinned OR p.contested) AND p.epoch = :epoch AND p.claim_id = :claim_id
+WHERE p.consumer_group = (SELECT :group) AND p.topic = asked.topic AND p.partition = asked.partition
+  AND CASE WHEN (p.pinned OR p.contested) AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 """
 
 CONTEST = """
 UPDATE {s}kafka_partitions AS p SET contested = true
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
-WHERE p.consumer_group = :group AND p.topic = asked.topic AND p.partition = asked.partition
-  AND NOT p.contested AND p.epoch = :epoch AND p.claim_id = :claim_id
+WHERE p.consumer_group = (SELECT :group) AND p.topic = asked.topic AND p.partition = asked.partition
+  AND CASE WHEN NOT p.contested AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 """
 
 BATCH_MARK = "SELECT batch_id FROM {s}batch_marks WHERE consumer_group = :group AND query_id = :query_id"
@@ -241,7 +245,7 @@ JOIN unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (t
   ON p.topic = asked.topic AND p.partition = asked.partition
 JOIN pg_locks AS l ON l.locktype = 'transactionid' AND l.transactionid = p.xmax AND l.granted
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-WHERE p.consumer_group = :group
+WHERE p.consumer_group = (SELECT :group)
 ORDER BY p.topic, p.partition
 LIMIT 1
 """

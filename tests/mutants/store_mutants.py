@@ -22,7 +22,7 @@ _MEETS_A_CLAIM: Final = (
 )
 
 _LOCK: Final = """\
-WHERE p.consumer_group = :group
+WHERE p.consumer_group = (SELECT :group)
 ORDER BY p.topic, p.partition
 FOR UPDATE OF p
 """
@@ -30,8 +30,9 @@ _CHECK_ROW: Final = """\
             self._check_token(row.token if row else None, tp)
 """
 _CHECK_GROUP: Final = "self._check_token(session.share_group(self._claim.group), None)"
-_TOKEN_IN_SQL: Final = " AND p.epoch = :epoch AND p.claim_id = :claim_id\nRETURNING 1)"
-_OFFSET_IN_SQL: Final = "AND p.next_offset = n.from_offset AND p.epoch"
+_TOKEN_IN_SQL: Final = " AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END\nRETURNING 1)"
+_NO_TOKEN_IN_SQL: Final = " THEN true END\nRETURNING 1)"
+_OFFSET_IN_SQL: Final = "CASE WHEN p.next_offset = n.from_offset AND p.epoch"
 _OFFSET_IN_PYTHON: Final = "        if range_ != decision.remaining:\n"
 
 LOCKS: Final[tuple[Mutant, ...]] = (
@@ -118,14 +119,14 @@ FENCE: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "token-in-the-advance",
-        (_SQL, _TOKEN_IN_SQL, "\nRETURNING 1)"),
+        (_SQL, _TOKEN_IN_SQL, _NO_TOKEN_IN_SQL),
         tests=(_ROW_CHANGED,),
         why="Under the lock only the job's own SQL can change a token; this is what sees it.",
     ),
     mutant(
         "token-of-the-row-and-in-the-advance",
         (_TX, _CHECK_ROW, ""),
-        (_SQL, _TOKEN_IN_SQL, "\nRETURNING 1)"),
+        (_SQL, _TOKEN_IN_SQL, _NO_TOKEN_IN_SQL),
         tests=(f"{_CONTRACT}test_the_second_of_two_claims_wins_whatever_the_first_one_touches",),
         why="Each of the two refuses a stale job alone. With both gone it writes beside the new one.",
     ),
@@ -151,7 +152,7 @@ FENCE: Final[tuple[Mutant, ...]] = (
     mutant(
         "token-without-the-claim-id",
         (_TX, "if token != self._claim.token:", "if token is None or token.epoch != self._claim.token.epoch:"),
-        (_SQL, _TOKEN_IN_SQL, " AND p.epoch = :epoch\nRETURNING 1)"),
+        (_SQL, _TOKEN_IN_SQL, _TOKEN_IN_SQL.replace(" AND p.claim_id = :claim_id", "")),
         tests=(f"{_CONTRACT}test_equal_epochs_of_a_restored_backup_are_told_apart",),
         why="A restored backup counts its epochs again: two jobs would hold the same one.",
     ),
@@ -172,14 +173,14 @@ ADVANCE: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "comparison-in-sql",
-        (_SQL, _OFFSET_IN_SQL, "AND p.epoch"),
+        (_SQL, _OFFSET_IN_SQL, "CASE WHEN p.epoch"),
         tests=(_ROW_CHANGED,),
         why="Under the lock only the job's own SQL can move an offset; this is what sees it.",
     ),
     mutant(
         "comparison-in-both",
         (_TX, _OFFSET_IN_PYTHON, "        if not range_:\n"),
-        (_SQL, _OFFSET_IN_SQL, "AND p.epoch"),
+        (_SQL, _OFFSET_IN_SQL, "CASE WHEN p.epoch"),
         tests=(f"{_CONTRACT}test_advance_takes_the_range_that_lock_returned",),
         why="A blind UPDATE: an offset could be moved from anywhere to anywhere.",
     ),

@@ -1,0 +1,71 @@
+"""How many rows PostgreSQL expects. If it expects one, it may compare the whole list of partitions with every row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from offsetstore.postgres import statements
+from offsetstore.testing import StaticBroker
+from tests.integration.transacting import GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore import OffsetStore
+    from tests.integration.conftest import Query
+
+COUNT = 1000
+PARTITIONS = {"topics": ["payments"] * COUNT, "partitions": list(range(COUNT))}
+TOKEN = {"epoch": 2, "claim_id": UUID(int=1)}
+ADVANCE = {
+    **TOKEN,
+    "froms": [0] * COUNT,
+    "untils": [1] * COUNT,
+    "keep_metadata": True,
+    "metadata": None,
+    "transaction_id": UUID(int=2),
+    "moved_before": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        (statements.LOCK_PARTITIONS, {}),
+        (statements.ADVANCE, ADVANCE),
+        (statements.UNPIN, TOKEN),
+        (statements.CONTEST, TOKEN),
+    ],
+    ids=["lock", "advance", "unpin", "contest"],
+)
+@pytest.mark.parametrize("group", [GROUP, "new"])
+def test_a_claim_that_is_newer_than_the_statistics_is_expected_to_have_rows(
+    store: OffsetStore, query: Query, statement: str, values: dict[str, object], group: str
+) -> None:
+    broker = StaticBroker.with_topics({"payments": COUNT}, end=1)
+    for known in (GROUP, "another"):
+        store.claim(known, broker, mirror_every=None)
+    query("ANALYZE kafka_partitions")
+    store.claim(group, broker, mirror_every=None)
+
+    session = store.database.begin(name="explain")
+    explain = text("EXPLAIN (FORMAT JSON) " + statement.replace("{s}", ""))
+    [plan] = session.connection.execute(explain, {"group": group, **PARTITIONS, **values}).scalar_one()
+    session.rollback()
+
+    [expected] = [node["Plan Rows"] for node in nodes(plan["Plan"]) if "Scan on kafka_partitions" in scan(node)]
+    assert expected > COUNT / 10
+
+
+def scan(node: dict[str, Any]) -> str:
+    return f"{node['Node Type']} on {node.get('Relation Name')}"
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
