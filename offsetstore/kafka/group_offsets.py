@@ -28,7 +28,7 @@ from offsetstore.kafka.errors import (
 from offsetstore.offsets import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from offsetstore.errors import BrokerError
     from offsetstore.kafka.client import Deadline
@@ -46,6 +46,10 @@ _HAS_MEMBERS: Final = frozenset({
 })  # fmt: skip
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
 _HARMLESS: Final = "the stored offsets are unchanged"
+# The coordinator writes a request's offsets to its own topic as one batch, and refuses all if that is larger than
+# message.max.bytes (1 MB by default): seven thousand offsets with our stamp, or 250 with long texts.
+_REQUEST_BYTES: Final = 500_000
+_RECORD_BYTES: Final = 100  # at least what a record takes besides the texts
 
 
 class GroupOffsets:
@@ -92,12 +96,16 @@ class GroupOffsets:
         return read_with(self._consumer, partitions, doing, self._reported, deadline)
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
-        """Commit all of them in one request, and repeat it after a passing error.
+        """Commit all of them, in as few requests as Kafka takes, and repeat one after a passing error.
 
         After any other error, close this object: an answer may still be under way.
 
         :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.commit` says.
         """
+        for part in _requests(self.group, offsets):
+            self._commit(part, deadline)
+
+    def _commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
         doing = Doing(f"committing the offsets of group {self.group}", permission="READ", harmless=_HARMLESS)
         wanted = [_partition(tp, offset) for tp, offset in offsets.items()]
         self._reported.clear()
@@ -167,6 +175,23 @@ class GroupOffsets:
                 next_step=f"Create the topic; {_HARMLESS}.",
             )
         return no_answer(error, self._reported, doing, deadline.seconds)
+
+
+def _requests(
+    group: str, offsets: Mapping[TopicPartition, CommittedOffset]
+) -> Iterator[dict[TopicPartition, CommittedOffset]]:
+    part: dict[TopicPartition, CommittedOffset] = {}
+    size = 0
+    for tp, offset in offsets.items():
+        texts = (group, tp.topic, offset.metadata or "")
+        added = _RECORD_BYTES + sum(len(text.encode(errors="replace")) for text in texts)
+        if part and size + added > _REQUEST_BYTES:
+            yield part
+            part, size = {}, 0
+        part[tp] = offset
+        size += added
+    if part:
+        yield part
 
 
 def _partition(tp: TopicPartition, offset: CommittedOffset) -> ck.TopicPartition:

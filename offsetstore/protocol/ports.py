@@ -57,7 +57,7 @@ class BrokerOffsets(Protocol):
         ...
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Commit offsets with their metadata to the group in Kafka, in one request; they may go backwards.
+        """Commit offsets with their metadata to the group in Kafka; they may go backwards.
 
         The group must have no members. If Kafka refuses one partition, it may have committed others. Without offsets,
         nothing is sent.

@@ -55,6 +55,15 @@ def test_what_was_committed_is_read_back_with_its_text(
     assert broker.view(offsetstore_group, [topic, other]).committed == offsets | back
 
 
+def test_more_is_committed_than_one_batch_of_kafkas_own_topic_takes(
+    broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic = offsetstore_topic(300)
+    offsets = {TopicPartition(topic, number): CommittedOffset(number, "x" * 4095) for number in range(300)}
+    broker.commit(offsetstore_group, offsets)
+    assert broker.committed_offsets(offsetstore_group, list(offsets)) == offsets
+
+
 @pytest.mark.behaviour("MIRROR-4")
 def test_kafkas_own_tool_shows_the_offsets_and_the_lag(
     broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
