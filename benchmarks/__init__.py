@@ -1,0 +1,1 @@
+"""What offsetstore costs, measured: see docs/performance.md."""
