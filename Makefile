@@ -18,7 +18,7 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/store/test_transaction_,locks.py new_row_lost.py plans.py statements.py) \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
-.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility fmt migrate behaviours lock clean
+.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench fmt migrate behaviours lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
@@ -62,6 +62,9 @@ matrix: setup ## tests on other versions of PostgreSQL, PySpark and Kafka; goes 
 
 compatibility: setup ## write docs/compatibility.md anew from the runs of `make matrix`
 	@$(BIN)/python -m tests.matrix.page
+
+bench: setup ## measure ours beside what Spark has, into build/bench; half an hour on a quiet machine (ROUNDS= ONLY= JOBS=)
+	@$(BIN)/python -m benchmarks.run $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)") $(if $(JOBS),--jobs "$(JOBS)")
 
 fmt: setup ## format the code, and fix what the linter can fix
 	@$(BIN)/ruff format
