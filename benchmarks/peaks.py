@@ -1,14 +1,25 @@
-"""What a batch takes in memory."""
+"""What a batch takes in memory: ``python -m benchmarks.peaks SHAPE JOB SERVERS URL`` writes one, and prints its peaks.
+
+Each has a process and a Spark of its own, or what one leaves behind would be seen in the next.
+"""
 
 from __future__ import annotations
 
-import gc
+import json
+import subprocess
+import sys
+import tempfile
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
-import pyarrow as pa
+
+from benchmarks.jobs import Jobs
+from benchmarks.shapes import SHAPES, Shape
+from offsetstore import OffsetStore
+from offsetstore.local.spark.launch import local_session, stop_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,8 +50,6 @@ class Watching:
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._resident, self._heap)]
 
     def __enter__(self) -> Peaks:
-        gc.collect()
-        pa.default_memory_pool().release_unused()
         for thread in self._threads:
             thread.start()
         return self.peaks
@@ -66,3 +75,25 @@ class Watching:
         while not self._over.wait(1):
             runtime.gc()
             self.peaks.heap = max(self.peaks.heap, (runtime.totalMemory() - runtime.freeMemory()) / _MEGABYTE)
+
+
+def peaks_of(shape: Shape, job: str, servers: str, url: str) -> dict[str, float]:
+    """Write one batch in a new process; return its `Peaks`."""
+    command = [sys.executable, "-m", "benchmarks.peaks", shape.name, job, servers, url]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 - this file
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Write one batch, and print its peaks."""
+    shape, job, servers, url = sys.argv[1:]
+    spark = local_session("benchmark")
+    with OffsetStore.connect(url) as store, tempfile.TemporaryDirectory() as directory:
+        with Watching(spark) as peaks:
+            Jobs(spark, servers, {"defaults": store}, Path(directory)).run(SHAPES[shape], job, "tuned")
+        print(json.dumps(asdict(peaks)))
+    stop_session(spark)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,6 @@ import platform
 import subprocess
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +24,7 @@ import psycopg
 
 from benchmarks.from_memory import TOTALS, FromMemory
 from benchmarks.jobs import BARE_FILES, JDBC_BATCH, OURS, Jobs
-from benchmarks.peaks import Watching
+from benchmarks.peaks import peaks_of
 from benchmarks.report import write
 from benchmarks.shapes import PARTITIONS, SHAPES, Shape
 from offsetstore import OffsetStore
@@ -61,16 +60,15 @@ _STEADY: Final[_Plan] = {
     "jdbc": _BOTH,
 }
 
-# The large batches come first: what other jobs leave in the driver's memory would be seen in their peaks.
 PLAN: Final[dict[str, _Plan]] = {
-    "tenth": _LARGE,
-    "large": _LARGE,
     "small": {**_BULK, "noop": ("defaults", "poll", "fetch", "tuned", "wait"), **_COPY, **_MERGE},
     "wide": {**_BULK, **_COPY},
     "flights": _BULK,
     "latest": {"noop": ("defaults", "tuned", "wait"), "batch": ("defaults", "tuned", "wait")},
     "steady-5000": {**_STEADY, "batch": ("defaults", "tuned", "jar", "5 ms"), "partition": (*_BOTH, "5 ms")},
     "steady-500": _STEADY,
+    "tenth": _LARGE,
+    "large": _LARGE,
 }
 """By shape and job, the settings to measure: see `Jobs`. All of them, in one round."""
 
@@ -85,6 +83,15 @@ _POSTGRES_SETTINGS: Final = (
     "checkpoint_timeout",
     "autovacuum",
 )
+
+
+# Spark keeps the consumers of queries that have ended, and the records that these have fetched, for five minutes: those
+# of a dozen queries would fill the JVM's heap.
+_POOLS: Final = {
+    f"spark.kafka.consumer.{pool}.{name}": "2s"
+    for pool in ("cache", "fetchedData.cache")
+    for name in ("timeout", "evictorThreadRunInterval")
+}
 
 
 class Bench:
@@ -164,10 +171,9 @@ class Bench:
         """Note what each way takes in memory."""
         for job in ("noop", "partition", "staged", "batch", "collected"):
             self._prepare(shape)
-            with Watching(self._spark) as peaks:
-                self._jobs.run(shape, job, "tuned")
+            peaks = peaks_of(shape, job, self._servers, self._url)
             self._check(shape, job)
-            self.results["peaks"].append({"shape": shape.name, "job": job, **asdict(peaks)})
+            self.results["peaks"].append({"shape": shape.name, "job": job, **peaks})
             print(f"{shape.name:12} memory: {job:14} {peaks}", flush=True)
 
     def _prepare(self, shape: Shape) -> None:
@@ -217,9 +223,9 @@ def main() -> None:
         for store in stores.values():
             stack.enter_context(store)
         directory = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-        spark = local_session("benchmark", extra_conf={"spark.jars": class_path})
+        spark = local_session("benchmark", extra_conf={"spark.jars": class_path, **_POOLS})
         stack.callback(stop_session, spark)
-        jobs = Jobs(spark, kafka.bootstrap_servers, postgres.port, stores, Path(directory))
+        jobs = Jobs(spark, kafka.bootstrap_servers, stores, Path(directory), jdbc_port=postgres.port)
         bench = Bench(postgres.url, kafka.bootstrap_servers, jobs, spark)
         bench.describe(given.rounds)
         for shape, plan in plans:
