@@ -9,6 +9,7 @@ from uuid import uuid4
 from offsetstore import Append, Broker, TransactionalSink
 from offsetstore.local.spark.artifacts import Artifact, JarSet
 from offsetstore.spark import tuned
+from offsetstore.spark.tuning import READER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 OURS: Final[dict[str, dict[str, Any]]] = {
     "batch": {},
-    "collected": {"staging": "never"},
     "staged": {"staging": "always"},
     "partition": {"atomicity": "partition"},
 }
@@ -88,12 +88,10 @@ class Jobs:
         if settings == "defaults":
             return options
         recommended = tuned(self._spark, options)
-        if settings in {"poll", "fetch"}:
+        if settings in {"wait", "poll", "fetch"}:  # one after the other, in `READER`'s order
             conf.unset(_MANAGER)
-        if settings == "poll":
-            return {**options, "kafka.max.poll.records": recommended["kafka.max.poll.records"]}
-        if settings == "wait":
-            return {**recommended, "kafka.fetch.max.wait.ms": "20"}
+            names = list(READER)[: {"wait": 1, "poll": 2, "fetch": None}[settings]]
+            return options | {name: READER[name] for name in names}
         if settings == "jar":
             for name, value in _BARE.items():
                 conf.set(name, value)

@@ -19,14 +19,13 @@ TITLES: Final = {
     "small": "{records:,} small records in one batch",
     "wide": "{records:,} wide records in one batch",
     "flights": "{records:,} flights in one batch",
-    "latest": "{records:,} small records in one batch",
+    "latest": "{records:,} small records in one batch, to the end of the topic",
     "steady-5000": "Small records, {per_trigger:,} a trigger",
     "steady-500": "Small records, {per_trigger:,} a trigger",
 }
 _JOBS: Final = {
     "noop": "noop: Spark writes nothing",
     "batch": "offsetstore, batch",
-    "collected": 'offsetstore, batch, `staging="never"`',
     "staged": 'offsetstore, batch, `staging="always"`',
     "partition": "offsetstore, partition",
     "jdbc": "Spark's JDBC writer, at least once",
@@ -37,10 +36,10 @@ _JOBS: Final = {
 }
 _SETTINGS: Final = {
     "defaults": "Spark's",
-    "poll": "`max.poll.records`",
-    "fetch": "`max.poll.records`, fetch sizes",
-    "tuned": "recommended",
-    "wait": "recommended, `fetch.max.wait.ms`",
+    "wait": "`fetch.max.wait.ms`",
+    "poll": "and `max.poll.records`",
+    "fetch": "and fetch sizes",
+    "tuned": "recommended: and the file manager",
     "jar": "recommended, with the jar",
     "5 ms": "recommended, 5 ms a round trip",
     "memory": "",

@@ -50,7 +50,7 @@ _Plan: TypeAlias = "Mapping[str, tuple[str, ...]]"
 _BOTH: Final = ("defaults", "tuned")
 _TUNED: Final = ("tuned",)
 _BULK: Final[_Plan] = {"noop": _BOTH, "batch": _BOTH, "partition": _BOTH, "staged": _BOTH, "jdbc": _BOTH}
-_LARGE: Final[_Plan] = {"noop": _TUNED, "batch": _TUNED, "collected": _TUNED, "staged": _TUNED}
+_LARGE: Final[_Plan] = {"noop": _TUNED, "batch": _TUNED, "staged": _TUNED}
 _COPY: Final[_Plan] = {"copy": _MEMORY, "append": _MEMORY}
 _MERGE: Final[_Plan] = {"merge by hand": _MEMORY, "upsert": _MEMORY}
 _STEADY: Final[_Plan] = {
@@ -61,10 +61,10 @@ _STEADY: Final[_Plan] = {
 }
 
 PLAN: Final[dict[str, _Plan]] = {
-    "small": {**_BULK, "noop": ("defaults", "poll", "fetch", "tuned", "wait"), **_COPY, **_MERGE},
+    "small": {**_BULK, "noop": ("defaults", "wait", "poll", "fetch", "tuned"), **_COPY, **_MERGE},
     "wide": {**_BULK, **_COPY},
     "flights": _BULK,
-    "latest": {"noop": ("defaults", "tuned", "wait"), "batch": ("defaults", "tuned", "wait")},
+    "latest": {"noop": ("defaults", "wait", "tuned"), "batch": ("defaults", "wait", "tuned")},
     "steady-5000": {**_STEADY, "batch": ("defaults", "tuned", "jar", "5 ms"), "partition": (*_BOTH, "5 ms")},
     "steady-500": _STEADY,
     "tenth": _LARGE,
@@ -169,7 +169,7 @@ class Bench:
 
     def _watch(self, shape: Shape) -> None:
         """Note what each way takes in memory."""
-        for job in ("noop", "partition", "staged", "batch", "collected"):
+        for job in ("noop", "partition", "staged", "batch"):
             self._prepare(shape)
             peaks = peaks_of(shape, job, self._servers, self._url)
             self._check(shape, job)
