@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.peers.page import write_page
-from benchmarks.peers.programs import BUILD, PEERS, Peer
+from benchmarks.peers.programs import BUILD, HEAP, JDBC, PEERS, Peer
 from benchmarks.peers.runs import WARM, Kill, Services
 from benchmarks.shapes import PARTITIONS, SMALL
 from offsetstore.local.kafka.server import KafkaBroker
@@ -45,10 +45,16 @@ def main() -> None:
         services = Services(kafka, postgres, given.records)
         results = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"cores": os.cpu_count(), "system": platform.platform(), "java": find_java().version},
+            "machine": {
+                "cores": os.cpu_count(),
+                "system": platform.platform(),
+                "java": find_java().version,
+                "heap": HEAP,
+            },
             "kafka": {"version": KAFKA_VERSION, "partitions": PARTITIONS},
             "postgresql": {"version": postgres.sql("SHOW server_version"), "fsync": "on", **POSTGRES},
             "records": given.records,
+            "jdbc": JDBC,
             "warm": WARM,
             "seed": given.seed,
             "peers": run(services, peers, given.rounds, given.kills, random.Random(given.seed)),  # noqa: S311 - no secret

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 BUILD: Final = Path("build/bench")
 SOURCE: Final = Path(__file__).with_name("FlinkJob.java")
 HEAP: Final = with_spark.HEAP
+JDBC: Final = "reWriteBatchedInserts=true"  # the driver's best setting for batches
 PARALLELISM: Final = 2
-FLINK_BATCH: Final = 5_000
-DEBEZIUM_BATCH: Final = 10_000
+FLINK_BATCH: Final = 1_000
+DEBEZIUM_BATCH: Final = 2_000
 
 FLINK_VERSION: Final = "2.0.2"
 FLINK_JDBC: Final = "4.0.0-2.0"
@@ -91,8 +92,8 @@ class Place:
 
     @property
     def jdbc(self) -> str:
-        """The database's URL for JDBC, with the driver's best setting for batches."""
-        return f"jdbc:postgresql://127.0.0.1:{self.port}/postgres?user=postgres&reWriteBatchedInserts=true"
+        """The database's URL for JDBC."""
+        return f"jdbc:postgresql://127.0.0.1:{self.port}/postgres?user=postgres&{JDBC}"
 
 
 Command: TypeAlias = "Callable[[Place], list[str]]"
@@ -122,29 +123,28 @@ def _java(jar_set: JarSet, main: str, *arguments: str, classes: tuple[Path, ...]
     return [str(find_java().program), f"-Xmx{HEAP}", *opened, logging, "-cp", class_path, main, *arguments]
 
 
-def _flink_settings(sink: str) -> dict[str, str]:
-    return {
-        "parallelism.default": str(PARALLELISM),
-        "taskmanager.numberOfTaskSlots": str(PARALLELISM),
-        "execution.checkpointing.interval": "1 s",
-        "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
-        "pipeline.object-reuse": "true",
-        **{f"kafka:{name}": value for name, value in CONSUMER.items()},
-        "sink": f"{sink}, batches of {FLINK_BATCH}, reWriteBatchedInserts",
-    }
+FLINK: Final = {
+    "parallelism.default": str(PARALLELISM),
+    "taskmanager.numberOfTaskSlots": str(PARALLELISM),
+    "execution.checkpointing.interval": "1 s",
+    "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
+    **{f"kafka:{name}": value for name, value in CONSUMER.items()},
+}
 
 
 def _flink(sink: str) -> Command:
     def command(place: Place) -> list[str]:
         checkpoints = place.directory / "checkpoints"
-        settings = _flink_settings(sink)
-        del settings["sink"]
-        settings["kafka:bootstrap.servers"] = place.servers
-        settings["execution.checkpointing.dir"] = checkpoints.resolve().as_uri()
-        # As in a cluster with high availability, a restarted job is the same job: it rolls its own transactions back.
-        settings["$internal.pipeline.job-id"] = place.topic
+        settings = {
+            **FLINK,
+            "kafka:bootstrap.servers": place.servers,
+            "execution.checkpointing.dir": checkpoints.as_uri(),
+            # As in a cluster with high availability, a restarted job is the same job: it rolls its own transactions
+            # back.
+            "$internal.pipeline.job-id": place.topic,
+        }
         if latest := max(checkpoints.glob("*/chk-*/_metadata"), key=lambda file: file.stat().st_mtime_ns, default=None):
-            settings["execution.state-recovery.path"] = latest.parent.resolve().as_uri()
+            settings["execution.state-recovery.path"] = latest.parent.as_uri()
         columns = ", ".join(f'"{name}"' for name in SMALL.columns)
         insert = f"INSERT INTO {SMALL.table} ({columns}) VALUES ({', '.join('?' * len(SMALL.columns))})"  # noqa: S608
         words = [sink, place.jdbc, insert, str(FLINK_BATCH), place.topic, *(f"{n}={v}" for n, v in settings.items())]
@@ -219,7 +219,7 @@ def _debezium(mode: str) -> Command:
             "bootstrap.servers": place.servers,
             "key.converter": "org.apache.kafka.connect.storage.StringConverter",
             "value.converter": "org.apache.kafka.connect.json.JsonConverter",
-            "offset.storage.file.filename": str(place.directory.resolve() / "offsets"),
+            "offset.storage.file.filename": str(place.directory / "offsets"),
             "listeners": "http://127.0.0.1:0",
             **_WORKER,
         }
@@ -243,56 +243,49 @@ def _python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.peers.{module}", *arguments]
 
 
-def _by_hand(place: Place) -> list[str]:
-    return _python("by_hand", place.url, place.servers, place.topic)
-
-
-def _ours(place: Place) -> list[str]:
-    return _python("with_spark", "sink", place.url, place.servers, place.topic, str(place.directory))
-
-
-def _jdbc(place: Place) -> list[str]:
-    return _python("with_spark", place.jdbc, place.url, place.servers, place.topic, str(place.directory))
+def _spark(place: Place, writer: str) -> list[str]:
+    return _python("with_spark", writer, place.url, place.servers, place.topic, str(place.directory))
 
 
 _SPARK: Final = {"master": "local[2]", "offsetstore.spark.tuned": "yes", "trigger": "as soon as there are records"}
 _FLINK: Final = f"Flink {FLINK_VERSION}, JDBC connector {FLINK_JDBC}"
 _DEBEZIUM: Final = f"Debezium {DEBEZIUM_VERSION}, Kafka Connect {KAFKA_VERSION}"
+_FLINK_SINK: Final = {"withBatchSize": str(FLINK_BATCH)}
 _ONCE, _OFTEN = "exactly-once", "at-least-once"
 
 PEERS: Final = {
     "offsetstore": Peer(
-        "offsetstore, batch", _ONCE, f"offsetstore {version('offsetstore')}, Spark {SPARK_VERSION}", _ours, _SPARK
+        "offsetstore, batch",
+        _ONCE,
+        f"offsetstore {version('offsetstore')}, Spark {SPARK_VERSION}",
+        lambda place: _spark(place, "sink"),
+        _SPARK,
     ),
     "spark-jdbc": Peer(
         "Spark's JDBC writer",
         _OFTEN,
         f"Spark {SPARK_VERSION}",
-        _jdbc,
-        {**_SPARK, "batchsize": str(with_spark.BATCH), "reWriteBatchedInserts": "true"},
+        lambda place: _spark(place, place.jdbc),
+        {**_SPARK, "batchsize": str(with_spark.BATCH)},
     ),
-    "flink": Peer("Flink, JDBC sink", _OFTEN, _FLINK, _flink("at-least-once"), _flink_settings("at-least-once")),
-    "flink-xa": Peer("Flink, XA JDBC sink", _ONCE, _FLINK, _flink("xa"), _flink_settings("xa")),
+    "flink": Peer("Flink, JDBC sink", _OFTEN, _FLINK, _flink("at-least-once"), FLINK | _FLINK_SINK),
+    "flink-xa": Peer("Flink, XA JDBC sink", _ONCE, _FLINK, _flink("xa"), FLINK | _FLINK_SINK),
     "debezium-insert": Peer(
-        "Debezium's JDBC sink, insert",
-        _OFTEN,
-        _DEBEZIUM,
-        _debezium("insert"),
-        {**_debezium_settings("insert"), **_WORKER},
+        "Debezium's JDBC sink, insert", _OFTEN, _DEBEZIUM, _debezium("insert"), _debezium_settings("insert") | _WORKER
     ),
     "debezium-upsert": Peer(
         "Debezium's JDBC sink, upsert",
-        "at-least-once, idempotent by its key",
+        f"{_OFTEN}, idempotent by its key",
         _DEBEZIUM,
         _debezium("upsert"),
-        {**_debezium_settings("upsert"), **_WORKER},
+        _debezium_settings("upsert") | _WORKER,
         unique=True,
     ),
     "by-hand": Peer(
         "A consumer by hand",
-        "exactly-once, if its author made no mistake",
-        f"confluent-kafka {version('confluent-kafka')}, psycopg {version('psycopg')}",
-        _by_hand,
-        {name: str(value) for name, value in by_hand.READER.items()} | {"batch": str(by_hand.BATCH)},
+        f"{_ONCE}, if it has no mistake",
+        f"confluent-kafka {version('confluent-kafka')}, psycopg {version('psycopg')}, orjson {version('orjson')}",
+        lambda place: _python("by_hand", place.url, place.servers, place.topic),
+        {name: str(value) for name, value in by_hand.READER.items()} | {"records in a transaction": str(by_hand.BATCH)},
     ),
 }

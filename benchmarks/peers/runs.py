@@ -21,6 +21,7 @@ from benchmarks.peers.programs import Peer, Place
 from benchmarks.shapes import PARTITIONS, SMALL
 from offsetstore.kafka.admin import create_topic, delete_topic
 from offsetstore.local.logs import tail
+from offsetstore.local.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -128,14 +129,20 @@ class Process:
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
+        # Kills the group if this process is killed.
+        self._watchdog: Watchdog | None = Watchdog(-self._process.pid, how="KILL", temporary=None)
 
     def kill(self) -> None:
-        """Send SIGKILL to all of them."""
+        """Send SIGKILL to all of them, once."""
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is None:
+            return
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        watchdog.leave()
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], bool], *, look: float = LOOK_SECONDS) -> None:
         """Wait for the condition while the peer runs.
 
         :raises NotFinished: the peer has ended, or time is up; with the end of its log.
@@ -145,7 +152,7 @@ class Process:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 state = "ended" if self._process.poll() is not None else f"not there after {GIVE_UP_SECONDS:.0f} s"
                 raise NotFinished(f"{state}; the end of {self.log}:\n{tail(self.log)}")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +207,7 @@ class Services:
             end, whole = f"{SMALL.key} >= {WARM + self._records}", WARM + self._records + END
             finished = True
             try:
-                again().wait_until(lambda: table.count(end) >= END)
+                again().wait_until(lambda: table.count(end) >= END, look=IDLE_SECONDS / 4)
             except NotFinished as error:
                 print(error, flush=True)
                 finished = False
