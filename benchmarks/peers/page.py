@@ -41,7 +41,9 @@ def _table(results: dict[str, Any]) -> str:
         f"{results['records']:,} records; {machine['cores']} cores, Java {machine['java']}, Kafka "
         f"{results['kafka']['version']}, PostgreSQL {results['postgresql']['version']}; {results['at'][:10]}."
     )
-    return "\n".join([where, "", *lines, ""])
+    left = {peer["name"]: sum(kill["prepared"] for kill in peer["kills"]) for peer in peers.values()}
+    notes = [f"\nTransactions left prepared after all kills: {name}, {count}." for name, count in left.items() if count]
+    return "\n".join([where, "", *lines, *notes, ""])
 
 
 def _row(name: str, peer: dict[str, Any], records: int, ours: float) -> list[str]:

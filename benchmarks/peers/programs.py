@@ -139,9 +139,6 @@ def _flink(sink: str) -> Command:
             **FLINK,
             "kafka:bootstrap.servers": place.servers,
             "execution.checkpointing.dir": checkpoints.as_uri(),
-            # As in a cluster with high availability, a restarted job is the same job: it rolls its own transactions
-            # back.
-            "$internal.pipeline.job-id": place.topic,
         }
         if latest := max(checkpoints.glob("*/chk-*/_metadata"), key=lambda file: file.stat().st_mtime_ns, default=None):
             settings["execution.state-recovery.path"] = latest.parent.as_uri()
