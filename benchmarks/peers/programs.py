@@ -73,7 +73,7 @@ CONSUMER: Final = {
     "isolation.level": "read_committed",
     **{name.removeprefix("kafka."): value for name, value in READER.items()},
 }
-"""Of every consumer in Java: the settings of `offsetstore.spark.tuned`."""
+"""Of every other consumer in Java."""
 
 
 @dataclass(frozen=True, slots=True)
