@@ -18,7 +18,6 @@ from offsetstore.local.kafka.properties import as_properties
 from offsetstore.local.spark.artifacts import KAFKA_VERSION, POSTGRES_JDBC, SPARK_VERSION, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.spark.java import find_java
-from offsetstore.spark.tuning import READER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +70,10 @@ DEBEZIUM_JARS: Final = JarSet(
 
 CONSUMER: Final = {
     "isolation.level": "read_committed",
-    **{name.removeprefix("kafka."): value for name, value in READER.items()},
+    "max.poll.records": "50000",
+    "max.partition.fetch.bytes": str(16 << 20),
+    "fetch.max.bytes": str(64 << 20),
+    "receive.buffer.bytes": str(1 << 20),
 }
 """Of every other consumer in Java."""
 
