@@ -98,12 +98,19 @@ class GroupOffsets:
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
         """Commit all of them, in as few requests as Kafka takes, and repeat one after a passing error.
 
-        After any other error, close this object: an answer may still be under way.
+        Partitions that Kafka does not have keep none of the others from being committed. After any other error, close
+        this object: an answer may still be under way.
 
         :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.commit` says.
         """
+        missing: TopicMissing | None = None
         for part in _requests(self.group, offsets):
-            self._commit(part, deadline)
+            try:
+                self._commit(part, deadline)
+            except TopicMissing as error:
+                missing = missing or error
+        if missing is not None:
+            raise missing
 
     def _commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
         doing = Doing(f"committing the offsets of group {self.group}", permission="READ", harmless=_HARMLESS)

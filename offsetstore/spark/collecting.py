@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
 import pyarrow as pa
+from pyspark import util as spark_util
 from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.sql.pandas.serializers import ArrowCollectSerializer
-from pyspark.util import _load_from_socket  # pyright: ignore[reportPrivateUsage] - as toArrow() does
 
+from offsetstore.errors import SinkError
 from offsetstore.spark.outputs import arrow_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -25,49 +28,79 @@ _LIMIT: Final = "spark.driver.maxResultSize"
 
 
 class Rows:
-    """Record batches that can be read again and again: those of the first `IN_MEMORY` bytes from memory."""
+    """Record batches of one schema that can be read again and again: those beyond `IN_MEMORY` bytes, from a file.
 
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self._kept: list[pa.RecordBatch] = []
+    :raises SinkError: the file can't be written.
+    """
+
+    def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        self._schema = schema
         self._file: Any = None
-        size = 0
-        writer: Any = None
+        self._size = 0
+        self._places: list[pa.RecordBatch | tuple[int, int]] = []  # in the file: position and size
+        in_memory = 0
         for batch in batches:
-            size += batch.nbytes
-            if size <= IN_MEMORY:
-                self._kept.append(batch)
-                continue
-            if writer is None:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it has no name, and is closed with the rows
-                finalize(self, self._file.close)
-                writer = pa.ipc.new_stream(self._file, batch.schema)
-            writer.write_batch(batch)
-        if writer is not None:
-            writer.close()
+            in_memory += batch.nbytes
+            self._places.append(batch if in_memory <= IN_MEMORY else self._written(batch))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        yield from self._kept
-        if self._file is not None:
-            self._file.seek(0)
-            yield from pa.ipc.open_stream(self._file)
+        for place in self._places:
+            yield place if isinstance(place, pa.RecordBatch) else self._read(*place)
+
+    def put_in_order(self, order: Sequence[int]) -> None:
+        """Let the rows be read in this order: the numbers of the batches as they came."""
+        self._places = [self._places[number] for number in order]
+
+    def _written(self, batch: pa.RecordBatch) -> tuple[int, int]:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it has no name, and is closed with the rows
+                finalize(self, self._file.close)
+            position, written = self._size, self._write(memoryview(batch.serialize()))
+        except OSError as error:
+            raise SinkError(
+                "the rows of a large batch can't be written to a temporary file; nothing was written to the database",
+                found=f"{error.strerror} in {tempfile.gettempdir()}",
+                next_step="Free space there, set TMPDIR, or make batches smaller with maxOffsetsPerTrigger.",
+            ) from None
+        self._size += written
+        return position, written
+
+    def _write(self, message: memoryview) -> int:
+        written = 0
+        while written < len(message):
+            written += self._file.write(message[written:])
+        return written
+
+    def _read(self, position: int, size: int) -> pa.RecordBatch:
+        found = os.pread(self._file.fileno(), size, position)
+        if len(found) != size:
+            raise SinkError("the temporary file is cut off", found=f"{len(found)} bytes", expected=f"{size}")
+        return pa.ipc.read_record_batch(pa.py_buffer(found), self._schema)
 
 
 def collect(frame: DataFrame) -> Rows:
-    """Run the DataFrame's job, and keep its rows, in no particular order.
+    """Run the DataFrame's job, and keep its rows, in Spark's order.
 
+    :raises SinkError: see `Rows`.
     :raises Exception: Spark's own, if the job fails; see `is_over_limit`.
     """
     classic: Any = frame
-    load: Any = _load_from_socket
-    schema = arrow_schema(frame)
-    port, secret, server = classic._jdf.collectAsArrowToPython()  # noqa: SLF001 - as toArrow() does
+    schema = arrow_schema(frame, as_collected=True)
+    port, secret, server = classic._jdf.collectAsArrowToPython()  # noqa: SLF001 - as toArrow() does, also below
     try:
-        with load((port, secret), ArrowCollectSerializer()) as stream:
-            # At the end comes a list of numbers, with which the batches could be put in order.
-            return Rows(_as(schema, batch) for batch in stream if isinstance(batch, pa.RecordBatch))
-    finally:
+        rows = _received(schema, port, secret)
+    except SinkError:
+        with suppress(Exception):  # about our end of the connection
+            server.getResult()
+        raise
+    except BaseException:
         with unwrap_spark_exception():
-            server.getResult()  # raises the job's error
+            server.getResult()  # raises the job's error, if it was that
+        raise
+    with unwrap_spark_exception():
+        server.getResult()
+    return rows
 
 
 def is_over_limit(error: BaseException) -> bool:
@@ -75,8 +108,33 @@ def is_over_limit(error: BaseException) -> bool:
     return _LIMIT in str(error)
 
 
+def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:
+    order: list[int] = []
+
+    def batches(stream: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+        for found in stream:
+            if isinstance(found, pa.RecordBatch):
+                yield _as(schema, found)
+            else:  # the last
+                order.extend(found)
+
+    util: Any = spark_util
+    serializer: Any = ArrowCollectSerializer()
+    file, socket = util.local_connect_and_auth(port, secret)
+    try:
+        socket.settimeout(None)  # the job may take as long as it takes
+        rows = Rows(schema, batches(serializer.load_stream(file)))
+    finally:
+        try:
+            file.close()
+        finally:
+            socket.close()
+    rows.put_in_order(order)
+    return rows
+
+
 def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
     if batch.schema.equals(schema):
         return batch
-    [same] = pa.Table.from_batches([batch]).cast(schema).combine_chunks().to_batches() or [batch]
-    return same
+    same = pa.Table.from_batches([batch]).cast(schema).combine_chunks().to_batches()
+    return same[0] if same else pa.RecordBatch.from_pylist([], schema=schema)

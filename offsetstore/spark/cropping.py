@@ -46,7 +46,7 @@ def within(
 
 def with_coordinates(batch: DataFrame) -> DataFrame:
     """Add `KAFKA`, which a transform may keep for writers that order by offset."""
-    return batch.withColumn(KAFKA, F.expr("struct(topic, partition, offset, timestamp)"))
+    return batch.withColumn(KAFKA, F.expr("struct(`topic`, `partition`, `offset`, `timestamp`)"))
 
 
 def with_checked_coordinates(frame: DataFrame, topics: Collection[str]) -> DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql import DataFrame
@@ -101,13 +102,16 @@ class Outputs:
         return writer.uses_kafka_column(schema)
 
 
-def arrow_schema(frame: DataFrame) -> pa.Schema:
-    """The schema of the record batches that Spark makes of the frame's rows."""
-    convert: Any = to_arrow_schema
+def arrow_schema(frame: DataFrame, *, as_collected: bool = False) -> pa.Schema:
+    """The schema of the record batches that Spark makes of the frame's rows.
+
+    :param as_collected: refuse what toArrow() refuses: a struct with two fields of one name.
+    """
+    convert: Any = partial(to_arrow_schema, frame.schema, error_on_duplicated_field_names_in_struct=as_collected)
     try:
-        return convert(frame.schema, timezone="UTC")
+        return convert(timezone="UTC")
     except TypeError:  # Spark 4.0 and 4.1 have no such parameter: they use UTC
-        return convert(frame.schema)
+        return convert()
 
 
 def _described(values: Mapping[Any, Any]) -> str:

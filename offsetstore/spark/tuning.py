@@ -38,9 +38,10 @@ _log = logging.getLogger(__name__)
 def tuned(spark: SparkSession, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the Kafka source with those added that make it read faster, and tune the session.
 
-    The session writes the files of its checkpoints by Hadoop's FileSystem, which starts fewer processes for each file
-    on a local disk. What you have set yourself, in the options or in the session, stays as it is. An executor needs up
-    to 10 MiB more for each partition that it reads.
+    If Hadoop's default file system is the local one, the session writes the files of its checkpoints by Hadoop's
+    FileSystem, which starts fewer processes for each. (Elsewhere it may leave a file that it should replace, so a query
+    with ``checkpoint(base, keep=True)`` on another file system is refused then.) What you have set yourself, in the
+    options or in the session, stays as it is. An executor needs up to 10 MiB more for each partition that it reads.
 
     ::
 
@@ -49,9 +50,18 @@ def tuned(spark: SparkSession, options: Mapping[str, Any]) -> dict[str, Any]:
     :param options: those of the source, ``kafka.bootstrap.servers`` and so on.
     """
     given = {name.lower() for name in options}
-    if spark.conf.get(MANAGER, None) is None and (manager := _manager(spark)) is not None:
+    if _is_default(spark) and (manager := _manager(spark)) is not None:
         spark.conf.set(MANAGER, manager)
     return {name: value for name, value in READER.items() if name not in given} | dict(options)
+
+
+def _is_default(spark: SparkSession) -> bool:
+    """Whether the session has no manager of the user's own, and writes to the local disk by default."""
+    if spark.conf.get(MANAGER, None) is not None:
+        return False
+    classic: Any = spark
+    hadoop = classic._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - with core-site.xml and spark.hadoop.*
+    return hadoop.get(MANAGER) is None and hadoop.get("fs.defaultFS").startswith("file:")
 
 
 def _manager(spark: SparkSession) -> str | None:

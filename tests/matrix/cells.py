@@ -22,10 +22,12 @@ TESTS: Final = {
     },
     "pyspark": {
         "smoke": _SMOKE,
-        "plans": (
+        "internals": (
+            "tests/integration/spark/test_collecting.py",
             "tests/integration/spark/test_row_by_row.py",
             "tests/integration/spark/test_scan.py",
             "tests/integration/spark/test_stateful.py",
+            "tests/integration/spark/test_tuning.py",
         ),
     },
     "kafka": {"smoke": _SMOKE, "client": ("tests/integration/kafka",)},

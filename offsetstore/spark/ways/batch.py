@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from offsetstore.writers.staging_schema import StagingWriter
 
 
-IN_ORDER: Final = 500_000
-"""A batch with at most this many offsets stays in memory, in Spark's order; so do all rows for an `Execute`."""
+SMALL: Final = 500_000
+"""A batch with at most this many offsets stays in memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -169,9 +169,7 @@ class BatchWay:
 
     def _collected(self, name: str, frame: DataFrame, offsets: int) -> OnDriver:
         writer = self._outputs.writers[name]
-        if offsets > IN_ORDER and can_stage(writer):
-            return OnDriver(writer, collect(frame))
-        return OnDriver(writer, frame.toArrow().to_batches())
+        return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
 
     def _given(self, frame: DataFrame) -> DataFrame:
         """What the transform gets."""

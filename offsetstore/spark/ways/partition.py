@@ -32,6 +32,7 @@ from offsetstore.processing.isolate import (
 )
 from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol import failpoints
+from offsetstore.spark.collecting import is_over_limit
 from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_executors
@@ -103,7 +104,12 @@ class PartitionWay:
             if not self._was_checked:  # a job that tasks would refuse must not run until its first large batch
                 self._rows(batch.frame)
                 self._check_executors(batch.frame.sparkSession)
-            return self._driver.write(batch)
+            try:
+                return self._driver.write(batch)
+            except Exception as error:
+                if not is_over_limit(error):
+                    raise
+            _log.info("a small batch has too many bytes to be collected (spark.driver.maxResultSize): tasks write it")
         return self._claim.repeat(
             lambda attempt: self._attempt(batch, attempt),
             retry_if=lambda error: error is self._retryable,  # others were retried where they occurred

@@ -22,6 +22,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.plans.admission import admit_stateful
+from offsetstore.spark.tuning import MANAGER
 from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.continuity import judge
 from offsetstore.writers.append import Append
@@ -56,7 +57,7 @@ class StatefulWay(BatchWay):
 
     :param columns: the names in the batch's DataFrame.
     :raises UnsupportedQuery: the query has other sources than Kafka, may skip records, or would append its whole
-        result with each batch.
+        result with each batch; or its checkpoint's files would not be replaced.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class StatefulWay(BatchWay):
         super().__init__(claim, outputs, staging)
         self._has_coordinates = admit_stateful(query.execution, columns)
         _check_output_mode(query.execution, outputs)
+        _check_file_manager(query.execution)
 
     def _write(self, batch: MicroBatch) -> Written | None:
         """Write one micro-batch, with or without ranges.
@@ -149,4 +151,17 @@ def _check_output_mode(execution: Any, outputs: Outputs) -> None:
             found=", ".join(appended),
             expected="Upsert, by the grouping columns, or an Execute that replaces",
             next_step='Or use the output mode "append", which emits each window once, when it closes.',
+        )
+
+
+def _check_file_manager(execution: Any) -> None:
+    """A state file that is not replaced, when a batch runs again, holds other state than the results."""
+    root = execution.resolvedCheckpointRoot()
+    manager = execution.sparkSession().sessionState().newHadoopConf().get(MANAGER)
+    if manager and manager.endswith(".FileSystemBasedCheckpointFileManager") and not root.startswith("file:"):
+        raise UnsupportedQuery(
+            "on this file system, the checkpoint's file manager does not always replace a file that is there",
+            found=f"{root}, {MANAGER}={manager}",
+            expected="Spark's own choice of it for a query with state",
+            next_step="Unset it before the query starts. `tuned` sets it if Hadoop's default file system is local.",
         )

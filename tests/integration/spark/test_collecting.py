@@ -12,7 +12,7 @@ from offsetstore.spark import collecting
 from offsetstore.spark.staging_area import StagingArea
 from offsetstore.spark.ways import batch as batch_way
 from tests.integration.spark.test_types import AS_READ, FULL, NULLS, TABLE, session_time_zone, typed
-from tests.support.transforms import EVENTS, events
+from tests.support.transforms import EVENTS, events, traced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def _all_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_way, "IN_ORDER", 0)
+    monkeypatch.setattr(batch_way, "SMALL", 0)
     monkeypatch.setattr(collecting, "IN_MEMORY", 0)
 
 
@@ -87,11 +87,11 @@ def test_a_failure_of_the_job_is_the_same_as_for_a_small_batch(world: World, off
 
 
 @pytest.mark.usefixtures("_kilobyte_limit")
-@pytest.mark.parametrize("in_order", [0, 1000])
+@pytest.mark.parametrize("small", [0, 1000])
 def test_what_spark_refuses_to_collect_is_staged(
-    world: World, offsetstore_topic: NewTopic, staged: list[Any], monkeypatch: pytest.MonkeyPatch, in_order: int
+    world: World, offsetstore_topic: NewTopic, staged: list[Any], monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    monkeypatch.setattr(batch_way, "IN_ORDER", in_order)
+    monkeypatch.setattr(batch_way, "SMALL", small)
     world.database.execute(EVENTS)
     topic = offsetstore_topic(2)
     values = [f"{number}" * 1000 for number in range(4)]
@@ -103,6 +103,22 @@ def test_what_spark_refuses_to_collect_is_staged(
     assert world.database.column("SELECT value FROM events ORDER BY value") == values
     assert world.stored(topic) == {0: 2, 1: 2}
     assert [one.rows for one in staged] == [4]
+
+
+@pytest.mark.usefixtures("_kilobyte_limit")
+def test_what_spark_refuses_to_collect_is_written_by_tasks_if_they_write_the_large_batches(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    for number in range(2):
+        world.produce(topic, [f"{number}" * 2000], partition=number)
+
+    world.run(world.claim(topic), traced, Append("events"), atomicity="partition", task_threshold=100)
+
+    assert world.database.column("SELECT left(value, 1) FROM events ORDER BY value") == ["0", "1"]
+    assert world.database.one("SELECT count(DISTINCT xmin::text) FROM events") == 2
+    assert world.stored(topic) == {0: 1, 1: 1}
 
 
 @pytest.mark.usefixtures("_kilobyte_limit")

@@ -22,9 +22,16 @@ class Session:
 
     def __init__(self, *classes: str) -> None:
         self.conf = Conf()
-        self._jvm = self
+        self.hadoop = {"fs.defaultFS": "file:///"}
+        self._jvm = self._jsparkSession = self
         self.java = self.lang = self.Thread = self
         self._files = {f"{name.replace('.', '/')}.class" for name in classes}
+
+    def sessionState(self) -> Session:  # noqa: N802 - Spark's name
+        return self
+
+    def newHadoopConf(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        return self.hadoop | self.conf
 
     def currentThread(self) -> Session:  # noqa: N802 - Java's name
         return self
@@ -66,6 +73,14 @@ def test_a_manager_of_the_users_own_stays() -> None:
     given.conf[MANAGER] = "com.example.Manager"
     tuned(given, KAFKA)
     assert given.conf == {MANAGER: "com.example.Manager"}
+
+
+@pytest.mark.parametrize("name", [MANAGER, "fs.defaultFS"])
+def test_the_manager_is_left_to_hadoops_settings_and_to_other_file_systems(name: str) -> None:
+    given: Any = Session(NEW)
+    given.hadoop[name] = "hdfs://example/"
+    tuned(given, KAFKA)
+    assert given.conf == {}
 
 
 def test_a_broker_takes_the_same_options() -> None:
