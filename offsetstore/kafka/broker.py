@@ -1,4 +1,4 @@
-"""A job's view of Kafka: ids, log ends and a group's offsets, in a constant number of requests; and the mirror."""
+"""A job's view of Kafka: ids, log ends and a group's offsets, in a constant number of round trips; the mirror."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 # Shares of the time that a call has left: for the existing client, and for each new one but the last.
 _KEPT_SHARE: Final = 1 / 3
 _SHARES: Final = (1 / 2,)
+# Partitions of one request for the ends of logs: librdkafka looks each answer up in the list of all in the request.
+_PARTITIONS: Final = 2000
 _LOOK_SECONDS: Final = 3.0
 _MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in seconds
 
@@ -120,11 +122,7 @@ class Broker:
             specs = [requests.EARLIEST, requests.LATEST]
             if timestamp_ms is not None:
                 specs.append(requests.at(timestamp_ms))
-            found = client.answers(
-                [requests.offsets(partitions, spec, read_committed=self._settings.read_committed) for spec in specs],
-                deadline,
-            )
-            beginnings, ends, *at = [{tp: info.offset for tp, info in answer.items()} for answer in found]
+            beginnings, ends, *at = self._offsets(client, partitions, specs, deadline)
             if at:  # asked at the same time, so a record may have come in between
                 ends = {tp: max(end, at[0][tp]) for tp, end in ends.items()}
             logs = {topic: TopicLog(topic_id, {}, len(numbers[topic])) for topic, topic_id in ids.items()}
@@ -140,6 +138,16 @@ class Broker:
             )
 
         return self._ask(ask)
+
+    def _offsets(
+        self, client: Client, partitions: Sequence[TopicPartition], specs: Sequence[Any], deadline: Deadline
+    ) -> list[dict[TopicPartition, int]]:
+        """One offset of each partition for each ``spec``; all requests are sent at once."""
+        parts = [partitions[first : first + _PARTITIONS] for first in range(0, len(partitions), _PARTITIONS)]
+        read_committed = self._settings.read_committed
+        asked = [requests.offsets(part, spec, read_committed=read_committed) for spec in specs for part in parts]
+        answers = iter(client.answers(asked, deadline))
+        return [{tp: info.offset for _ in parts for tp, info in next(answers).items()} for _ in specs]
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         """Ask for the ids alone, in one request."""
