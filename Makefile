@@ -18,7 +18,7 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/store/test_transaction_,locks.py new_row_lost.py plans.py statements.py) \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
-.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-peers fmt migrate behaviours \
+.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-peers bench-scale fmt migrate behaviours \
   lock clean
 
 help: ## this list
@@ -70,6 +70,9 @@ bench: setup ## measure ours beside what Spark has, into build/bench; half an ho
 bench-peers: setup ## measure and kill what others would use instead, and write docs/comparison.md; an hour (KILLS=; needs a JDK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check orjson==3.13.0
 	@$(BIN)/python -m benchmarks.peers $(if $(KILLS),--kills $(KILLS))
+
+bench-scale: setup ## measure how the store scales, and write the figures into docs/scale.md; ten minutes (ONLY=)
+	@$(BIN)/python -m benchmarks.scale $(ONLY)
 
 fmt: setup ## format the code, and fix what the linter can fix
 	@$(BIN)/ruff format
