@@ -18,8 +18,8 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/store/test_transaction_,locks.py new_row_lost.py plans.py statements.py) \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
-.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-peers bench-scale fmt migrate behaviours \
-  lock clean
+.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-peers bench-scale \
+  fmt migrate behaviours lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
