@@ -180,7 +180,7 @@ WIDE: Final = Shape("wide", 200_000, _orders, _ORDERS)
 FLIGHTS: Final = Shape("flights", ALL, lambda count: map(as_json, read_flights(count)), COLUMNS, with_coordinates=False)
 STEADY_5000: Final = replace(SMALL, name="steady-5000", count=150_000, per_trigger=5_000)
 STEADY_500: Final = replace(SMALL, name="steady-500", count=20_000, per_trigger=500)
-LATEST: Final = replace(SMALL, name="latest", count=5_000)
+LATEST: Final = replace(SMALL, name="latest", count=5_555)  # not a multiple of what is polled
 TENTH: Final = replace(SMALL, name="tenth", count=200_000)
 LARGE: Final = replace(SMALL, name="large", count=2_000_000)
 
