@@ -19,6 +19,8 @@ _SHARING: Final = "offsetstore/spark/plans/sharing.py"
 _AGREEMENT: Final = f"{_SPARK}test_agreement.py::"
 _SHARED: Final = f"{_SPARK}test_sharing.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
+_COLLECTING: Final = "offsetstore/spark/collecting.py"
+_COLLECTED: Final = "tests/unit/spark/test_collecting.py::"
 _POISON: Final = "offsetstore/processing/isolate.py"
 _SEARCHES: Final = "tests/unit/processing/test_isolate.py::"
 _CYCLES: Final = "tests/unit/processing/test_cycle.py::"
@@ -42,6 +44,12 @@ TASKS: Final[tuple[Mutant, ...]] = (
         (_TASK, "        if not ours:\n", "        if ours is None:\n"),
         tests=(f"{_TASKS}test_rows_of_other_records_write_nothing",),
         why="Were the proof from Spark's plan wrong, rows would be committed with another partition's offset.",
+    ),
+    mutant(
+        "rows-of-the-task-without-topic",
+        (_TASK, "kafka.null_count == partition.null_count == 0", "kafka.null_count == 0"),
+        tests=(f"{_TASKS}test_the_topic_may_be_left_out_and_is_no_excuse_for_the_rest",),
+        why="A partition that is NULL equals none, and differs from none.",
     ),
     mutant(
         "rows-that-the-writer-left",
@@ -90,6 +98,22 @@ TASKS: Final[tuple[Mutant, ...]] = (
 )
 
 BATCHES: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "collected-rows-in-order",
+        (_COLLECTING, "[self._places[number] for number in order]", "list(self._places)"),
+        tests=(f"{_COLLECTED}test_rows_can_be_put_in_order",),
+        why="Of equal versions, the last row of the DataFrame wins.",
+    ),
+    mutant(
+        "file-manager-of-state",
+        (
+            "offsetstore/spark/ways/stateful.py",
+            '    if manager and manager.endswith(".FileSystemBasedCheckpointFileManager")',
+            '    if manager is None and manager == ".FileSystemBasedCheckpointFileManager"',
+        ),
+        tests=("tests/unit/spark/test_file_manager.py::test_the_tuned_manager_is_refused_on_another_file_system",),
+        why="A state file that is not replaced would hold other state than the results.",
+    ),
     mutant(
         "crop",
         (

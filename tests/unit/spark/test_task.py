@@ -137,7 +137,7 @@ def test_rows_of_other_records_write_nothing(store: InMemoryOffsetStore, claim: 
 def test_the_topic_may_be_left_out_and_is_no_excuse_for_the_rest(store: InMemoryOffsetStore, claim: Claim) -> None:
     assert perform(store, claim, [without_topic((0, 4))]).ending is Ending.FAILED
     assert perform(store, claim, [without_topic((1, 0))]).ending is Ending.FAILED
-    assert perform(store, claim, [without_topic((None, 0))]).ending is Ending.FAILED
+    assert perform(store, claim, [without_topic((None, 0), (0, 1))]).ending is Ending.FAILED
     assert_untouched(store)
     assert perform(store, claim, [without_topic((0, 0), (0, 3))]).ending is Ending.WRITTEN
 
