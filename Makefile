@@ -64,10 +64,10 @@ matrix: setup ## tests on other versions of PostgreSQL, PySpark and Kafka; goes 
 compatibility: setup ## write docs/compatibility.md anew from the runs of `make matrix`
 	@$(BIN)/python -m tests.matrix.page
 
-bench: setup ## measure ours beside what Spark has, into build/bench; half an hour on a quiet machine (ROUNDS= ONLY= JOBS=)
+bench: setup ## measure the sink and Spark's own writers, into build/bench; half an hour on a quiet machine (ROUNDS= ONLY= JOBS=)
 	@$(BIN)/python -m benchmarks.run $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)") $(if $(JOBS),--jobs "$(JOBS)")
 
-bench-peers: setup ## measure and kill what others would use instead, and write docs/comparison.md; an hour (KILLS=; needs a JDK)
+bench-peers: setup ## measure and kill Flink, Debezium and others, and write docs/comparison.md; an hour (KILLS=; needs a JDK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check orjson==3.13.0
 	@$(BIN)/python -m benchmarks.peers $(if $(KILLS),--kills $(KILLS))
 

@@ -36,8 +36,7 @@ _CHUNK: Final = 1 << 18
 class FromMemory:
     """The rows of one shape, in every form that a job takes.
 
-    :param table: the rows. They are written once, and read again, which encodes them for the limit: COPY of bytes that
-        nobody has to encode.
+    :param table: the rows. They are written and read back once: PostgreSQL so encodes the bytes for the plain COPY.
     """
 
     def __init__(self, url: str, shape: Shape, table: Any) -> None:

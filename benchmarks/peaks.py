@@ -1,6 +1,6 @@
 """What a batch takes in memory: ``python -m benchmarks.peaks SHAPE JOB SERVERS URL`` writes one, and prints its peaks.
 
-Each has a process and a Spark of its own, or what one leaves behind would be seen in the next.
+Each batch has its own process and Spark, so that none is measured with what another left behind.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Peaks:
 
 
 class Watching:
-    """Looks at the memory of this process, ten times a second, and of those below it, until the end of the block.
+    """Looks at the memory of this process and its descendants, ten times a second, until the end of the block.
 
-    Once a second the JVM is asked for a garbage collection, and for what is left on its heap. This takes time: a job
-    that is watched is not timed.
+    Once a second the JVM collects its garbage, and tells what is left on its heap. This takes time, so a job that is
+    watched is not timed.
     """
 
     def __init__(self, spark: SparkSession) -> None:

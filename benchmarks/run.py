@@ -1,4 +1,4 @@
-"""Measure offsetstore beside what Spark has, on one Spark, one Kafka and one durable PostgreSQL: ``make bench``.
+"""Measure offsetstore and Spark's own writers, on one Spark, one Kafka and one durable PostgreSQL: ``make bench``.
 
 Each round runs all of a shape's jobs, and begins with another one; the first round warms up and does not count. Before
 a job its table is empty, PostgreSQL has made a checkpoint, and the JVM has collected its garbage; after it, the table
@@ -182,7 +182,7 @@ class Bench:
         self._jobs.collect_garbage()
 
     def _check(self, shape: Shape, job: str) -> None:
-        """Count: a benchmark that loses rows is none."""
+        """Check that the table has each record once."""
         query = f"SELECT count(*), count(DISTINCT {shape.key}) FROM {shape.table}"  # noqa: S608 - our own names
         expected = 0 if job in {"noop", *_MERGE} else shape.count
         found = self._connection.execute(query.encode()).fetchone()
@@ -208,7 +208,7 @@ def _plans(only: list[str], jobs: list[str]) -> Iterator[tuple[Shape, list[tuple
 def main() -> None:
     """Start the services, measure, and write the results after each shape."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="that count, after the one that warms up")
+    parser.add_argument("--rounds", type=int, default=5, help="that count, after one to warm up")
     parser.add_argument("--only", default="", help=f"shapes, of {', '.join(PLAN)}")
     parser.add_argument("--jobs", default="", help=f"jobs, of noop, {', '.join(OURS)}, jdbc, copy, append, ...")
     given = parser.parse_args()

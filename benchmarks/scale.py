@@ -1,8 +1,8 @@
 """How the store scales: with partitions, updates, jobs on one database, records, and copies to Kafka.
 
-Run it with ``python -m benchmarks.scale``, alone on its machine, or with names of `PARTS` after it for these alone. The
-figures go into ``build/bench/scale.json``, each part's in place of its earlier ones, and from there into docs/scale.md,
-between two comments; ``--page`` only writes the page. Spark takes no part.
+Run it with ``python -m benchmarks.scale``, alone on its machine; names of `PARTS` as arguments measure only these. The
+figures go into ``build/bench/scale.json``, where they replace earlier ones of the same part, and from there into
+docs/scale.md, between two comments; ``--page`` only writes the page. Spark is not used.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def measure_updates() -> Figures:
 
 
 def _measure_in_turn(url: str, worn: Claim, ranges: Iterator[dict[TopicPartition, OffsetRange]]) -> tuple[float, float]:
-    """The seconds of a trigger in a database without a past, and in the one that has had all the updates."""
+    """The seconds of a trigger in a new database, and in the one that has had all the updates."""
     broker = StaticBroker.with_topics({"topic": UPDATED}, end=END)
     with OffsetStore.connect(url) as store, store.claim("job", broker, mirror_every=None) as fresh:
         others = steps(fresh.partitions)

@@ -25,8 +25,8 @@ class _TopicPartition(NamedTuple):
 class TopicPartition(_TopicPartition):
     """One partition of one topic. Sorts as the locks are taken: by topic (bytewise), then partition.
 
-    A tuple, because a batch may hash and compare each of ten thousand a dozen times, and a tuple does so four times as
-    fast as a dataclass.
+    A tuple, because a batch may hash and compare each of ten thousand partitions a dozen times; a tuple is four times
+    as fast at that as a dataclass.
     """
 
     __slots__ = ()

@@ -1,1 +1,1 @@
-"""What a user would take instead: timed, and killed under way. See docs/comparison.md."""
+"""What a user could use instead: timed, and killed while it runs. See docs/comparison.md."""

@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--records", type=int, default=SMALL.count)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each peer")
-    parser.add_argument("--kills", type=int, default=3, help="of each peer: at random, and as its rows become visible")
+    parser.add_argument("--kills", type=int, default=3, help="of each peer and kind: at random, as rows become visible")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--only", nargs="+", choices=PEERS, default=[*PEERS], help="leaves the page as it is")
     given = parser.parse_args()

@@ -75,7 +75,7 @@ CONSUMER: Final = {
     "fetch.max.bytes": str(64 << 20),
     "receive.buffer.bytes": str(1 << 20),
 }
-"""Of every other consumer in Java."""
+"""The settings of every Java consumer except Spark's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One run: fill a topic, start the peer, wait for its rows; kill it under way if that is asked, and count."""
+"""One run: fill a topic, start the peer, wait for its rows; kill it while it runs, if asked to, and count."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOOK_SECONDS: Final = 0.01
 
 
 class NotFinished(Exception):
-    """A peer has not done what it was waited for."""
+    """A peer has ended, or has not done in time what was expected."""
 
 
 class Feed:

@@ -103,7 +103,7 @@ def main() -> None:
     spark = start_session("flights, at-least-once")
     query = (
         spark.readStream.format("kafka")
-        .options(**tuned(spark, settings.kafka_options()))  # the same for both jobs
+        .options(**tuned(spark, settings.kafka_options()))  # as the exactly-once job
         .option("startingOffsets", "earliest")
         .load()
         .writeStream.foreachBatch(printing(write))

@@ -1,4 +1,4 @@
-"""A job's view of Kafka: ids, log ends and a group's offsets, in a constant number of round trips; the mirror."""
+"""A job's view of Kafka: ids, log ends and a group's offsets, in a constant number of round trips; and the mirror."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 # Shares of the time that a call has left: for the existing client, and for each new one but the last.
 _KEPT_SHARE: Final = 1 / 3
 _SHARES: Final = (1 / 2,)
-# Partitions of one request for the ends of logs: librdkafka looks each answer up in the list of all in the request.
+# Partitions in one request for the ends of logs: librdkafka searches the request's whole list for each answer.
 _PARTITIONS: Final = 2000
 _LOOK_SECONDS: Final = 3.0
 _MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in seconds

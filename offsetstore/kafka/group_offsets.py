@@ -46,8 +46,8 @@ _HAS_MEMBERS: Final = frozenset({
 })  # fmt: skip
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
 _HARMLESS: Final = "the stored offsets are unchanged"
-# The coordinator writes a request's offsets to its own topic as one batch, and refuses all if that is larger than
-# message.max.bytes (1 MB by default): seven thousand offsets with our stamp, or 250 with long texts.
+# The coordinator writes a request's offsets to its own topic as one batch, and refuses all of them if that exceeds
+# message.max.bytes (1 MB by default): about seven thousand offsets with our stamp, or 250 with long texts.
 _REQUEST_BYTES: Final = 500_000
 _RECORD_BYTES: Final = 100  # at least what a record takes besides the texts
 
@@ -96,10 +96,10 @@ class GroupOffsets:
         return read_with(self._consumer, partitions, doing, self._reported, deadline)
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
-        """Commit all of them, in as few requests as Kafka takes, and repeat one after a passing error.
+        """Commit all of them, in requests of a size that Kafka accepts, and repeat one after a passing error.
 
-        Partitions that Kafka does not have keep none of the others from being committed. After any other error, close
-        this object: an answer may still be under way.
+        If Kafka does not have some of the partitions, the others are committed. After any other error, close this
+        object: an answer may still be under way.
 
         :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.commit` says.
         """

@@ -4,8 +4,7 @@ Values are bound (``:name``), never written into the text; lists go in as arrays
 statement.
 
 Where such a list is joined with the table, ``(SELECT :group)`` and ``CASE`` hide the group and the token from the
-planner. It knows the values that were frequent at the last ANALYZE; for a group or an epoch that is newer it would
-expect a single row, and compare every partition asked for with every row of the group: docs/scale.md.
+planner. For a group or an epoch that is newer than the last ANALYZE it would choose a slow plan: docs/scale.md.
 """
 
 from __future__ import annotations
@@ -104,8 +103,8 @@ ORDER BY p.topic, p.partition
 
 LOCK_ALL_PARTITIONS = READ_PARTITIONS + "FOR UPDATE OF p"
 
-# All partitions that the same transaction moved last come in one row: reading ten thousand rows takes longer than
-# locking them. ``numbers`` are the partitions' places in the list, from 1.
+# All partitions that were last advanced by the same transaction come as one row: reading ten thousand rows takes longer
+# than locking them. ``numbers`` are the partitions' places in the list, from 1.
 LOCK_PARTITIONS = """
 WITH locked AS MATERIALIZED (
 SELECT p.next_offset, p.epoch, p.claim_id, p.transaction_id, asked.number

@@ -90,7 +90,7 @@ class NewOffset:
 
 
 class LockedRow(NamedTuple):
-    """What a transaction compares of a row that it has locked; a tuple, because a batch can lock ten thousand."""
+    """The columns of a locked row that a transaction compares; a tuple, because a batch can lock ten thousand rows."""
 
     next_offset: int
     token: Token
@@ -157,7 +157,7 @@ class Session(Protocol):
         ...
 
     def lock_partitions(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LockedRow]:
-        """Lock the rows FOR UPDATE in order of (topic, partition), whatever the order of ``partitions``."""
+        """Lock the rows FOR UPDATE in order of (topic, partition), not in that of ``partitions``."""
         ...
 
     def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:

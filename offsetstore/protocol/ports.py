@@ -25,7 +25,7 @@ class BrokerOffsets(Protocol):
         ...
 
     def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
-        """Fetch ids, log ends and committed offsets. The round trips do not grow with the partitions.
+        """Fetch ids, log ends and committed offsets, in a number of round trips that does not depend on the partitions.
 
         :param timestamp_ms: also look up each partition's first offset at or after it (the log's end if there is none).
         :raises BrokerUnavailable: no answer within the configured time.

@@ -28,9 +28,9 @@ _LIMIT: Final = "spark.driver.maxResultSize"
 
 
 class Rows:
-    """Record batches of one schema that can be read again and again: those beyond `IN_MEMORY` bytes, from a file.
+    """Record batches of one schema that can be read again and again; those beyond `IN_MEMORY` bytes are in a file.
 
-    :raises SinkError: the file can't be written.
+    :raises SinkError: the file can't be written, or, when it is read, is shorter than what was written.
     """
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
@@ -48,7 +48,7 @@ class Rows:
             yield place if isinstance(place, pa.RecordBatch) else self._read(*place)
 
     def put_in_order(self, order: Sequence[int]) -> None:
-        """Let the rows be read in this order: the numbers of the batches as they came."""
+        """Set the order in which batches are read, by their numbers, from 0, in the order in which they arrived."""
         self._places = [self._places[number] for number in order]
 
     def _written(self, batch: pa.RecordBatch) -> tuple[int, int]:
@@ -59,7 +59,7 @@ class Rows:
             position, written = self._size, self._write(memoryview(batch.serialize()))
         except OSError as error:
             raise SinkError(
-                "the rows of a large batch can't be written to a temporary file; nothing was written to the database",
+                "could not write the rows of a large batch to a temporary file; nothing was written to the database",
                 found=f"{error.strerror} in {tempfile.gettempdir()}",
                 next_step="Free space there, set TMPDIR, or make batches smaller with maxOffsetsPerTrigger.",
             ) from None
@@ -75,14 +75,19 @@ class Rows:
     def _read(self, position: int, size: int) -> pa.RecordBatch:
         found = os.pread(self._file.fileno(), size, position)
         if len(found) != size:
-            raise SinkError("the temporary file is cut off", found=f"{len(found)} bytes", expected=f"{size}")
+            raise SinkError(
+                "the temporary file with the rows of a large batch is cut off; nothing was committed",
+                found=f"{len(found)} bytes at {position}",
+                expected=f"{size}",
+                next_step="Start the query again: it reads the batch again.",
+            )
         return pa.ipc.read_record_batch(pa.py_buffer(found), self._schema)
 
 
 def collect(frame: DataFrame) -> Rows:
     """Run the DataFrame's job, and keep its rows, in Spark's order.
 
-    :raises SinkError: see `Rows`.
+    :raises SinkError: the temporary file can't be written.
     :raises Exception: Spark's own, if the job fails; see `is_over_limit`.
     """
     classic: Any = frame
@@ -91,12 +96,12 @@ def collect(frame: DataFrame) -> Rows:
     try:
         rows = _received(schema, port, secret)
     except SinkError:
-        with suppress(Exception):  # about our end of the connection
+        with suppress(Exception):  # it fails, because the connection is closed
             server.getResult()
         raise
     except BaseException:
         with unwrap_spark_exception():
-            server.getResult()  # raises the job's error, if it was that
+            server.getResult()  # raises the job's error, if that was the cause
         raise
     with unwrap_spark_exception():
         server.getResult()
@@ -104,7 +109,7 @@ def collect(frame: DataFrame) -> Rows:
 
 
 def is_over_limit(error: BaseException) -> bool:
-    """Whether Spark has refused to collect so many bytes; nothing else is wrong with the batch."""
+    """Whether Spark has refused to collect the batch only because it has too many bytes."""
     return _LIMIT in str(error)
 
 
@@ -122,7 +127,7 @@ def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:
     serializer: Any = ArrowCollectSerializer()
     file, socket = util.local_connect_and_auth(port, secret)
     try:
-        socket.settimeout(None)  # the job may take as long as it takes
+        socket.settimeout(None)  # a job has no time limit
         rows = Rows(schema, batches(serializer.load_stream(file)))
     finally:
         try:

@@ -50,9 +50,9 @@ def with_coordinates(batch: DataFrame) -> DataFrame:
 
 
 def with_checked_coordinates(frame: DataFrame, topics: Collection[str]) -> DataFrame:
-    """Leave only those coordinates in `KAFKA` that a task checks: each costs time on the way to its worker.
+    """Keep only those fields of `KAFKA` that a task checks: sending each to the Python worker takes time.
 
-    :param topics: of the batch; if there is one, it is the topic of all rows.
+    :param topics: those of the batch; the topic is left out if there is only one.
     """
     names = ("topic", "partition", "offset") if len(topics) > 1 else ("partition", "offset")
     return frame.withColumn(KAFKA, F.struct(*(F.col(KAFKA)[name].alias(name) for name in names)))

@@ -60,13 +60,15 @@ class TransactionalSink:
         Kafka partition, by Spark's tasks, in parallel: executors need the driver's packages, an `Execute` is called
         there, once per partition, and after an error some partitions of a batch may be stored and others not. It needs
         one output, and a transform that keeps ``_kafka`` and makes each row from one record (select, where, explode,
-        joins with other data). A small batch is written by the driver, in one transaction, if no `Execute` writes it.
+        joins with other data). The driver writes a small batch, in one transaction, except for an `Execute` or a
+        writer with a ``write`` of its own.
     :param staging: with ``atomicity="batch"``, whether executors copy a batch, in parallel, into staging tables, from
         which the driver moves it in the transaction: ``"always"``, ``"never"``, or ``"auto"``, only if the batch is
         large. Executors then need the driver's packages. Rows for an `Execute` are always collected on the driver.
-    :param staging_threshold: a batch with more than this many offsets still to be written is large.
-    :param task_threshold: with ``atomicity="partition"``, a batch with at most this many offsets is small; 0 leaves all
-        to the tasks.
+    :param staging_threshold: a batch with more than this many offsets still to be written is large; so is one with more
+        bytes than ``spark.driver.maxResultSize``.
+    :param task_threshold: with ``atomicity="partition"``, a batch with at most this many offsets is small; with 0,
+        tasks write all batches.
     :raises ConfigurationError: there is no writer or no function, or a setting is invalid; with
         ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors can't
         connect to.

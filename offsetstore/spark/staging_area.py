@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 StagingMode: TypeAlias = Literal["auto", "always", "never"]
 
 THRESHOLD: Final = 2_000_000
-"""A batch with at most this many offsets is written by the driver alone; see docs/decisions/0015-staging.md."""
+"""In offsets: the driver alone writes a batch that has at most as many; see docs/decisions/0015-staging.md."""
 
 _log = logging.getLogger(__name__)
 _DROP_SECONDS: Final = 3.0  # longer than an autovacuum takes to give way

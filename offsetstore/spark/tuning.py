@@ -16,13 +16,9 @@ READER: Final = {
     "kafka.max.partition.fetch.bytes": str(4 << 20),
     "kafka.receive.buffer.bytes": str(1 << 20),
 }
-"""Options of the Kafka source, in the order of what they gain.
+"""Options of the Kafka source, those that gain most first.
 
-Spark asks the broker for the partition's first and last offset after each poll. Kafka's consumer may have sent a fetch
-at the end of the log before, which the broker holds for 500 ms if no records arrive, and it answers the requests of a
-connection in their order: so a task that reads to the end of its partition often waits for half a second. By default
-a poll takes 500 records, and a fetch 1 MiB of a partition. Spark keeps the records of each consumer's last poll, for up
-to 64 consumers, which is the reason not to poll more of them.
+See "The recommended settings" in docs/performance.md, and docs/decisions/0031-recommended-settings.md.
 """
 
 MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
@@ -36,18 +32,20 @@ _log = logging.getLogger(__name__)
 
 
 def tuned(spark: SparkSession, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the Kafka source with those added that make it read faster, and tune the session.
+    """Return the Kafka source's options with those added that make it read faster, and set the session's file manager.
+
+    What you have set yourself, in the options or in the session, stays as it is. An executor needs up to 10 MiB more
+    for each partition that it reads.
 
     If Hadoop's default file system is the local one, the session writes the files of its checkpoints by Hadoop's
-    FileSystem, which starts fewer processes for each. (Elsewhere it may leave a file that it should replace, so a query
-    with ``checkpoint(base, keep=True)`` on another file system is refused then.) What you have set yourself, in the
-    options or in the session, stays as it is. An executor needs up to 10 MiB more for each partition that it reads.
+    FileSystem, which starts fewer processes. On other file systems this may leave a file that should be replaced: a
+    query with ``checkpoint(base, keep=True)`` there is refused.
 
     ::
 
         spark.readStream.format("kafka").options(**tuned(spark, kafka))
 
-    :param options: those of the source, ``kafka.bootstrap.servers`` and so on.
+    :param options: the source's, ``kafka.bootstrap.servers`` and so on.
     """
     given = {name.lower() for name in options}
     if _is_default(spark) and (manager := _manager(spark)) is not None:
@@ -56,7 +54,7 @@ def tuned(spark: SparkSession, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_default(spark: SparkSession) -> bool:
-    """Whether the session has no manager of the user's own, and writes to the local disk by default."""
+    """Whether no manager has been set, and Hadoop's default file system is the local one."""
     if spark.conf.get(MANAGER, None) is not None:
         return False
     classic: Any = spark

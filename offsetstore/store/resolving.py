@@ -28,7 +28,7 @@ def resolve_starting_offsets(
 ) -> StartingOffsets:
     """Resolve where ``group`` would start now. Read-only: this fences no job and writes nothing.
 
-    One round trip to the database and a constant number of them to Kafka, however many partitions there are.
+    It takes one round trip to the database and a constant number to Kafka, however many partitions there are.
 
     :param store: ``None`` to use only the offsets committed in Kafka.
     :raises BrokerError, StartError: as `OffsetStore.claim` does.

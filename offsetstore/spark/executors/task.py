@@ -87,7 +87,7 @@ class Work:
     :param tasks: the decisions, by Spark's number of the task.
     :param failpoint: the driver's setting of `failpoints`, which applies to the tasks too.
     :param lock_timeout: in seconds.
-    :param keeps_kafka: whether the writer uses ``_kafka``; otherwise that is there for the task's own check alone.
+    :param keeps_kafka: whether the writer gets ``_kafka``; otherwise the column is only there for the task's check.
     """
 
     store: ExecutorStore
@@ -177,7 +177,7 @@ class _Rows:
         return self.count
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch, for the writer, if its rows belong to the range that the transaction has locked.
+        """Return the writer's batch if its rows belong to the range that the transaction has locked.
 
         :raises SinkError: they don't: Spark has distributed the rows in an unexpected way.
         """

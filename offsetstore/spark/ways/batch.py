@@ -2,7 +2,7 @@
 
 In this order: read the stored offsets and plan the crop; compute, with no transaction open; begin, lock, and compare
 with the plan (if a stored offset has changed, plan again); write, advance, commit. The computed rows wait as Arrow
-on the driver, in memory or in a file; those of a batch that is too large for it, in staging tables that executors fill.
+on the driver, in memory or in a file; those of a very large batch, in staging tables that executors fill.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 SMALL: Final = 500_000
-"""A batch with at most this many offsets stays in memory."""
+"""In offsets: the collected rows of a batch that has at most as many stay in memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class BatchWay:
             could_stage = self._policy.mode == "auto" and any(map(can_stage, self._outputs.writers.values()))
             if not (could_stage and is_over_limit(error)):
                 raise
-        _log.info("the batch is too large to be collected (spark.driver.maxResultSize): it is staged")
+        _log.info("the rows of a batch exceed spark.driver.maxResultSize: executors stage them")
         return self._compute_outputs(frame, offsets, is_large=True)
 
     def _compute_outputs(self, frame: DataFrame, offsets: int, *, is_large: bool) -> dict[str, Computed]:

@@ -5,8 +5,7 @@ record; give each Spark task one Kafka partition, and let the tasks write (see `
 no rows. A failure leaves finished partitions as they are: a new plan, for this batch or for the next job's first one,
 finds them stored and skips them.
 
-A small batch is written by the driver instead, all its partitions in one transaction: that is a stronger guarantee, and
-takes less time than to start the tasks.
+The driver writes a small batch, all its partitions in one transaction: see docs/decisions/0030-small-batches.md.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from offsetstore.store.transaction import Transaction
 
 TASK_THRESHOLD: Final = 10_000
-"""A batch with at most this many offsets is written by the driver; see docs/decisions/0030-small-batches.md."""
+"""In offsets: the driver writes a batch that has at most as many."""
 
 _log = logging.getLogger(__name__)
 _pickler: Any = cloudpickle
@@ -69,8 +68,8 @@ _pickler: Any = cloudpickle
 class PartitionWay:
     """Lets Spark's tasks write, and advances the partitions that had no rows.
 
-    :param threshold: a batch with more offsets is written by tasks, a smaller one by the driver. Tasks alone call an
-        `Execute`, or a writer's own ``write``.
+    :param threshold: the driver writes a batch with at most this many offsets, tasks write a larger one. Only tasks
+        call an `Execute`, or a writer's own ``write``.
     :raises ConfigurationError: several outputs, a writer that can't be sent to executors, a store to which they can't
         connect, or a threshold below 0.
     """
@@ -109,7 +108,7 @@ class PartitionWay:
             except Exception as error:
                 if not is_over_limit(error):
                     raise
-            _log.info("a small batch has too many bytes to be collected (spark.driver.maxResultSize): tasks write it")
+            _log.info("the rows of a small batch exceed spark.driver.maxResultSize: tasks write them")
         return self._claim.repeat(
             lambda attempt: self._attempt(batch, attempt),
             retry_if=lambda error: error is self._retryable,  # others were retried where they occurred

@@ -57,7 +57,7 @@ class StatefulWay(BatchWay):
 
     :param columns: the names in the batch's DataFrame.
     :raises UnsupportedQuery: the query has other sources than Kafka, may skip records, or would append its whole
-        result with each batch; or its checkpoint's files would not be replaced.
+        result with each batch; or its checkpoint's file manager may not replace files.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ def _check_output_mode(execution: Any, outputs: Outputs) -> None:
 
 
 def _check_file_manager(execution: Any) -> None:
-    """A state file that is not replaced, when a batch runs again, holds other state than the results."""
+    """Refuse a manager that may keep an old state file when a batch runs again: it could differ from the results."""
     root = execution.resolvedCheckpointRoot()
     manager = execution.sparkSession().sessionState().newHadoopConf().get(MANAGER)
     if manager and manager.endswith(".FileSystemBasedCheckpointFileManager") and not root.startswith("file:"):
         raise UnsupportedQuery(
-            "on this file system, the checkpoint's file manager does not always replace a file that is there",
+            "the checkpoint's file manager may not replace existing files on this file system",
             found=f"{root}, {MANAGER}={manager}",
-            expected="Spark's own choice of it for a query with state",
-            next_step="Unset it before the query starts. `tuned` sets it if Hadoop's default file system is local.",
+            expected="the file manager that Spark chooses by default",
+            next_step="Unset it before the query starts; `tuned` sets it if Hadoop's default file system is local.",
         )
