@@ -62,6 +62,11 @@ class OnDriver:
         return self.writer.write(connection, self.batches)
 
 
+def on_driver(writer: Writer, frame: DataFrame, offsets: int) -> OnDriver:
+    """Compute the rows of so many offsets, and collect them."""
+    return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
+
+
 @dataclass(frozen=True, slots=True)
 class InStaging:
     """Rows that executors have staged."""
@@ -160,16 +165,14 @@ class BatchWay:
         with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:
             frames = share(self._outputs.transform(given))
             # Collect first: that may fail, and creates no table.
-            collected = {name: self._collected(name, frames[name], offsets) for name in frames if name not in staging}
+            collected = {
+                name: on_driver(writers[name], frames[name], offsets) for name in frames if name not in staging
+            }
             staged = {name: self._staged(name, writer, frames[name]) for name, writer in staging.items()}
         if staged:
             failpoints.reach("staged")
         computed = {**collected, **staged}
         return {name: computed[name] for name in writers}
-
-    def _collected(self, name: str, frame: DataFrame, offsets: int) -> OnDriver:
-        writer = self._outputs.writers[name]
-        return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
 
     def _given(self, frame: DataFrame) -> DataFrame:
         """What the transform gets."""

@@ -39,7 +39,7 @@ from offsetstore.spark.executors.task import SCHEMA, Ending, Result, Work
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
 from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
-from offsetstore.spark.ways.batch import BatchWay, OnDriver
+from offsetstore.spark.ways.batch import BatchWay, OnDriver, on_driver
 from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.staging_schema import can_stage
 
@@ -166,7 +166,7 @@ class PartitionWay:
         def rows(part: Ranges, without: Collection[Record] = ()) -> OnDriver:
             given = with_coordinates(within(batch.frame, part, without))
             [frame] = self._outputs.transform(given, keep_kafka=True).values()
-            return OnDriver(self._writer, frame.toArrow().to_batches())
+            return on_driver(self._writer, frame, sum(range_.size for range_ in part.values()))
 
         def attempt(part: Ranges, without: Collection[Record]) -> None:
             try_out(self._claim, {tp: decision}, rows(part, without).write)
