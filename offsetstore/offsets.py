@@ -72,6 +72,11 @@ class OffsetRange:
         return self.from_ < self.until
 
 
+def count_offsets(ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+    """Return the number of offsets in all of the ranges."""
+    return sum(range_.size for range_ in ranges.values())
+
+
 def describe(ranges: Mapping[TopicPartition, OffsetRange], most: int = 8) -> str:
     """Name the partitions and their ranges, for a message: of more than ``most`` the first ones."""
     named = [f"{tp} {range_}" for tp, range_ in sorted(ranges.items())]

@@ -19,6 +19,7 @@ from offsetstore.errors import (
     StoreRewound,
     TopicRecreated,
 )
+from offsetstore.offsets import count_offsets
 from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
 from offsetstore.protocol.starting import Reason
 from offsetstore.store.reads import lag_of
@@ -192,7 +193,7 @@ def _print(group: str, start: StartingOffsets) -> None:
     print_lines("")
     skipped = {tp: one.skipped for tp, one in start.starts.items() if one.skipped is not None}
     if skipped:
-        records = sum(range_.size for range_ in skipped.values())
+        records = count_offsets(skipped)
         first = ", ".join(f"{tp} {range_}" for tp, range_ in islice(skipped.items(), _SHOWN))
         more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
         print_lines(f"Would skip {counted(records, 'offset')} that the store has not seen: {first}{more}.")

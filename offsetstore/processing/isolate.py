@@ -27,7 +27,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from offsetstore.errors import RowsRefused, StaleClaim
-from offsetstore.offsets import OffsetRange, TopicPartition, describe
+from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.cycle import lock_as_planned
 from offsetstore.processing.plan import PlanOutdated, Ranges
 from offsetstore.writers.append import Append
@@ -203,7 +203,7 @@ class _Search:
 
     def __init__(self, refused: RowsRefused, ranges: Ranges, attempt: Attempt, deadline: float) -> None:
         self.error = refused
-        self.size = sum(range_.size for range_ in ranges.values())
+        self.size = count_offsets(ranges)
         self.accepted = 0
         self._fewest = self.size
         self._ranges = ranges

@@ -126,14 +126,9 @@ def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:
     util: Any = spark_util
     serializer: Any = ArrowCollectSerializer()
     file, socket = util.local_connect_and_auth(port, secret)
-    try:
+    with socket, file:
         socket.settimeout(None)  # a job has no time limit
         rows = Rows(schema, batches(serializer.load_stream(file)))
-    finally:
-        try:
-            file.close()
-        finally:
-            socket.close()
     rows.put_in_order(order)
     return rows
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark import StorageLevel
 
 from offsetstore.errors import RowsRefused
+from offsetstore.offsets import count_offsets
 from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, write_all
 from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
 from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
@@ -146,7 +147,7 @@ class BatchWay:
 
     def _compute(self, frame: DataFrame, ranges: Ranges) -> dict[str, Computed]:
         """Compute all outputs from the records of the ranges."""
-        offsets = sum(range_.size for range_ in ranges.values())
+        offsets = count_offsets(ranges)
         try:
             return self._compute_outputs(frame, offsets, is_large=self._policy.wants(offsets))
         except Exception as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark import cloudpickle
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
+from offsetstore.offsets import count_offsets
 from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, commit_plan, lock_as_planned
 from offsetstore.processing.isolate import (
     SECONDS,
@@ -99,7 +100,7 @@ class PartitionWay:
 
         :raises PlanOutdated: some of the stored offsets have changed; nothing was written for the old ones.
         """
-        if sum(range_.size for range_ in batch.ranges.values()) <= self._threshold:
+        if count_offsets(batch.ranges) <= self._threshold:
             if not self._was_checked:  # a job that tasks would refuse must not run until its first large batch
                 self._rows(batch.frame)
                 self._check_executors(batch.frame.sparkSession)
@@ -166,7 +167,7 @@ class PartitionWay:
         def rows(part: Ranges, without: Collection[Record] = ()) -> OnDriver:
             given = with_coordinates(within(batch.frame, part, without))
             [frame] = self._outputs.transform(given, keep_kafka=True).values()
-            return on_driver(self._writer, frame, sum(range_.size for range_ in part.values()))
+            return on_driver(self._writer, frame, count_offsets(part))
 
         def attempt(part: Ranges, without: Collection[Record]) -> None:
             try_out(self._claim, {tp: decision}, rows(part, without).write)
