@@ -13,7 +13,7 @@ from offsetstore.errors import ConfigurationError, ConnectionLost, LockTimeout, 
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
-from offsetstore.spark.executors.preflight import check_executors
+from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.staging_task import StagingOutcome, StagingTask
 from offsetstore.spark.outputs import arrow_schema
 from offsetstore.store.sessions import transaction
@@ -119,7 +119,7 @@ class StagingArea:
             self._executors = ExecutorStore.of(self._claim)
         if not self._checked:
             self._claim.repeat(lambda _: self._run(check_schema))
-            check_executors(session)
+            check_once(session)
             self._checked = True
         return self._executors
 

@@ -8,30 +8,27 @@ outcomes, since the driver would see only the text of an error that is raised he
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
-
-import pyarrow as pa
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.postgres.errors import strip_chain, translate
 from offsetstore.protocol import failpoints
+from offsetstore.spark.executors.record_batches import Parts
 from offsetstore.store.sessions import transaction
 from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.staging import StagedRowsLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from offsetstore.spark.executors.connect import ExecutorStore
     from offsetstore.writers.staging import Staging
     from offsetstore.writers.staging_schema import StagingWriter
-
-_SCHEMA: Final = "attempt binary, rows bigint, error binary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +53,12 @@ class StagingTask:
         """Run the task for all parts, from the driver; return the outcomes of those that have rows."""
         failpoint = failpoints.setting()
 
-        def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def task(_: int, batches: Iterable[pa.RecordBatch | None]) -> list[StagingOutcome]:
             failpoints.follow(failpoint)
-            outcome = self.stage(batches)
-            if outcome is not None:
-                error = None if outcome.error is None else pickle.dumps(outcome.error)
-                row = {"attempt": [outcome.attempt.bytes], "rows": [outcome.rows], "error": [error]}
-                yield cast("Any", pa).RecordBatch.from_pydict(row)
+            outcome = self.stage(batch for batch in batches if batch is not None)
+            return [] if outcome is None else [outcome]
 
-        rows: list[Any] = frame.mapInArrow(cast("Any", task), _SCHEMA).collect()
-        return [
-            StagingOutcome(
-                UUID(bytes=bytes(row.attempt)),
-                row.rows,
-                None if row.error is None else pickle.loads(row.error),  # noqa: S301 - of our own tasks
-            )
-            for row in rows
-        ]
+        return Parts.of(frame).run(task)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagingOutcome | None:
         """Copy one part; return ``None`` if it has no rows. Rows that were consumed are never retried in place."""

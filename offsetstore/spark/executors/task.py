@@ -12,11 +12,10 @@ import traceback
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext, cloudpickle
+from pyspark import cloudpickle
 
 from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.postgres.errors import stripped
@@ -24,12 +23,13 @@ from offsetstore.processing.cycle import UNNAMED, write_and_advance
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
 from offsetstore.protocol.retries import may_pass
-from offsetstore.spark.executors.worker_input import InputCutOff, check_whole
+from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.writers.arrow.kafka_column import KAFKA, drop_kafka
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    import pyarrow as pa
     from sqlalchemy import Connection
 
     from offsetstore.offsets import TopicPartition
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from offsetstore.protocol.replay import Decision
     from offsetstore.spark.executors.connect import ExecutorStore
     from offsetstore.store.identity import TaskClaim
-
-SCHEMA: Final = "result binary"
-"""What a task returns: one row, a pickled `Result`."""
 
 _pickler: Any = cloudpickle
 
@@ -99,21 +96,22 @@ class Work:
     lock_timeout: float
     keeps_kafka: bool = True
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the current task; for ``mapInArrow``."""
+    def __call__(self, number: int, batches: Iterable[pa.RecordBatch | None]) -> list[Result]:
+        """Run a task; for `Parts.run`."""
         failpoints.follow(self.failpoint)
-        task = cast("Any", TaskContext.get())
-        result = self.perform(task.partitionId(), batches)
-        yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+        return [self.perform(number, batches)]
 
-    def perform(self, number: int, batches: Iterator[pa.RecordBatch]) -> Result:
-        """Write the rows of one partition, with its offset."""
+    def perform(self, number: int, batches: Iterable[pa.RecordBatch | None]) -> Result:
+        """Write the rows of one partition, with its offset.
+
+        :raises InputCutOff: rows are missing; nothing was written.
+        """
         tp, decision = self.partitions[number], self.tasks[number]
         rows = _Rows(self.writer, tp, decision, batches, keeps_kafka=self.keeps_kafka)
         try:
             ending = self._write(tp, decision, rows)
         except InputCutOff:
-            raise  # the executor would not read a result
+            raise  # the executor reads no result
         except _RolledBack as back:
             return Result(tp, back.ending)
         except Exception as error:  # noqa: BLE001 - the driver raises it
@@ -146,7 +144,7 @@ class _Rows:
         writer: Writer,
         tp: TopicPartition,
         decision: Decision,
-        batches: Iterator[pa.RecordBatch],
+        batches: Iterable[pa.RecordBatch | None],
         *,
         keeps_kafka: bool,
     ) -> None:
@@ -155,14 +153,15 @@ class _Rows:
         self._tp = tp
         self._decision = decision
         self._keeps_kafka = keeps_kafka
-        self._filled = (self._checked(batch) for batch in batches if batch.num_rows)
+        self._is_whole = False
+        self._filled = (self._checked(batch) for batch in self._received(batches) if batch.num_rows)
 
     def begin(self) -> bool:
         """Whether there are any rows; takes none out."""
         for first in self._filled:
             self._filled = chain([first], self._filled)
             return True
-        check_whole()
+        self._check_whole()
         return False
 
     def write(self, connection: Connection) -> int:
@@ -173,8 +172,20 @@ class _Rows:
         self._writer.write(connection, self._filled)
         for _ in self._filled:
             pass
-        check_whole()
+        self._check_whole()
         return self.count
+
+    def _received(self, batches: Iterable[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch is None:
+                self._is_whole = True
+            else:
+                yield batch
+
+    def _check_whole(self) -> None:
+        """Check, after the last row, that all rows arrived: the writer may have ignored the error that says so."""
+        if not self._is_whole:
+            raise InputCutOff
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the writer's batch if its rows belong to the range that the transaction has locked.

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.spark.executors.record_batches import Parts
 from offsetstore.spark.plans.scala import each, simple_name
 from offsetstore.writers.arrow.kafka_column import KAFKA
 
@@ -30,12 +31,12 @@ _SHUFFLE_PARTITION: Final = "CoalescedPartitionSpec"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A DataFrame whose task ``i`` has exactly the rows of partition ``tasks[i]``.
+    """Rows of which task ``i`` has exactly those of partition ``tasks[i]``.
 
     ``moved`` tells why the rows had to be repartitioned, ``None`` if they were not.
     """
 
-    frame: DataFrame
+    parts: Parts
     tasks: Sequence[TopicPartition]
     moved: str | None = None
 
@@ -56,11 +57,11 @@ def place(
     :param remaining: the partitions that may have rows, for a repartition.
     :raises SinkError: the rows could not be repartitioned either.
     """
-    rdd = _rdd(frame)
+    parts = Parts.of(frame)
     try:
-        return Placed(_of_rdd(frame, rdd), _proven(rdd, ranges))
+        return Placed(parts, _proven(parts.rdd, ranges))
     except _Unproven as reason:
-        return Placed(_repartitioned(_of_rdd(frame, rdd), remaining), remaining, str(reason))
+        return Placed(_repartitioned(_computed_once(frame), remaining), remaining, str(reason))
 
 
 def _proven(rdd: Any, ranges: Mapping[TopicPartition, OffsetRange]) -> list[TopicPartition]:
@@ -106,15 +107,14 @@ def _inputs(partition: Any) -> Any:
         return partition.inputPartitions()
 
 
-def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> DataFrame:
+def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> Parts:
     numbers = _hashed_to(frame, len(tasks))
     pairs = [F.lit(part) for tp, number in zip(tasks, numbers, strict=True) for part in (_name(tp), number)]
     coordinates = F.col(KAFKA)
     topics = sorted({tp.topic for tp in tasks})
     name = F.concat_ws("-", coordinates["partition"], F.lit(topics[0]) if len(topics) == 1 else coordinates["topic"])
-    moved = frame.repartition(len(tasks), F.create_map(*pairs)[name])
-    rdd = _rdd(moved)
-    root = _narrow_root(rdd)
+    moved = Parts.of(frame.repartition(len(tasks), F.create_map(*pairs)[name]))
+    root = _narrow_root(moved.rdd)
     found = [simple_name(root)]
     if found == [_SHUFFLED]:
         found = [_reads_of_shuffle(partition) for partition in root.partitions()]
@@ -126,7 +126,7 @@ def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> DataFra
             expected=f"{len(tasks)} tasks, one for each Kafka partition",
             next_step='Use atomicity="batch", which does not depend on how rows are distributed.',
         )
-    return _of_rdd(moved, rdd)
+    return moved
 
 
 def _hashed_to(frame: DataFrame, count: int) -> list[int]:
@@ -159,14 +159,9 @@ def _name(tp: TopicPartition) -> str:
     return f"{tp.partition}-{tp.topic}"
 
 
-def _rdd(frame: DataFrame) -> Any:
-    classic: Any = frame
-    return classic._jdf.queryExecution().toRdd()  # noqa: SLF001 - Spark's own, like all that is used here
-
-
-def _of_rdd(frame: DataFrame, rdd: Any) -> DataFrame:
-    """Make a DataFrame of the RDD's rows, as Spark itself does to call ``foreachBatch``."""
-    classic: Any = frame
+def _computed_once(frame: DataFrame) -> DataFrame:
+    """A DataFrame of the same rows, planned already, as Spark itself makes one to call ``foreachBatch``."""
+    java: Any = frame._jdf  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - Spark's own, like all that is used here
     session: Any = frame.sparkSession
-    made = session._jsparkSession.internalCreateDataFrame(rdd, classic._jdf.schema(), False)  # noqa: FBT003, SLF001
-    return DataFrame(made, session)
+    rdd = java.queryExecution().toRdd()
+    return DataFrame(session._jsparkSession.internalCreateDataFrame(rdd, java.schema(), False), session)  # noqa: FBT003, SLF001

@@ -35,8 +35,8 @@ from offsetstore.protocol import failpoints
 from offsetstore.spark.collecting import is_over_limit
 from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
-from offsetstore.spark.executors.preflight import check_executors
-from offsetstore.spark.executors.task import SCHEMA, Ending, Result, Work
+from offsetstore.spark.executors.preflight import check_once
+from offsetstore.spark.executors.task import Ending, Result, Work
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
 from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
@@ -45,9 +45,8 @@ from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.staging_schema import can_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from offsetstore.offsets import TopicPartition
@@ -226,9 +225,8 @@ class PartitionWay:
         return self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative else 1)
 
     def _check_executors(self, session: SparkSession) -> None:
-        if not self._was_checked:
-            check_executors(session)
-            self._was_checked = True
+        check_once(session)
+        self._was_checked = True
 
     def _warn_if_moved(self, placed: Placed) -> None:
         if placed.moved is not None and not self._has_warned:
@@ -238,12 +236,7 @@ class PartitionWay:
 
 def _collect(placed: Placed, work: Work) -> Sequence[Result]:
     """Run the tasks; the results are in the order of their partitions."""
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return work(batches)
-
-    collected = placed.frame.mapInArrow(write, SCHEMA).collect()
-    results: list[Result] = [pickle.loads(row.result) for row in collected]  # noqa: S301 - from our own tasks
+    results = placed.parts.run(work)
     if sorted(result.topic_partition for result in results) != sorted(placed.tasks):
         raise SinkError(
             "the tasks did not return one result each", found=f"{len(results)} results", expected=f"{len(placed.tasks)}"

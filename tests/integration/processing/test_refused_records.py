@@ -15,7 +15,6 @@ from offsetstore.processing.cycle import write_and_advance
 from offsetstore.processing.isolate import isolate, try_out
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.protocol.replay import decide
-from offsetstore.spark.executors import task
 from offsetstore.spark.executors.task import Ending, Work
 from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
@@ -234,14 +233,13 @@ def test_a_deferred_trigger_that_reads_the_offset_sees_the_batchs(
 
 
 def test_a_deferred_trigger_that_reads_the_offset_sees_the_tasks(
-    store: OffsetStore, claim: Claim, agreeing: Query, monkeypatch: pytest.MonkeyPatch
+    store: OffsetStore, claim: Claim, agreeing: Query
 ) -> None:
-    monkeypatch.setattr(task, "check_whole", lambda: None)  # there is no worker to be asked
     decision = decide(3, OffsetRange(3, 5))
     here: Any = Here(store)
     work = Work(here, TaskClaim.of(claim), Append("results"), [decision], [P0], None, 30.0)
 
-    result = work.perform(0, iter([ROWS]))
+    result = work.perform(0, iter([ROWS, None]))
 
     assert result.ending is Ending.WRITTEN, result.why()
     assert agreeing("SELECT count(*) FROM results") == [(5,)]

@@ -11,7 +11,6 @@ from offsetstore import Append, Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.processing.cycle import UNNAMED, Stopwatch, commit_plan
 from offsetstore.processing.plan import Plan
 from offsetstore.protocol.replay import decide
-from offsetstore.spark.executors import task
 from offsetstore.spark.executors.task import Ending, Work
 from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
@@ -76,10 +75,7 @@ class Here:
         return self.store
 
 
-def test_a_task_waits_for_the_database_six_times(
-    counter: TripCounter, store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(task, "check_whole", lambda: None)  # there is no worker
+def test_a_task_waits_for_the_database_six_times(counter: TripCounter, store: OffsetStore, query: Query) -> None:
     claim, tp = claimed(store, 1), TopicPartition(TOPIC, 0)
 
     def write(number: int) -> None:
@@ -87,7 +83,7 @@ def test_a_task_waits_for_the_database_six_times(
         here: Any = Here(store)
         work = Work(here, TaskClaim.of(claim), Append("results"), [decision], [tp], None, 1.0)
         rows = batch({"record": [number], "_kafka": kafka((TOPIC, 0, number))})
-        assert work.perform(0, iter([rows])).ending is Ending.WRITTEN
+        assert work.perform(0, iter([rows, None])).ending is Ending.WRITTEN
 
     write(0)
     with counter.counting() as trips:

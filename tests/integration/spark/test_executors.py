@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import psutil
 import pytest
@@ -20,8 +21,9 @@ from offsetstore.local.postgres.binaries import find_binaries
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
+from offsetstore.spark.executors import preflight
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
-from offsetstore.spark.executors.preflight import PACKAGES, check_executors
+from offsetstore.spark.executors.preflight import PACKAGES, check_executors, check_once
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -56,6 +58,20 @@ def test_another_version_is_refused_by_name(offsetstore_spark: SparkSession, mon
     assert f"pgpq {real('pgpq')}" in str(caught.value.found)
     assert "pgpq 0.0.1" in str(caught.value.expected)
     assert "pyarrow" not in str(caught.value.found)
+
+
+def test_an_application_is_checked_once_and_again_after_a_failure(
+    offsetstore_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_checked", WeakSet())
+    with monkeypatch.context() as differs:
+        differs.setattr(importlib.metadata, "version", lambda _: "0.0.1")
+        for _ in range(2):
+            with pytest.raises(ExecutorEnvironment):
+                check_once(offsetstore_spark)
+    check_once(offsetstore_spark)
+    monkeypatch.setattr(preflight, "check_executors", pytest.fail)
+    check_once(offsetstore_spark.newSession())
 
 
 @pytest.mark.parametrize(

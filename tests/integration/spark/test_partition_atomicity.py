@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -19,6 +20,7 @@ from offsetstore.errors import (
     StaleClaim,
     UnsupportedQuery,
 )
+from offsetstore.spark.executors import preflight
 from tests.support.transactions import TransactionalProducer
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
@@ -445,6 +447,7 @@ def test_the_executors_are_checked_before_the_first_batch_is_computed(
         return "0.0.1" if name == "pgpq" else real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(preflight, "_checked", WeakSet())  # other tests of this session have passed
 
     failed = world.run_to_failure(
         world.claim(topic), traced, Append("events"), atomicity="partition", task_threshold=threshold

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.spark.cropping import with_coordinates
@@ -13,12 +12,18 @@ from offsetstore.spark.plans.scan import Placed, place
 from tests.support.world import SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
+
+
+def coordinates(task: int, batches: Iterable[pa.RecordBatch | None]) -> list[tuple[int, int, int]]:
+    kafka: list[Any] = [row["_kafka"] for batch in batches if batch is not None for row in batch.to_pylist()]
+    return [(task, record["partition"], record["offset"]) for record in kafka]
 
 
 def as_it_is(frame: DataFrame) -> DataFrame:
@@ -54,8 +59,7 @@ def test_each_task_has_the_rows_of_one_partition_and_all_of_them(
 
     def look(batch: DataFrame, _: int) -> None:
         placed = place(change(with_coordinates(batch)), ranges, list(ranges))
-        where = F.spark_partition_id().alias("task")
-        found.append((placed, placed.frame.select(where, "_kafka.partition", "_kafka.offset").collect()))
+        found.append((placed, placed.parts.run(coordinates)))
 
     reader = world.spark.readStream.format("kafka").options(**world.options(topic, **options))
     stream = reader.option("startingOffsets", "earliest").load().writeStream.foreachBatch(look)
@@ -65,6 +69,8 @@ def test_each_task_has_the_rows_of_one_partition_and_all_of_them(
     [(placed, rows)] = found
     tasks = dict(enumerate(placed.tasks))
     assert sorted(placed.tasks) == sorted(ranges)
-    assert all(tasks.get(row.task) == TopicPartition(topic, row.partition) for row in rows)
-    assert sorted((row.partition, row.offset) for row in rows) == [(p, offset) for p in range(2) for offset in range(4)]
+    assert all(tasks.get(task) == TopicPartition(topic, partition) for task, partition, _ in rows)
+    assert sorted((partition, offset) for _, partition, offset in rows) == [
+        (p, offset) for p in range(2) for offset in range(4)
+    ]
     assert moved in (placed.moved or "not at all")

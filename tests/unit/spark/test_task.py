@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,9 +13,8 @@ from psycopg.errors import CheckViolation
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.protocol.replay import decide
-from offsetstore.spark.executors import task
+from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.spark.executors.task import Ending, Work
-from offsetstore.spark.executors.worker_input import InputCutOff
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
@@ -65,16 +65,6 @@ def claim(store: InMemoryOffsetStore) -> Claim:
     return store.claim("billing", StaticBroker.with_topics({"payments": 2, "refunds": 1}, end=100), mirror_every=None)
 
 
-def nothing(*_: object) -> None:
-    """What is asked has no answer here."""
-
-
-@pytest.fixture(autouse=True)
-def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no worker that could be asked whether all rows have come."""
-    monkeypatch.setattr(task, "check_whole", nothing)
-
-
 def without_topic(*coordinates: tuple[int | None, int]) -> pa.RecordBatch:
     """Rows of one topic's partitions and offsets."""
     rows = [{"_kafka": {"partition": partition, "offset": offset}} for partition, offset in coordinates]
@@ -93,11 +83,17 @@ def advance(store: InMemoryOffsetStore, claim: Claim, until: int) -> None:
 
 
 def perform(store: InMemoryOffsetStore, claim: Claim, batches: Iterable[pa.RecordBatch], **more: Any) -> Result:
-    """Run the only task of a batch that was planned where nothing was stored yet."""
+    """Run the only task of a batch that was planned where nothing was stored yet; all ``batches`` arrive."""
+    return perform_with(store, claim, [*batches, None], **more)
+
+
+def perform_with(
+    store: InMemoryOffsetStore, claim: Claim, received: Iterable[pa.RecordBatch | None], **more: Any
+) -> Result:
     here: Any = Here(store)
     writer: Any = more.get("writer") or Keep()
     work = Work(here, TaskClaim.of(claim), writer, [decide(0, PLANNED)], [P0], None, 1.0)
-    return work.perform(0, iter(batches))
+    return work.perform(0, iter(received))
 
 
 def assert_untouched(store: InMemoryOffsetStore) -> None:
@@ -142,19 +138,30 @@ def test_the_topic_may_be_left_out_and_is_no_excuse_for_the_rest(store: InMemory
     assert perform(store, claim, [without_topic((0, 0), (0, 3))]).ending is Ending.WRITTEN
 
 
+def cut_off(*batches: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    yield from batches
+    raise InputCutOff
+
+
+@dataclass
+class Careless(Keep):
+    """A writer that takes an error of the rows for their end."""
+
+    def write(self, connection: Any, batches: Iterable[pa.RecordBatch]) -> int:
+        with suppress(InputCutOff):
+            super().write(connection, batches)
+        return 0
+
+
 @pytest.mark.behaviour("TX-2")
-def test_rows_that_were_cut_off_write_nothing(
-    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cut_off() -> None:
-        raise InputCutOff
-
-    monkeypatch.setattr(task, "check_whole", cut_off)
-
+@pytest.mark.parametrize("writer", [Keep(), Careless()], ids=["the writer fails", "the writer ignores it"])
+def test_rows_that_were_cut_off_write_nothing(store: InMemoryOffsetStore, claim: Claim, writer: Keep) -> None:
     with pytest.raises(InputCutOff):
-        perform(store, claim, [records((P0, 0))])
+        perform_with(store, claim, cut_off(records((P0, 0))), writer=writer)
     with pytest.raises(InputCutOff):  # nothing came at all, which looks as if a filter had dropped everything
-        perform(store, claim, [])
+        perform_with(store, claim, cut_off(), writer=writer)
+    with pytest.raises(InputCutOff):  # the same, from a worker that takes it for the end of the rows
+        perform_with(store, claim, [], writer=writer)
     assert_untouched(store)
 
 
