@@ -24,6 +24,8 @@ TESTS: Final = {
         "smoke": _SMOKE,
         "internals": (
             "tests/integration/spark/test_collecting.py",
+            "tests/integration/spark/test_types.py",
+            "tests/integration/spark/test_partition_atomicity.py",
             "tests/integration/spark/test_row_by_row.py",
             "tests/integration/spark/test_scan.py",
             "tests/integration/spark/test_stateful.py",

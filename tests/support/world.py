@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.protocol.ports import Writer
     from offsetstore.spark.sink import Atomicity, Transform
+    from offsetstore.spark.staging_area import StagingMode
     from tests.support.postgres import Database
 
 SECONDS = 120
@@ -128,6 +129,7 @@ class World:
         checkpoint: str | None = None,
         atomicity: Atomicity = "batch",
         task_threshold: int = 0,
+        staging: StagingMode = "auto",
         **options: str,
     ) -> StreamingQuery:
         """Run a job over all that Kafka has now, to its end.
@@ -137,7 +139,9 @@ class World:
         :param task_threshold: the sink's; by default tasks write every batch of ``atomicity="partition"``.
         :raises StreamingQueryException: the query failed.
         """
-        sink = TransactionalSink(claim, transform, into=into, atomicity=atomicity, task_threshold=task_threshold)
+        sink = TransactionalSink(
+            claim, transform, into=into, atomicity=atomicity, task_threshold=task_threshold, staging=staging
+        )
         query = self._start(sink, claim, stream, checkpoint, options)
         assert query.awaitTermination(SECONDS), "the query did not end"
         assert sink.error is None

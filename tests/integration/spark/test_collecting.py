@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offsetstore import Append, Execute, Upsert
+from offsetstore import Append, Execute
 from offsetstore.spark import collecting
 from offsetstore.spark.staging_area import StagingArea
 from offsetstore.spark.ways import batch as batch_way
-from tests.integration.spark.test_types import AS_READ, FULL, NULLS, TABLE, session_time_zone, typed
 from tests.support.transforms import EVENTS, events, traced
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from sqlalchemy import Connection
 
-    from offsetstore.protocol.ports import Writer
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 
@@ -53,22 +50,6 @@ def _kilobyte_limit(world: World) -> Iterator[None]:
     conf.set("spark.driver.maxResultSize", "1k")
     yield
     conf.remove("spark.driver.maxResultSize")
-
-
-@pytest.mark.usefixtures("_all_in_a_file")
-@pytest.mark.parametrize("writer", [Append("everything"), Upsert("everything", key=["number"], version="big")])
-def test_every_type_and_a_null_of_each_arrives_as_it_was_in_any_time_zone(
-    world: World, offsetstore_topic: NewTopic, writer: Writer
-) -> None:
-    world.database.execute(f"CREATE TABLE everything (number bigint PRIMARY KEY, {TABLE})")
-    topic = offsetstore_topic(1)
-    world.produce(topic, [json.dumps(FULL), "{}", json.dumps(FULL)])
-
-    with session_time_zone(world.spark, "Pacific/Chatham"):
-        world.run(world.claim(topic), typed, writer)
-
-    expected = [(0, *AS_READ), (1, *NULLS), (2, *AS_READ)]
-    assert world.database.rows("SELECT * FROM everything ORDER BY number") == expected
 
 
 @pytest.mark.usefixtures("_all_in_a_file")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from tests.support.cluster import Cluster
@@ -63,9 +64,13 @@ def test_another_version_is_refused_by_name(offsetstore_spark: SparkSession, mon
 def test_an_application_is_checked_once_and_again_after_a_failure(
     offsetstore_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "_checked", WeakSet())
+    def version(_: str) -> str:
+        return "0.0.1"
+
+    checked: WeakSet[SparkContext] = WeakSet()
+    monkeypatch.setattr(preflight, "_checked", checked)
     with monkeypatch.context() as differs:
-        differs.setattr(importlib.metadata, "version", lambda _: "0.0.1")
+        differs.setattr(importlib.metadata, "version", version)
         for _ in range(2):
             with pytest.raises(ExecutorEnvironment):
                 check_once(offsetstore_spark)

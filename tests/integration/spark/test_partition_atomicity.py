@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pyarrow as pa
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame
     from sqlalchemy import Connection
 
@@ -447,7 +448,8 @@ def test_the_executors_are_checked_before_the_first_batch_is_computed(
         return "0.0.1" if name == "pgpq" else real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr(preflight, "_checked", WeakSet())  # other tests of this session have passed
+    checked: WeakSet[SparkContext] = WeakSet()  # empty: another test of this session may have passed
+    monkeypatch.setattr(preflight, "_checked", checked)
 
     failed = world.run_to_failure(
         world.claim(topic), traced, Append("events"), atomicity="partition", task_threshold=threshold

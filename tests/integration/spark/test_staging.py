@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from offsetstore.errors import ConfigurationError, RowsRefused, SchemaError, Sch
 from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.spark.staging_area import StagingArea
 from offsetstore.writers.staging_schema import StagingOwner, check_schema
-from tests.integration.spark.test_types import AS_READ, FULL, NULLS, TABLE, session_time_zone, typed
 from tests.support.postgres import Database
 from tests.support.staging_job import run_to_its_end, stage_beside_a_kill
 from tests.support.transforms import EVENTS, events
@@ -133,26 +131,6 @@ def test_two_outputs_are_staged_moved_and_their_tables_dropped(
     assert [staged.rows for staged in watch.staged] == [300, 300]
     assert all(len(staged.attempts) > 1 for staged in watch.staged), "in parallel"
     assert world.database.column(STAGING_TABLES) == []
-
-
-@pytest.mark.behaviour("SINK-2")
-@pytest.mark.parametrize("writer", [Append("everything"), Upsert("everything", key=["number"], version="big")])
-def test_every_type_and_a_null_of_each_arrives_as_it_was_in_any_time_zone(
-    world: World, offsetstore_topic: NewTopic, writer: Writer, watch: Watch
-) -> None:
-    world.database.execute(f"CREATE TABLE everything (number bigint PRIMARY KEY, {TABLE})")
-    topic = offsetstore_topic(1)
-    world.produce(topic, [json.dumps(FULL), "{}", json.dumps(FULL)])
-
-    with session_time_zone(world.spark, "Pacific/Chatham"):
-        run(world, world.claim(topic), typed, writer)
-
-    assert world.database.rows("SELECT * FROM everything ORDER BY number") == [
-        (0, *AS_READ),
-        (1, *NULLS),
-        (2, *AS_READ),
-    ]
-    assert [staged.rows for staged in watch.staged] == [3]
 
 
 @pytest.mark.behaviour("SINK-3", "TX-5")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,12 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import text
 
 from offsetstore import Append, Execute, Upsert
+from offsetstore.spark import collecting
+from offsetstore.spark.ways import batch as batch_way
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -64,9 +67,9 @@ def typed(batch: DataFrame) -> DataFrame:
     """Parse the records' JSON into the columns of `TYPES`, and number them."""
     schema = ", ".join(f"{name} {spark}" for name, (spark, _, _, _) in TYPES.items())
     parsed = batch.select(
-        F.from_json(F.col("value").cast("string"), schema).alias("r"), F.col("offset").alias("number")
+        "_kafka", F.from_json(F.col("value").cast("string"), schema).alias("r"), F.col("offset").alias("number")
     )
-    return parsed.select("number", "r.*")
+    return parsed.select("_kafka", "number", "r.*")
 
 
 @contextmanager
@@ -101,17 +104,48 @@ WRITERS: dict[str, Writer] = {
 }
 
 
+ROUTES: dict[str, dict[str, Any]] = {
+    "in memory": {},
+    "in a file": {},
+    "staged": {"staging": "always"},
+    "tasks": {"atomicity": "partition"},
+}
+
+
+@pytest.fixture(params=ROUTES)
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """How the rows go from Spark to the database: the sink's arguments."""
+    if request.param == "in a file":
+        monkeypatch.setattr(batch_way, "SMALL", 0)
+        monkeypatch.setattr(collecting, "IN_MEMORY", 0)
+    return ROUTES[request.param]
+
+
+@contextmanager
+def large_types(spark: SparkSession) -> Generator[None]:
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        yield
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+
+
 @pytest.mark.behaviour("SINK-2")
 @pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("types", [nullcontext, large_types], ids=["usual types", "large types"])
 def test_every_type_and_a_null_of_each_arrives_as_it_was_in_any_time_zone(
-    world: World, offsetstore_topic: NewTopic, writer: str
+    world: World,
+    offsetstore_topic: NewTopic,
+    writer: str,
+    route: dict[str, Any],
+    types: Callable[[SparkSession], AbstractContextManager[None]],
 ) -> None:
     world.database.execute(f"CREATE TABLE everything (number bigint PRIMARY KEY, {TABLE})")
     topic = offsetstore_topic(1)
     world.produce(topic, [json.dumps(FULL), "{}", json.dumps(FULL)])
 
-    with session_time_zone(world.spark, "Pacific/Chatham"):
-        world.run(world.claim(topic), typed, WRITERS[writer])
+    with session_time_zone(world.spark, "Pacific/Chatham"), types(world.spark):
+        world.run(world.claim(topic), typed, WRITERS[writer], **route)
 
     assert world.database.rows("SELECT * FROM everything ORDER BY number") == [
         (0, *AS_READ),
