@@ -80,6 +80,16 @@ TASKS: Final[tuple[Mutant, ...]] = (
         why="The same, at its root: Spark sends a sign after the last row.",
     ),
     mutant(
+        "results-cut-off",
+        (
+            "offsetstore/spark/executors/record_batches.py",
+            "        if len(results) != expected:\n",
+            "        if not expected:\n",
+        ),
+        tests=("tests/unit/spark/test_record_batches.py::test_results_that_did_not_arrive_are_missed",),
+        why="Rows of a task whose report is lost would stay in staging, and the offsets would move over them.",
+    ),
+    mutant(
         "re-plan-in-a-task",
         (_TASK, _RE_PLAN_IN_A_TASK, ""),
         tests=(f"{_TASKS}test_a_partition_that_has_moved_since_it_was_planned_is_left_to_a_new_plan",),

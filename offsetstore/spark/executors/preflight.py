@@ -72,13 +72,18 @@ def check_executors(session: SparkSession, *, timeout: float = 300.0) -> list[Py
 
 
 def check_once(session: SparkSession) -> None:
-    """As `check_executors`, but once for each Spark application: it takes 0.2 s.
+    """As `check_executors`, but once for each Spark application, until `check_again`: it takes 0.2 s.
 
     :raises ExecutorEnvironment: as there.
     """
     if session.sparkContext not in _checked:
         check_executors(session)
         _checked.add(session.sparkContext)
+
+
+def check_again(context: SparkContext) -> None:
+    """Have the next `check_once` check: a job has failed, perhaps on an executor that is new."""
+    _checked.discard(context)
 
 
 def looking_for(packages: Sequence[str]) -> Callable[[Iterable[Any]], list[tuple[str, str, str, dict[str, str]]]]:

@@ -4,11 +4,12 @@ Spark's JVM makes the batches, as it does to collect rows on the driver, and sen
 ``mapInArrow`` takes half a core-second more for 500,000 rows: it wraps each row in a struct first.
 
 An executor may be killed, or a query stopped, while rows are being sent. PySpark's own serializers take that for the
-end of the rows, and a commit would lose the rest.
+end of the rows, and a commit would lose the rest. The same holds for the tasks' results, on their way to the driver.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -16,20 +17,29 @@ import pyarrow as pa
 from pyspark import RDD
 from pyspark.serializers import Serializer, SpecialLengths
 
+from offsetstore.errors import SinkError
+from offsetstore.spark.executors.preflight import check_again
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from pyspark import SparkContext
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _T = TypeVar("_T")
 
 _LENGTH: Final = 4
-_LARGE: Final = "spark.sql.execution.arrow.useLargeVarTypes"
+_RECORDS: Final = 1_000
+"""In a record batch. So many of Kafka's largest records, by default of 1 MB, stay below Arrow's limit of 2 GiB."""
+
+_LIMIT: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 class InputCutOff(Exception):
-    """The task or its executor ended before all rows were sent. No process is left to report this to."""
+    """The task or its executor ended before all rows were sent; mostly no process is left to report this to."""
+
+    def __init__(self) -> None:
+        super().__init__("the task ended before all rows had arrived in its Python worker; nothing was written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +57,29 @@ class Parts:
     def of(cls, frame: DataFrame) -> Self:
         """Plan the DataFrame."""
         java: Any = frame._jdf  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - Spark's own, like all that is used here
-        rdd = java.toArrowBatchRdd(java.queryExecution().executedPlan())
+        plan = java.queryExecution().executedPlan()
+        with _small_batches(frame.sparkSession):
+            rdd = java.toArrowBatchRdd(plan)
         return cls(rdd, _schema(frame), frame.sparkSession.sparkContext)
 
-    def run(self, task: Callable[[int, Iterable[pa.RecordBatch | None]], Iterable[_T]]) -> list[_T]:
+    def run(self, task: Callable[[int, Iterable[pa.RecordBatch | None]], _T]) -> list[_T]:
         """Call ``task`` in a Python worker for each part; return what the calls return, in the parts' order.
 
         :param task: gets the part's number and its record batches; after the last one ``None``, if all rows arrived.
+        :raises SinkError: results are missing.
         """
         batches: RDD[Any] = RDD(self.rdd.toJavaRDD(), self.context, RecordBatches(self.schema))
-        return batches.mapPartitionsWithIndex(task).collect()
+        try:
+            results = batches.mapPartitionsWithIndex(lambda number, rows: [task(number, rows)]).collect()
+        except Exception:
+            check_again(self.context)
+            raise
+        expected = self.rdd.getNumPartitions()
+        if len(results) != expected:
+            raise SinkError(
+                "the tasks' results did not all arrive", found=f"{len(results)} results", expected=f"{expected}"
+            )
+        return results
 
 
 class RecordBatches(Serializer):
@@ -78,6 +101,17 @@ class RecordBatches(Serializer):
         yield None
 
 
+@contextmanager
+def _small_batches(session: SparkSession) -> Generator[None]:
+    """Limit the number of records in the batches of an RDD that is made in the block."""
+    before = str(session.conf.get(_LIMIT))
+    session.conf.set(_LIMIT, min(int(before), _RECORDS) if int(before) > 0 else _RECORDS)
+    try:
+        yield
+    finally:
+        session.conf.set(_LIMIT, before)
+
+
 def _read(stream: Any, length: int) -> bytes:
     found: bytes = stream.read(length)
     if len(found) != length:
@@ -87,8 +121,8 @@ def _read(stream: Any, length: int) -> bytes:
 
 def _schema(frame: DataFrame) -> pa.Schema:
     """The batches' schema, from Spark's JVM: a batch is only read rightly with the schema it was written with."""
-    classic: Any = frame
+    java: Any = frame._jdf  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    is_large = frame.sparkSession.conf.get(_LARGE) == "true"
-    schema = jvm.org.apache.spark.sql.util.ArrowUtils.toArrowSchema(classic._jdf.schema(), "UTC", False, is_large)  # noqa: FBT003, SLF001
+    is_large = java.sparkSession().sessionState().conf().arrowUseLargeVarTypes()  # as the JVM reads it: " TRUE" is true
+    schema = jvm.org.apache.spark.sql.util.ArrowUtils.toArrowSchema(java.schema(), "UTC", False, is_large)  # noqa: FBT003
     return pa.ipc.read_schema(pa.py_buffer(schema.serializeAsMessage()))

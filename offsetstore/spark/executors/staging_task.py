@@ -2,8 +2,8 @@
 
 It holds no token and locks no offset: a row in a staging table has no effect until the driver moves it, and the driver
 moves only the rows of attempts that reported back. Each attempt has an id of its own, even if Spark repeats a task. An
-attempt whose executor dies may take the rows that it received for all, but can't report back. Errors are returned as
-outcomes, since the driver would see only the text of an error that is raised here.
+attempt that does not receive all rows fails. Errors are returned as outcomes, since the driver would see only the text
+of an error that is raised here.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ class StagingTask:
         """Run the task for all parts, from the driver; return the outcomes of those that have rows."""
         failpoint = failpoints.setting()
 
-        def task(_: int, batches: Iterable[pa.RecordBatch | None]) -> list[StagingOutcome]:
+        def task(_: int, batches: Iterable[pa.RecordBatch | None]) -> StagingOutcome | None:
             failpoints.follow(failpoint)
-            outcome = self.stage(batch for batch in batches if batch is not None)
-            return [] if outcome is None else [outcome]
+            return self.stage(batch for batch in batches if batch is not None)
 
-        return Parts.of(frame).run(task)
+        return [outcome for outcome in Parts.of(frame).run(task) if outcome is not None]
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagingOutcome | None:
         """Copy one part; return ``None`` if it has no rows. Rows that were consumed are never retried in place."""

@@ -24,6 +24,7 @@ from offsetstore.postgres.url import make_engine
 from offsetstore.spark.executors import preflight
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import PACKAGES, check_executors, check_once
+from offsetstore.spark.executors.record_batches import Parts
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -148,17 +149,18 @@ def look_around(session: SparkSession, url: str) -> tuple[list[list[tuple[int, i
     with OffsetStore.connect(url) as store:
         shared = ExecutorStore.of(store)
 
-        def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return who(shared, batches)
+        def tell(_: int, batches: Iterable[pa.RecordBatch | None]) -> list[Any]:
+            rows = who(shared, (batch for batch in batches if batch is not None))
+            return [row for told in rows for row in told.to_pylist()]
 
-        assert PASSWORD.encode() not in pickler.dumps(task)
+        assert PASSWORD.encode() not in pickler.dumps(tell)
         found: list[list[tuple[int, int]]] = []
         for number in range(3):
             if number == 2:
                 _close_connections(store, [backend for _, backend in found[-1]])
+            frame = session.range(8, numPartitions=8)
             with sending_password(session, store):
-                frame = session.range(8, numPartitions=8).mapInArrow(task, "process long, backend long")
-                rows = frame.toArrow().to_pylist()  # which Spark runs in a thread of its own
+                rows = [row for told in Parts.of(frame).run(tell) for row in told]
             found.append([(row["process"], row["backend"]) for row in rows])
         ui: Any = session.sparkContext.uiWebUrl
         application = session.sparkContext.applicationId

@@ -59,7 +59,7 @@ def test_each_task_has_the_rows_of_one_partition_and_all_of_them(
 
     def look(batch: DataFrame, _: int) -> None:
         placed = place(change(with_coordinates(batch)), ranges, list(ranges))
-        found.append((placed, placed.parts.run(coordinates)))
+        found.append((placed, [each for part in placed.parts.run(coordinates) for each in part]))
 
     reader = world.spark.readStream.format("kafka").options(**world.options(topic, **options))
     stream = reader.option("startingOffsets", "earliest").load().writeStream.foreachBatch(look)

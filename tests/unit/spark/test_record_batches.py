@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
-from offsetstore.spark.executors.record_batches import InputCutOff, RecordBatches
+from offsetstore.errors import SinkError
+from offsetstore.spark.executors import record_batches
+from offsetstore.spark.executors.record_batches import InputCutOff, Parts, RecordBatches
 
 SCHEMA = pa.schema([("id", pa.int64())])
 FIRST, SECOND = (cast("Any", pa).RecordBatch.from_pydict({"id": ids}, schema=SCHEMA) for ids in ([1, 2], [3]))
@@ -40,3 +43,41 @@ def test_an_end_anywhere_else_is_none(length: int) -> None:
 
     with pytest.raises(InputCutOff):
         received(stream)
+
+
+@dataclass
+class CutOff:
+    """Spark's RDD, of whose results only the first arrives."""
+
+    parts: int = 2
+
+    def toJavaRDD(self) -> None:  # noqa: N802 - the JVM's
+        pass
+
+    def getNumPartitions(self) -> int:  # noqa: N802
+        return self.parts
+
+    def mapPartitionsWithIndex(self, task: Any) -> CutOff:  # noqa: N802
+        self.first = task(0, iter([None]))
+        return self
+
+    def collect(self) -> list[Any]:
+        return self.first
+
+
+@pytest.mark.behaviour("SINK-8", "TX-2")
+def test_results_that_did_not_arrive_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Staged rows of a task whose report is lost would be left out."""
+    rdd = CutOff()
+    context: Any = object()
+
+    def made(*_: object) -> CutOff:
+        return rdd
+
+    monkeypatch.setattr(record_batches, "RDD", made)
+    parts = Parts(rdd, SCHEMA, context)
+
+    with pytest.raises(SinkError, match="did not all arrive"):
+        parts.run(lambda number, _: number)
+    rdd.parts = 1
+    assert parts.run(lambda number, _: number) == [0]
