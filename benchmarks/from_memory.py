@@ -12,6 +12,7 @@ import pyarrow.compute
 
 from offsetstore import Append, Upsert
 from offsetstore.postgres.url import make_engine
+from tests.support.work import work_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,7 @@ class FromMemory:
 
     def append(self) -> float:
         """Write the rows with our writer."""
-        return self._timed(lambda connection: Append(self._table).write(connection, self._batches))
+        return self._timed(lambda connection: Append(self._table).write(work_on(connection), self._batches))
 
     def close(self) -> None:
         """Close the connection."""
@@ -74,7 +75,7 @@ class FromMemory:
 
     def _upsert(self) -> float:
         upsert = Upsert("totals", key=["customer"], add=["amount"], greatest=["at"])
-        return self._timed(lambda connection: upsert.write(connection, self._totals))
+        return self._timed(lambda connection: upsert.write(work_on(connection), self._totals))
 
     def _merge(self) -> float:
         def write(connection: Connection) -> None:

@@ -94,7 +94,7 @@ def trigger(claim: Claim, ranges: Mapping[TopicPartition, OffsetRange], batches:
         plan = tx.lock(ranges)
         locked = time.perf_counter()
         if batches:
-            Append(TABLE).write(tx.connection, batches)
+            Append(TABLE).write(tx, batches)
         written = time.perf_counter()
         tx.finish({tp: decision.remaining for tp, decision in plan.items()})
         advanced = time.perf_counter()

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from offsetstore import errors
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.protocol.metadata import KEEP
+from offsetstore.protocol.metadata import KEEP, Metadata
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.protocol.work import Work
 from offsetstore.store.admin import Reset, ShiftBy
 from offsetstore.store.claim import Claim
 from offsetstore.store.reads import GroupState, PartitionState
@@ -35,6 +36,7 @@ __all__ = [
     "Decision",
     "Execute",
     "GroupState",
+    "Metadata",
     "OffsetRange",
     "OffsetStore",
     "Outcome",
@@ -52,6 +54,7 @@ __all__ = [
     "TransactionalSink",
     "Upsert",
     "Watermarks",
+    "Work",
     "errors",
     "resolve_starting_offsets",
 ]

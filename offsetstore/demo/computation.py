@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import Connection
+
+    from offsetstore.protocol.work import Work
 
 _compute: Final = cast("Any", pc)
 _TOTALS: Final = [*((name, "sum") for name in ADDED), (WORST, "max")]
@@ -58,16 +59,16 @@ def carrier_delays(flights: DataFrame) -> DataFrame:
     )
 
 
-def land(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def land(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     """Write both tables from one task, if each Kafka partition has its own transaction.
 
     The flights are copied in as they come. Their sums are collected on the way, and added at the end in the order of
     their key, so that all tasks lock shared rows in one order.
     """
     delays: list[pa.Table] = []
-    Append(OURS.flights).write(connection, _counted(batches, delays))
+    Append(OURS.flights).write(work, _counted(batches, delays))
     total = _total(pa.concat_tables(delays))
-    Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]).write(connection, total.to_batches())
+    Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]).write(work, total.to_batches())
 
 
 def _counted(batches: Iterable[pa.RecordBatch], delays: list[pa.Table]) -> Iterator[pa.RecordBatch]:

@@ -16,14 +16,15 @@ from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import refusals, translate, translated
 from offsetstore.postgres.together import Result, execute_together
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.database import GroupRow, HistoryEvent, LockedRow, NewOffset
-from offsetstore.protocol.metadata import KEEP, Keep
+from offsetstore.protocol.database import GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
 
     import psycopg
+
+    from offsetstore.protocol.metadata import Text
 
 _log = logging.getLogger(__name__)
 _OVER: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
@@ -203,7 +204,7 @@ class PostgresSession:
         group: str,
         token: Token,
         ranges: dict[TopicPartition, OffsetRange],
-        metadata: str | Keep | None,
+        metadata: Mapping[TopicPartition, Text],
         transaction_id: uuid.UUID,
     ) -> int:
         moved = self._one(sql.ADVANCE, **self._advance(group, token, ranges, metadata, transaction_id)).moved
@@ -211,9 +212,14 @@ class PostgresSession:
         return cast("int", moved)
 
     def finish(
-        self, group: str, token: Token, ranges: dict[TopicPartition, OffsetRange], transaction_id: uuid.UUID
+        self,
+        group: str,
+        token: Token,
+        ranges: dict[TopicPartition, OffsetRange],
+        metadata: Mapping[TopicPartition, Text],
+        transaction_id: uuid.UUID,
     ) -> tuple[int, bool]:
-        values = self._advance(group, token, ranges, KEEP, transaction_id)
+        values = self._advance(group, token, ranges, metadata, transaction_id)
         with refusals(None):
             advanced, _, whole = execute_together(
                 self._psycopg,
@@ -230,20 +236,30 @@ class PostgresSession:
         group: str,
         token: Token,
         ranges: dict[TopicPartition, OffsetRange],
-        metadata: str | Keep | None,
+        metadata: Mapping[TopicPartition, Text],
         transaction_id: uuid.UUID,
     ) -> dict[str, object]:
         return {
             "group": group,
             "froms": _array(range_.from_ for range_ in ranges.values()),
             "untils": _array(range_.until for range_ in ranges.values()),
-            "keep_metadata": metadata is KEEP,
-            "metadata": None if metadata is KEEP else metadata,
+            "metadata": [metadata.get(tp) for tp in ranges] if metadata else None,
+            "has_metadata": [tp in metadata for tp in ranges] if metadata else None,
             "transaction_id": transaction_id,
             "moved_before": self._moved,
             **_keys(ranges),
             **_token(token),
         }
+
+    def read_metadata(self, group: str, topic: str, partition: int | None) -> dict[TopicPartition, MetadataRow]:
+        return {
+            TopicPartition(topic, row.partition): MetadataRow(row.metadata, Token(row.epoch, row.claim_id))
+            for row in self._rows(sql.READ_METADATA, group=group, topic=topic, partition=partition)
+        }
+
+    def write_metadata(self, group: str, token: Token, metadata: Mapping[TopicPartition, Text]) -> int:
+        texts = list(metadata.values())
+        return self._run(sql.WRITE_METADATA, group=group, metadata=texts, **_keys(metadata), **_token(token))
 
     def rename_group(self, group: str, new: str) -> None:
         self._run(sql.RENAME_GROUP, group=group, new=new)

@@ -153,16 +153,33 @@ ADVANCE = """
 WITH moved AS (
 UPDATE {s}kafka_partitions AS p
 SET next_offset = n.until_offset,
-    metadata = CASE WHEN :keep_metadata THEN p.metadata ELSE :metadata END,
+    metadata = CASE WHEN n.has_metadata THEN n.metadata ELSE p.metadata END,
     transaction_id = :transaction_id,
     updated_at = clock_timestamp()
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]),
-            CAST(:froms AS bigint[]), CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
+            CAST(:froms AS bigint[]), CAST(:untils AS bigint[]),
+            CAST(:metadata AS text[]), CAST(:has_metadata AS boolean[]))
+     AS n (topic, partition, from_offset, until_offset, metadata, has_metadata)
 WHERE p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition
   AND CASE WHEN p.next_offset = n.from_offset AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 RETURNING 1)
 SELECT count(*) AS moved, set_config('offsetstore.moved', CAST(:moved_before + count(*) AS text), true) AS kept
 FROM moved
+"""
+
+READ_METADATA = """
+SELECT partition, metadata, epoch, claim_id FROM {s}kafka_partitions
+WHERE consumer_group = :group AND topic = :topic
+  AND (CAST(:partition AS integer) IS NULL OR partition = CAST(:partition AS integer))
+ORDER BY partition
+"""
+
+WRITE_METADATA = """
+UPDATE {s}kafka_partitions AS p SET metadata = n.metadata, updated_at = clock_timestamp()
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:metadata AS text[]))
+     AS n (topic, partition, metadata)
+WHERE p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition
+  AND CASE WHEN p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 """
 
 # ``appended`` counts the new rows whose ids follow those of all earlier rows.

@@ -20,9 +20,10 @@ from offsetstore.protocol.replay import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from sqlalchemy import Connection
-
+    from offsetstore.offsets import TopicPartition
     from offsetstore.processing.plan import Decisions, Plan, Ranges
+    from offsetstore.protocol.metadata import Text
+    from offsetstore.protocol.work import Work
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
 
@@ -35,7 +36,7 @@ _MAX_PLANS: Final = 5
 class Computed(Protocol):
     """One output's rows, which can be written again after a rollback."""
 
-    def write(self, connection: Connection) -> int:
+    def write(self, work: Work) -> int:
         """Write the rows; return their number."""
         ...
 
@@ -83,10 +84,17 @@ def with_replanning(write: Callable[[], Written | None], name: str) -> Written |
     )
 
 
-def commit_plan(claim: Claim, plan: Plan, computed: Mapping[str, Computed] | None, watch: Stopwatch) -> Written | None:
+def commit_plan(
+    claim: Claim,
+    plan: Plan,
+    computed: Mapping[str, Computed] | None,
+    watch: Stopwatch,
+    metadata: Mapping[TopicPartition, Text] | None = None,
+) -> Written | None:
     """Write the computed rows and advance, in one transaction.
 
     :param computed: the rows of what remains of the plan; ``None`` if it was not worth computing.
+    :param metadata: the text of each partition that gets another one.
     :return: ``None`` if nothing remained.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
@@ -101,7 +109,7 @@ def commit_plan(claim: Claim, plan: Plan, computed: Mapping[str, Computed] | Non
             return None
         if computed is None:  # the reason not to compute is gone
             raise PlanOutdated
-        rows = write_and_advance(computed, tx, remaining)
+        rows = write_and_advance(computed, tx, remaining, metadata)
         watch.lap("write")
         return rows
 
@@ -121,19 +129,24 @@ def lock_as_planned(tx: Transaction, decisions: Decisions) -> Ranges:
     return {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
 
 
-def write_and_advance(computed: Mapping[str, Computed], tx: Transaction, remaining: Ranges) -> dict[str, int]:
+def write_and_advance(
+    computed: Mapping[str, Computed],
+    tx: Transaction,
+    remaining: Ranges,
+    metadata: Mapping[TopicPartition, Text] | None = None,
+) -> dict[str, int]:
     """Write all outputs and advance; return the rows of each. Deferred constraints are checked here, not by COMMIT."""
-    rows = write_all(computed, tx.connection)
-    tx.finish(remaining)
+    rows = write_all(computed, tx)
+    tx.finish(remaining, metadata)
     return rows
 
 
-def write_all(computed: Mapping[str, Computed], connection: Connection) -> dict[str, int]:
+def write_all(computed: Mapping[str, Computed], work: Work) -> dict[str, int]:
     """Write all outputs, and return the rows of each; a `RowsRefused` names the output."""
     rows: dict[str, int] = {}
     for name, output in computed.items():
         with of_output(name):
-            rows[name] = output.write(connection)
+            rows[name] = output.write(work)
     return rows
 
 

@@ -35,10 +35,9 @@ from offsetstore.writers.staging import StagedRowsLost
 from offsetstore.writers.upsert import Upsert
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from offsetstore.processing.plan import Decisions
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
 
@@ -169,7 +168,7 @@ def conclude(
     return verdict.error.among(suspects, place, stored=stored, next_step=next_step)
 
 
-def try_out(claim: Claim, decisions: Decisions, write: Callable[[Connection], object]) -> None:
+def try_out(claim: Claim, decisions: Decisions, write: Callable[[Work], object]) -> None:
     """Write under the locks of the planned offsets, as for a batch, in a transaction that always rolls back.
 
     :raises StaleClaim: another claim has taken over.
@@ -179,7 +178,7 @@ def try_out(claim: Claim, decisions: Decisions, write: Callable[[Connection], ob
 
     def work(tx: Transaction) -> None:
         lock_as_planned(tx, decisions)
-        write(tx.connection)
+        write(tx)
         tx.check_deferred()
         raise _RollBack
 

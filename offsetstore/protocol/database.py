@@ -11,13 +11,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
     from datetime import datetime
     from uuid import UUID
 
     from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
-    from offsetstore.protocol.metadata import Keep
+    from offsetstore.protocol.metadata import Text
 
 LIVE: Final = timedelta(seconds=15)
 """An owner is live if its last heartbeat is younger, by the database's clock. It may miss two."""
@@ -95,6 +95,13 @@ class LockedRow(NamedTuple):
     next_offset: int
     token: Token
     transaction_id: UUID | None
+
+
+class MetadataRow(NamedTuple):
+    """The metadata of a row, and whose row it is."""
+
+    text: Text
+    token: Token
 
 
 class Session(Protocol):
@@ -177,20 +184,36 @@ class Session(Protocol):
         group: str,
         token: Token,
         ranges: dict[TopicPartition, OffsetRange],
-        metadata: str | Keep | None,
+        metadata: Mapping[TopicPartition, Text],
         transaction_id: UUID,
     ) -> int:
-        """Move partitions from ``from_`` to ``until`` if their rows have that offset and the token; return how many."""
+        """Move partitions from ``from_`` to ``until`` if their rows have that offset and the token; return how many.
+
+        :param metadata: the new text of some of them; the others keep theirs.
+        """
         ...
 
     def finish(
-        self, group: str, token: Token, ranges: dict[TopicPartition, OffsetRange], transaction_id: UUID
+        self,
+        group: str,
+        token: Token,
+        ranges: dict[TopicPartition, OffsetRange],
+        metadata: Mapping[TopicPartition, Text],
+        transaction_id: UUID,
     ) -> tuple[int, bool]:
-        """Do `advance`, which keeps the metadata, `check_deferred` and `is_whole`, in one round trip.
+        """Do `advance`, `check_deferred` and `is_whole`, in one round trip.
 
         :return: the answers of `advance` and `is_whole`.
         :raises RowsRefused: as `check_deferred` does.
         """
+        ...
+
+    def read_metadata(self, group: str, topic: str, partition: int | None) -> dict[TopicPartition, MetadataRow]:
+        """The metadata of one partition, or of all the topic's partitions that have rows, without a lock."""
+        ...
+
+    def write_metadata(self, group: str, token: Token, metadata: Mapping[TopicPartition, Text]) -> int:
+        """Write the texts to rows that have the token; return how many. Needs the rows' locks."""
         ...
 
     def rename_group(self, group: str, new: str) -> None:

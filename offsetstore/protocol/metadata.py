@@ -1,4 +1,4 @@
-"""The metadata of an offset: any JSON value, kept as text in the offset's row, written in the same transaction.
+"""The metadata of an offset: a text in the offset's row, written in the same transaction; by default JSON.
 
 Karafka calls this offset metadata: a note from the job to its next owner. It is never a pickle: the next owner may use
 another version or language, and loading an attacker's pickle runs code.
@@ -7,13 +7,15 @@ another version or language, and loading an attacker's pickle runs code.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final, cast
+from typing import Any, Final, TypeAlias, cast
 
-from offsetstore.errors import MetadataError
+from offsetstore.errors import ConfigurationError, MetadataError
 
 MAX_BYTES: Final = 1 << 20
-"""The largest metadata in bytes of UTF-8, 1 MiB: it is rewritten with every advance."""
+"""The largest metadata in bytes of UTF-8, 1 MiB."""
 
 
 class Keep(Enum):
@@ -28,25 +30,146 @@ class Keep(Enum):
 KEEP: Final = Keep.KEEP
 """An advance without metadata keeps what the row has."""
 
+Text: TypeAlias = str | None
+"""What a row has: ``None`` if there is no metadata."""
 
-def dump(value: object) -> str | None:
-    """Return the text for the table, ``None`` for ``None``.
 
-    :raises MetadataError: not a JSON value, or larger than `MAX_BYTES`.
+def to_json(value: object) -> str:
+    """Write a JSON value as text.
+
+    :raises MetadataError: not a JSON value.
     """
-    if value is None:
-        return None
     try:
         _refuse_other_keys(value)
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        size = len(text.encode())
+        text.encode()  # not for a lone surrogate
     except (TypeError, ValueError, RecursionError) as error:
+        raise _not_json(value, error) from None
+    return text
+
+
+def from_json(text: str) -> object:
+    """Read the value of a text that `to_json` wrote.
+
+    :raises MetadataError: the text is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         raise MetadataError(
-            "the metadata can't be written as JSON",
-            found=f"{type(value).__name__} ({type(error).__name__})",
-            expected="strings, finite numbers, booleans, None, lists, and dicts of these with strings as keys",
-            next_step="Nothing was written; convert the value first.",
+            "the stored metadata is not JSON",
+            found=f"{len(text)} characters",
+            expected="JSON",
+            next_step="Read it with the deserializer of the job that wrote it, or find out what else writes to "
+            "kafka_partitions.",
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """How a job's metadata are written and read.
+
+    :param serializer: from a value to text, ``None`` excepted, which is stored as none. Not `pickle`: it returns bytes,
+        and loading them runs code.
+    :param deserializer: from that text to the value.
+    :param cache: whether reads return what was stored when the group was claimed, without a query; a read may say
+        otherwise.
+    """
+
+    serializer: Callable[[Any], str] = to_json
+    deserializer: Callable[[str], Any] = from_json
+    cache: bool = True
+
+    def dump(self, value: object) -> Text:
+        """Return the text for the table, ``None`` for ``None``.
+
+        :raises MetadataError: the serializer fails or returns no text, or its text is larger than `MAX_BYTES`.
+        """
+        if value is None:
+            return None
+        try:
+            text = self.serializer(value)
+        except MetadataError:
+            raise
+        except Exception as error:
+            raise MetadataError(
+                "the metadata's serializer failed; nothing was written",
+                found=f"{type(error).__name__}, for a value of type {type(value).__name__}",
+            ) from error
+        return _checked(text)
+
+    def load(self, text: Text) -> object:
+        """Return the value of a stored text, ``None`` for ``None``.
+
+        :raises MetadataError: the deserializer fails.
+        """
+        if text is None:
+            return None
+        try:
+            return self.deserializer(text)
+        except MetadataError:
+            raise
+        except Exception as error:
+            raise MetadataError(
+                "the metadata's deserializer failed",
+                found=f"{type(error).__name__}, for {len(text)} characters",
+                next_step="The stored text stays as it is, and the job may go on without it.",
+            ) from error
+
+
+JSON: Final = Metadata()
+
+Formats: TypeAlias = Metadata | Mapping[str, Metadata] | Mapping[str | None, Metadata] | None
+"""One for all topics, or one for each topic and under ``None`` one for the others; JSON for what is left out."""
+
+
+def format_of(formats: Formats, topic: str) -> Metadata:
+    """Choose the topic's format."""
+    if formats is None or isinstance(formats, Metadata):
+        return formats or JSON
+    by_topic = cast("Mapping[str | None, Metadata]", formats)
+    return by_topic.get(topic) or by_topic.get(None) or JSON
+
+
+def check_formats(formats: object, topics: tuple[str, ...]) -> None:
+    """Check the argument ``metadata`` of a claim.
+
+    :raises ConfigurationError: something else than `Formats`, or a topic that the claim does not have.
+    """
+    named = cast("Mapping[object, object]", formats) if isinstance(formats, Mapping) else {None: formats}
+    if not all(isinstance(each, (Metadata, type(None))) for each in named.values()):
+        raise ConfigurationError(
+            "metadata must be a Metadata, or a mapping of topics to these",
+            found=", ".join(sorted({type(each).__name__ for each in named.values()})),
+            expected="Metadata(serializer=..., deserializer=...)",
+        )
+    unknown = sorted(str(topic) for topic in named if topic is not None and topic not in topics)
+    if unknown:
+        raise ConfigurationError(
+            "metadata names topics that the claim does not have",
+            found=", ".join(unknown),
+            expected=", ".join(topics),
+        )
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str):
+        raise MetadataError(
+            "the metadata's serializer returned no text; nothing was written",
+            found=type(text).__name__,
+            expected="str",
+            next_step="Encode bytes as text, for example as base64.",
+        )
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise MetadataError(
+            "the metadata is not valid Unicode; nothing was written", found="a lone surrogate", expected="UTF-8"
+        ) from None
+    if "\0" in text:
+        raise MetadataError(
+            "the metadata has a NUL character; nothing was written", found=r"\0", expected="text for PostgreSQL"
+        )
     if size > MAX_BYTES:
         raise MetadataError(
             "the metadata is too large",
@@ -55,6 +178,15 @@ def dump(value: object) -> str | None:
             next_step="Nothing was written; store the large part in your own table, and only its key here.",
         )
     return text
+
+
+def _not_json(value: object, error: Exception) -> MetadataError:
+    return MetadataError(
+        "the metadata can't be written as JSON",
+        found=f"{type(value).__name__} ({type(error).__name__})",
+        expected="strings, finite numbers, booleans, None, lists, and dicts of these with strings as keys",
+        next_step="Nothing was written; convert the value first, or claim with metadata=Metadata(serializer=...).",
+    )
 
 
 def _refuse_other_keys(value: object) -> None:
@@ -68,21 +200,3 @@ def _refuse_other_keys(value: object) -> None:
     elif isinstance(value, (list, tuple)):
         for member in cast("list[object]", value):
             _refuse_other_keys(member)
-
-
-def load(text: str | None) -> object:
-    """Read the value of a text that `dump` wrote.
-
-    :raises MetadataError: the text is not JSON: something else wrote the row.
-    """
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise MetadataError(
-            "the stored metadata is not JSON",
-            found=f"{len(text)} characters",
-            expected="JSON",
-            next_step="Find out what else writes to kafka_partitions.",
-        ) from None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from offsetstore.offsets import BrokerView, CommittedOffset, TopicPartition
+    from offsetstore.protocol.work import Work
 
 
 class BrokerOffsets(Protocol):
@@ -89,7 +90,7 @@ class CheckpointFiles(Protocol):
 
 
 class Writer(Protocol):
-    """Puts Arrow data into a table, on the transaction's own connection."""
+    """Puts Arrow data into a table, in the transaction."""
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
         """Whether ``write`` orders rows of this schema by the struct column ``_kafka`` (topic, partition, offset, ...).
@@ -106,7 +107,7 @@ class Writer(Protocol):
         """
         ...
 
-    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
+    def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
         """Write all rows of the batches, which share one schema; return how many. Neither commits nor rolls back.
 
         It reads the batches once, one at a time, so that memory does not grow with their number. It must leave nothing

@@ -1,6 +1,8 @@
 """The sink, and what it asks of Spark; with `offsetstore.local.spark.launch`, the only importer of pyspark."""
 
+from offsetstore.processing.batch_metadata import BatchInfo
+from offsetstore.spark.executors.finder import MetadataFinder, metadata_finder
 from offsetstore.spark.sink import TransactionalSink
 from offsetstore.spark.tuning import tuned
 
-__all__ = ["TransactionalSink", "tuned"]
+__all__ = ["BatchInfo", "MetadataFinder", "TransactionalSink", "metadata_finder", "tuned"]

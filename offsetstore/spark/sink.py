@@ -5,6 +5,7 @@ This module has the checks that all batches share; `offsetstore.spark.ways` has 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 from pyspark.sql.utils import is_remote
@@ -12,10 +13,13 @@ from pyspark.sql.utils import is_remote
 from offsetstore.errors import ConfigurationError, OffsetStoreError, ProtocolMisuse, UnsupportedQuery
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
+from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.cycle import with_replanning
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchFailed, BatchSkipped, BatchStarted, BatchWritten
 from offsetstore.spark.checkpoints import prune
+from offsetstore.spark.executors.connect import sending_password
+from offsetstore.spark.executors.finder import has_finder
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.plans.admission import admit
 from offsetstore.spark.plans.query import RunningQuery
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from offsetstore.offsets import OffsetRange, TopicPartition
+    from offsetstore.processing.batch_metadata import MetadataFunction
     from offsetstore.protocol.ports import Writer
     from offsetstore.spark.ways.micro_batch import Way
     from offsetstore.store.claim import Claim
@@ -69,6 +74,10 @@ class TransactionalSink:
         bytes than ``spark.driver.maxResultSize``.
     :param task_threshold: with ``atomicity="partition"``, a batch with at most this many offsets is small; with 0,
         tasks write all batches.
+    :param metadata: called on the driver for each batch that is written, before its transaction begins, with a
+        `BatchInfo`; see docs/metadata.md. It returns the metadata to store with the batch's offsets: one value for all
+        of its partitions, or a mapping of some of them to values; `KEEP` leaves what is stored. It is called again when
+        a batch is planned again.
     :raises ConfigurationError: there is no writer or no function, or a setting is invalid; with
         ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors can't
         connect to.
@@ -87,6 +96,7 @@ class TransactionalSink:
         staging: StagingMode = "auto",
         staging_threshold: int = THRESHOLD,
         task_threshold: int = TASK_THRESHOLD,
+        metadata: MetadataFunction | None = None,
     ) -> None:
         if is_remote():
             raise _connect_refused()
@@ -95,6 +105,7 @@ class TransactionalSink:
         self._outputs = Outputs(claim, transform, into)
         self._atomicity = atomicity
         self._policy = StagingPolicy(staging, staging_threshold)
+        self._metadata = BatchMetadata(claim, metadata)
         self._way = self._way_of(atomicity, self._policy, task_threshold)
         self._stateful: StatefulWay | None = None
         self._has_written = False
@@ -143,7 +154,9 @@ class TransactionalSink:
             self._claim.bind(query.query_id, query.is_active)
             if not ranges and self._stateful is None:
                 return
-            self._write_batch(MicroBatch(batch, batch_id, query, ranges))
+            finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
+            with finding:
+                self._write_batch(MicroBatch(batch, batch_id, query, ranges))
         except OffsetStoreError as error:
             error.while_(f"writing batch {batch_id}: {describe(ranges)}")
             raise
@@ -156,7 +169,9 @@ class TransactionalSink:
         self._stateful = None
         if self._claim.keeps_checkpoint:
             self._refuse_partition_atomicity()
-            self._stateful = StatefulWay(self._claim, self._outputs, self._policy, query, columns)
+            self._stateful = StatefulWay(
+                self._claim, self._outputs, self._metadata, self._policy, query=query, columns=columns
+            )
         else:
             admit(query.execution, columns)
 
@@ -181,10 +196,10 @@ class TransactionalSink:
                     found='atomicity="partition", staging="always"',
                     expected="one of them",
                 )
-            return PartitionWay(self._claim, self._outputs, task_threshold)
+            return PartitionWay(self._claim, self._outputs, self._metadata, task_threshold)
         if atomicity != "batch":
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(atomicity))
-        return BatchWay(self._claim, self._outputs, staging)
+        return BatchWay(self._claim, self._outputs, self._metadata, staging)
 
     def _refuse_partition_atomicity(self) -> None:
         if self._atomicity == "partition":

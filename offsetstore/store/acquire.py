@@ -166,7 +166,7 @@ def _write_claim(
         history += checkpoint.annotate(decided, starting, request.policy) if checkpoint else decided
         partitions |= starting.starts.keys()
     session.append_history(group, history)
-    return Acquired(token, partitions, starting, owner)
+    return Acquired(token, partitions, starting, owner, {tp: row.metadata for tp, row in rows.items()})
 
 
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
 
-from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError
+from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, StaleClaim
 from offsetstore.protocol.events import ClaimLost, ClaimTaken
+from offsetstore.protocol.metadata import check_formats
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.store.claim_metadata import ClaimMetadata
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.identity import name_prefix
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
@@ -20,11 +22,12 @@ from offsetstore.store.sessions import read, repeat
 from offsetstore.store.transaction import new_transaction, run_in_transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from offsetstore.offsets import BrokerView, StoredOffset, Token, TopicPartition
-    from offsetstore.protocol.database import Session
+    from offsetstore.protocol.database import GroupRow, MetadataRow, Session
+    from offsetstore.protocol.metadata import Formats, Text
     from offsetstore.protocol.policy import StartPolicy
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
     from offsetstore.protocol.starting import StartingOffsets
@@ -48,6 +51,7 @@ class ClaimRequest:
     kafka_group: str
     mirror_every: float | None = INTERVAL
     checkpoint: CheckpointFiles | None = None
+    metadata: Formats = None
 
     def __post_init__(self) -> None:
         """Check the arguments, before any request.
@@ -77,6 +81,7 @@ class ClaimRequest:
                 found=self.mirror_every,
                 expected="a finite number, or None for no mirror",
             )
+        check_formats(self.metadata, self.topics)
 
     def view(self) -> BrokerView | None:
         """Kafka's current offsets, ``None`` without a broker."""
@@ -100,6 +105,7 @@ class Acquired:
     partitions: set[TopicPartition]
     starting: StartingOffsets | None
     owner: str
+    metadata: Mapping[TopicPartition, Text]
 
 
 class Claim:
@@ -108,7 +114,8 @@ class Claim:
     It sends heartbeats, and copies its offsets to Kafka, until it is closed. Every write is checked against ``token``.
     ``partitions`` are those known to have rows, ``starting`` is the resolved start (``None`` without a broker),
     ``mirror`` copies the offsets to Kafka (``None`` if that is off), and ``owner`` describes this process, for people.
-    Once the claim ``is_closed``, the sink no longer writes with it.
+    Once the claim ``is_closed``, the sink no longer writes with it; once it ``is_lost``, it knows that another claim
+    has taken over, or that the group was reset or renamed.
     """
 
     def __init__(
@@ -128,20 +135,26 @@ class Claim:
         self.topics = request.topics
         self.token = acquired.token
         self.partitions = acquired.partitions
+        self.claim_metadata = ClaimMetadata(request.metadata, acquired.metadata)
         self.starting = acquired.starting
         self.owner = acquired.owner
         self.name = f"{name_prefix(request.group)}{self.token.epoch}:{self.token.claim_id.hex[:8]}"
         self.checkpoint_base: str | None = None
         self.keeps_checkpoint = False
         self.is_closed = False
+        self.is_lost = False
         self._query_id: str | None = None
         self._binding = threading.Lock()
-        self._heartbeat = Heartbeat(self.database, self.token.claim_id, self.name, self._lost)
+        self._heartbeat = Heartbeat(self.database, self.token.claim_id, self.name, self.lose)
         self.mirror = self._start_mirror(request, has_members=has_members)
         self.observers.on(ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting))
 
-    def _lost(self) -> None:
-        self.observers.on(ClaimLost(group=self.group, token=self.token))
+    def lose(self) -> None:
+        """Take note that another claim has taken over, or that the group was reset or renamed."""
+        with self._binding:
+            was_lost, self.is_lost = self.is_lost, True
+        if not was_lost:
+            self.observers.on(ClaimLost(group=self.group, token=self.token))
 
     def _start_mirror(self, request: ClaimRequest, *, has_members: bool) -> Mirror | None:
         broker = request.mirrored_to
@@ -197,9 +210,65 @@ class Claim:
         """
         return self.repeat(lambda _: read(self.database, query))
 
+    def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
+        """The partition's metadata, ``None`` if there is none.
+
+        :param cache: ``True`` for what it was when the group was claimed, without a query; ``False`` for what its row
+            has now; by default as the claim's `Metadata` says.
+        :raises StaleClaim: another claim has taken over, or the group was reset or renamed: a cached read raises it
+            once the claim knows, another one always.
+        :raises MetadataError: the deserializer fails.
+        :raises StoreUnavailable: see `read`.
+        """
+        notes = self.claim_metadata
+        if notes.is_cached(tp, cache):
+            if self.is_lost:
+                raise self._stale(tp, None)
+            return notes.cached(tp)
+        row, owner = self.read(lambda session: self._read_metadata(session, tp))
+        token = owner.token if row is None and owner is not None else row and row.token
+        if token != self.token:
+            self.lose()
+            raise self._stale(tp, owner)
+        return None if row is None else notes.format(tp).load(row.text)
+
+    def _read_metadata(self, session: Session, tp: TopicPartition) -> tuple[MetadataRow | None, GroupRow | None]:
+        row = session.read_metadata(self.group, tp.topic, tp.partition).get(tp)
+        is_ours = row is not None and row.token == self.token
+        return row, None if is_ours else session.group(self.group)
+
+    def _stale(self, tp: TopicPartition, owner: GroupRow | None) -> StaleClaim:
+        return StaleClaim(
+            f"group {self.group!r} has been claimed, reset or renamed since; its metadata are another job's",
+            topic_partition=tp,
+            found=None if owner is None else owner.in_words(),
+            expected=str(self.token),
+        )
+
+    def store_metadata(self, tp: TopicPartition | None, value: object) -> None:
+        """Have the next advance of the partition write this value, unless that is given metadata of its own.
+
+        It is serialized now, and forgotten once that advance is committed. ``None`` as the value clears the metadata.
+
+        :param tp: ``None`` for all partitions that the claim knows.
+        :raises ConfigurationError: the claim does not have that topic.
+        :raises MetadataError: the serializer fails, or its text is too long.
+        """
+        if tp is not None and tp.topic not in self.topics:
+            raise ConfigurationError(
+                "store_metadata names a topic that the claim does not have",
+                topic_partition=tp,
+                expected=", ".join(self.topics),
+            )
+        self.claim_metadata.store([*self.partitions] if tp is None else [tp], value)
+
     def repeat(self, work: Callable[[int], _T], *, retry_if: Callable[[Exception], bool] = may_pass) -> _T:
         """Call ``work`` with the number of the attempt, again while that may help, up to `Retries.attempts`."""
-        return repeat(self, self.group, work, retry_if=retry_if)
+        try:
+            return repeat(self, self.group, work, retry_if=retry_if)
+        except StaleClaim:
+            self.lose()  # a task may have found out
+            raise
 
     def offsets(self) -> dict[TopicPartition, StoredOffset]:
         """The group's rows, as `OffsetStore.offsets` returns them, but with the retries of `read`."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from offsetstore.protocol.stamp import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from offsetstore.offsets import Token, TopicPartition
+    from offsetstore.store.claim_metadata import ClaimMetadata
 
 
 class ClaimInfo(Protocol):
@@ -49,6 +50,15 @@ class ClaimInfo(Protocol):
         """The partitions known to have rows; a transaction adds those that it creates."""
         ...
 
+    @property
+    def claim_metadata(self) -> ClaimMetadata:
+        """How metadata are read and written, and what was stored for the next advances."""
+        ...
+
+    def lose(self) -> None:
+        """Take note that another claim has taken over, or that the group was reset or renamed."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TaskClaim:
@@ -59,12 +69,21 @@ class TaskClaim:
     owner: str
     topics: tuple[str, ...]
     name: str
-    partitions: set[TopicPartition] = field(default_factory=set["TopicPartition"])
+    partitions: set[TopicPartition]
+    claim_metadata: ClaimMetadata
 
     @classmethod
-    def of(cls, claim: ClaimInfo) -> TaskClaim:
-        """Copy what a task needs."""
-        return cls(claim.group, claim.token, claim.owner, tuple(claim.topics), claim.name, set(claim.partitions))
+    def of(cls, claim: ClaimInfo, partitions: Collection[TopicPartition] | None = None) -> TaskClaim:
+        """Copy what tasks need.
+
+        :param partitions: those of the tasks, all of them known to have rows; by default the claim's.
+        """
+        known = set(claim.partitions if partitions is None else partitions)
+        copied = claim.claim_metadata.of_task(known)
+        return cls(claim.group, claim.token, claim.owner, tuple(claim.topics), claim.name, known, copied)
+
+    def lose(self) -> None:
+        """Do nothing: the task's `StaleClaim` tells the driver."""
 
 
 def name_prefix(group: str) -> str:

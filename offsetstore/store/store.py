@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 from sqlalchemy import Engine
 
 from offsetstore.errors import OffsetStoreError
+from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine
-from offsetstore.protocol import metadata
+from offsetstore.protocol.metadata import format_of
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries, Timeouts
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from uuid import UUID
 
-    from offsetstore.offsets import StoredOffset, TopicPartition
+    from offsetstore.offsets import StoredOffset
     from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
+    from offsetstore.protocol.metadata import Formats
     from offsetstore.protocol.observers import Observer
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
     from offsetstore.store.admin import Reset, ResetTarget
@@ -100,6 +102,7 @@ class OffsetStore:
         kafka_group: str | None = None,
         mirror_every: float | None = INTERVAL,
         adopt_checkpoint: str | CheckpointFiles | None = None,
+        metadata: Formats = None,
     ) -> Claim:
         """Take over the group: resolve where it starts, and fence every earlier claim.
 
@@ -113,6 +116,8 @@ class OffsetStore:
         :param adopt_checkpoint: the checkpoint of the query that this job replaces: partitions without a stored offset
             start where it ends. A path, or ``offsetstore.spark.checkpoints.HadoopFiles``. Stop that query first: the
             store can neither see nor fence it.
+        :param metadata: how the metadata of offsets are written and read, if not as JSON: one `Metadata`, or a mapping
+            of topics to these, with ``None`` for the other topics.
         :raises ConfigurationError: an argument is invalid, or there is no such checkpoint.
         :raises BrokerError: a request to Kafka failed; no job was fenced.
         :raises StartError: where to start can't be decided safely; no job was fenced.
@@ -130,6 +135,7 @@ class OffsetStore:
             kafka_group or group,
             mirror_every=mirror_every,
             checkpoint=checkpoint_files(adopt_checkpoint),
+            metadata=metadata,
         )
         try:
             claim = acquire(self, request)
@@ -238,12 +244,36 @@ class OffsetStore:
         """The group's rows, in order of (topic, partition), in one query and without a lock."""
         return self._read(lambda session: session.read_partitions(group))
 
-    def metadata(self, group: str) -> dict[TopicPartition, object]:
+    def metadata(self, group: str, formats: Formats = None) -> dict[TopicPartition, object]:
         """The metadata of each of the group's partitions, ``None`` if there is none.
 
-        :raises MetadataError: a text that is not JSON.
+        :param formats: as for `claim`; by default JSON.
+        :raises MetadataError: the deserializer fails.
         """
-        return {tp: metadata.load(row.metadata) for tp, row in self.offsets(group).items()}
+        return {tp: format_of(formats, tp.topic).load(row.metadata) for tp, row in self.offsets(group).items()}
+
+    @overload
+    def find_metadata(self, group: str, topic: str, partition: int, *, formats: Formats = None) -> object: ...
+
+    @overload
+    def find_metadata(
+        self, group: str, topic: str, partition: None = None, *, formats: Formats = None
+    ) -> dict[TopicPartition, object]: ...
+
+    def find_metadata(
+        self, group: str, topic: str, partition: int | None = None, *, formats: Formats = None
+    ) -> object | dict[TopicPartition, object]:
+        """The metadata of one partition, or by partition of all those of the topic that have a stored offset.
+
+        It needs no claim, and takes one query.
+
+        :param formats: as for `claim`; by default JSON.
+        :return: ``None`` for a partition without metadata, or without a stored offset.
+        :raises MetadataError: the deserializer fails.
+        """
+        rows = self._read(lambda session: session.read_metadata(group, topic, partition))
+        found = {tp: format_of(formats, topic).load(row.text) for tp, row in rows.items()}
+        return found if partition is None else found.get(TopicPartition(topic, partition))
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
         """The last batch of a stateful query that is in the results, ``None`` before the first."""

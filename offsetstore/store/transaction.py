@@ -31,7 +31,7 @@ from offsetstore.errors import (
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.events import CommitResolved
-from offsetstore.protocol.metadata import KEEP, Keep, dump
+from offsetstore.protocol.metadata import KEEP, Keep, Text
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.store.sessions import repeat
 from offsetstore.store.unknown_commit import Advanced, settle
@@ -86,6 +86,7 @@ class Transaction:
         self._decisions: dict[TopicPartition, Decision] | None = None
         self._rows: dict[TopicPartition, LockedRow] = {}
         self._advanced: set[TopicPartition] = set()
+        self._stored_metadata: dict[TopicPartition, Text] = {}  # by `Claim.store_metadata`, for these advances
         self._mark: tuple[uuid.UUID, int] | None = None
         self._had_connection = False
         self._is_finished = False
@@ -110,6 +111,15 @@ class Transaction:
             raise ProtocolMisuse("tx.connection was used after tx.finish", next_step="Write before it.")
         self._had_connection = True
         return session.connection
+
+    @property
+    def ranges(self) -> Mapping[TopicPartition, OffsetRange]:
+        """What remains to be written of each partition that has any, in order of (topic, partition).
+
+        :raises LockFirst: before `lock`.
+        """
+        _, decisions = self._require_lock("tx.ranges was used before tx.lock")
+        return {tp: decision.remaining for tp, decision in decisions.items() if decision.outcome is not Outcome.SKIP}
 
     def lock(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
         """Lock the partitions' rows, check that they are this claim's, and decide what remains of each range.
@@ -172,27 +182,34 @@ class Transaction:
         """Move the stored offsets to the ranges' ends, in one statement, with the results.
 
         :param ranges: exactly `Decision.remaining` for each partition, as `lock` returned it.
-        :param metadata: one JSON value for all partitions of the call; ``None`` clears it; by default it is kept.
+        :param metadata: one value for all partitions of the call; ``None`` clears it. By default, what
+            `Claim.store_metadata` was given for a partition, else it is kept.
         :raises AdvanceMismatch: another range, a partition that was not locked, or one that was advanced already.
-        :raises MetadataError: see `offsetstore.protocol.metadata.dump`.
+        :raises MetadataError: see `offsetstore.Metadata`.
         :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
         """
         session, wanted = self._wanted(ranges)
-        text = metadata if isinstance(metadata, Keep) else dump(metadata)
+        given = {} if isinstance(metadata, Keep) else self._claim.claim_metadata.dump(wanted, metadata)
+        texts = self._texts(wanted, given)
         failpoints.reach("before_advance")
         if wanted:
-            self._check_moved(session.advance(self._claim.group, self._claim.token, wanted, text, self._id), wanted)
+            moved = session.advance(self._claim.group, self._claim.token, wanted, texts, self._id)
+            self._check_moved(moved, wanted)
 
-    def finish(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+    def finish(
+        self, ranges: Mapping[TopicPartition, OffsetRange], metadata: Mapping[TopicPartition, Text] | None = None
+    ) -> None:
         """Do `advance` and `check_deferred`, and check that the transaction is whole, in one round trip.
 
-        After it nothing may be written, so it is for code that lets no one else's follow. The metadata are kept.
+        After it nothing may be written, so it is for code that lets no one else's follow.
 
+        :param metadata: the text of each partition that gets another one.
         :raises AdvanceMismatch, StaleClaim, RowsRefused, UnexpectedCommit: as those two, and the block's end, do.
         """
         session, wanted = self._wanted(ranges)
         failpoints.reach("before_advance")
-        moved, is_whole = session.finish(self._claim.group, self._claim.token, wanted, self._id)
+        texts = self._texts(wanted, metadata or {})
+        moved, is_whole = session.finish(self._claim.group, self._claim.token, wanted, texts, self._id)
         self._check_moved(moved, wanted)
         self._check_whole(is_whole=is_whole)
         self._is_finished = True
@@ -204,6 +221,55 @@ class Transaction:
         for tp, range_ in ranges.items():
             self._check_remaining(decisions, tp, range_)
         return session, {tp: ranges[tp] for tp in sorted(ranges)}
+
+    def _texts(
+        self, wanted: Mapping[TopicPartition, OffsetRange], given: Mapping[TopicPartition, Text]
+    ) -> dict[TopicPartition, Text]:
+        """What to write: what was given for a partition, else what the claim stores for its next advance."""
+        stored = self._claim.claim_metadata.next(wanted)
+        self._stored_metadata |= stored
+        return {**stored, **{tp: given[tp] for tp in wanted if tp in given}}
+
+    def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
+        """The partition's metadata, ``None`` if there is none; see `offsetstore.protocol.work.Work`.
+
+        :raises LockFirst: before `lock`.
+        :raises MetadataError: the deserializer fails.
+        :raises StaleClaim: the row has another token; this transaction has not locked it.
+        """
+        session, _ = self._require_lock("tx.metadata was called before tx.lock")
+        notes = self._claim.claim_metadata
+        if notes.is_cached(tp, cache):
+            return notes.cached(tp)
+        row = session.read_metadata(self._claim.group, tp.topic, tp.partition).get(tp)
+        if row is None:
+            return None
+        self._check_token(row.token, tp)
+        return notes.format(tp).load(row.text)
+
+    def write_metadata(self, tp: TopicPartition, value: object) -> None:
+        """Write metadata at the stored offset, or at the one that the transaction advances to; ``None`` clears it.
+
+        :raises LockFirst: before `lock`.
+        :raises AdvanceMismatch: the partition was not locked.
+        :raises MetadataError: see `offsetstore.Metadata`.
+        :raises ProtocolMisuse: after `finish`.
+        """
+        session, decisions = self._require_lock("tx.write_metadata was called before tx.lock")
+        if self._is_finished:
+            raise ProtocolMisuse("tx.write_metadata was called after tx.finish", next_step="Write before it.")
+        if tp not in decisions:
+            raise AdvanceMismatch(
+                "tx.write_metadata names a partition that was not locked",
+                topic_partition=tp,
+                next_step="Lock it in tx.lock; an empty range will do.",
+            )
+        self._had_connection = True
+        written = session.write_metadata(
+            self._claim.group, self._claim.token, self._claim.claim_metadata.dump([tp], value)
+        )
+        if written != 1:
+            raise StaleClaim("the row changed although it was locked", topic_partition=tp, found="another token")
 
     def _check_moved(self, moved: int, wanted: Mapping[TopicPartition, OffsetRange]) -> None:
         if moved != len(wanted):
@@ -301,6 +367,7 @@ class Transaction:
         if token != self._claim.token:
             what = f"group {self._claim.group!r} has been claimed, reset or renamed since; nothing was written"
             row = self._require_session().group(self._claim.group)
+            self._claim.lose()
             raise StaleClaim(
                 what,
                 topic_partition=tp,
@@ -356,6 +423,7 @@ class Transaction:
             return
         self._commit(session)
         self._claim.partitions.update(self._rows)  # committed, so their rows exist now
+        self._claim.claim_metadata.forget(self._stored_metadata)
 
     def _check_complete(self, session: Session) -> None:
         if self._lock_error is not None:

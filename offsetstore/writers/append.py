@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import Connection, Table
 
+    from offsetstore.protocol.work import Work
     from offsetstore.writers.staging import Staged, Staging
     from offsetstore.writers.table.catalogue import Column
 
@@ -71,7 +72,7 @@ class Append:
         with refusals(self.table):
             self._match(read_target(driver_connection(connection), self.table).columns, schema)
 
-    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
+    def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
         """Add the rows; return how many.
 
         :raises ColumnMismatch, UnsafeTarget: as `check`.
@@ -80,7 +81,7 @@ class Append:
         stream = Stream.of(batches)
         if stream is None:
             return 0
-        driver = driver_connection(connection)
+        driver = driver_connection(work.connection)
         with refusals(self.table, stream.schema.names), locked_target(driver, self.table) as columns:
             encoding = Encoding(self.table, self._match(columns, stream.schema))
             copy_batches(driver, self.table.identifier, encoding, map(drop_kafka, stream))

@@ -15,9 +15,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import Connection
 
+    from offsetstore.protocol.work import Work
+
 
 class Execute:
-    """Calls a function with the transaction's connection and the rows.
+    """Calls a function with the transaction and the rows.
+
+    ::
+
+        def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+            for batch in batches:
+                work.connection.execute(insert(payments), batch.to_pylist())
 
     :param function: called once per transaction: for each micro-batch, or with ``atomicity="partition"`` for each Kafka
         partition, on an executor; it is not called without rows. It can iterate over the record batches once. It must
@@ -31,7 +39,7 @@ class Execute:
         the server stay open.
     """
 
-    def __init__(self, function: Callable[[Connection, Iterable[pa.RecordBatch]], object]) -> None:
+    def __init__(self, function: Callable[[Work, Iterable[pa.RecordBatch]], object]) -> None:
         self.function = function
 
     def __repr__(self) -> str:
@@ -44,7 +52,7 @@ class Execute:
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Do nothing: what the function needs is not known."""
 
-    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
+    def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
         """Call the function; return how many rows there were, even if it did not read all of them.
 
         :raises RowsRefused: the database, or its driver, refuses a row or a value.
@@ -53,9 +61,9 @@ class Execute:
         stream = Stream.of(batches)
         if stream is None:
             return 0
-        discard_at_end(connection)
+        discard_at_end(work.connection)
         with refusals(None, sql_of=repr(self)):
-            self.function(connection, map(drop_kafka, stream))
+            self.function(work, map(drop_kafka, stream))
         for _ in stream:
             pass
         return stream.rows

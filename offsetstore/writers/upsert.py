@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import Connection, Table
 
+    from offsetstore.protocol.work import Work
     from offsetstore.writers.staging import Staged
     from offsetstore.writers.table.catalogue import Column
 
@@ -100,7 +101,7 @@ class Upsert:
             self._match(schema, read_target(driver, self.table).columns)
             self._check_key(driver)
 
-    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
+    def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
         """Merge the rows; return how many the batches had.
 
         :raises ColumnMismatch, UnsafeTarget: as `check`.
@@ -111,7 +112,7 @@ class Upsert:
         if stream is None:
             return 0
         self._check_order(stream.schema)
-        driver = driver_connection(connection)
+        driver = driver_connection(work.connection)
         staging = Staging.temporary()
         with refusals(self.table, stream.schema.names), locked_target(driver, self.table) as columns:
             matches = self._match(stream.schema, columns)

@@ -9,6 +9,7 @@ from tests.mutants.mutant import Mutant, mutant
 _SQL: Final = "offsetstore/postgres/statements.py"
 _REPLAY: Final = "offsetstore/protocol/replay.py"
 _TX: Final = "offsetstore/store/transaction.py"
+_CLAIM: Final = "offsetstore/store/claim.py"
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _STORE: Final = "tests/integration/store/"
@@ -238,4 +239,46 @@ ADVANCE: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-STORE: Final = (*LOCKS, *FENCE, *ADVANCE)
+_NOTES: Final = "offsetstore/store/claim_metadata.py"
+_MEMORY: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
+
+METADATA: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "cached-read-of-a-stale-claim",
+        (_CLAIM, "            if self.is_lost:\n", "            if self.is_closed:\n"),
+        tests=(f"{_MEMORY}test_a_job_whose_transaction_was_refused_knows_that_it_is_stale",),
+        why="A stale job would go on with a note that the next owner has replaced.",
+    ),
+    mutant(
+        "uncached-read-of-a-stale-claim",
+        (_CLAIM, "        if token != self.token:\n", "        if token is None:\n"),
+        tests=(f"{_MEMORY}test_a_stale_job_reads_no_metadata_of_others",),
+        why="A stale job would read the next owner's note.",
+    ),
+    mutant(
+        "stored-metadata-forgotten-too-early",
+        (_TX, "        self._stored_metadata |= stored\n", "        self._claim.claim_metadata.forget(stored)\n"),
+        tests=(f"{_MEMORY}test_stored_metadata_is_kept_until_a_commit",),
+        why="After a rollback the next attempt would write none.",
+    ),
+    mutant(
+        "stored-metadata-never-forgotten",
+        (_NOTES, "                self._next.pop(tp, None)\n", "                pass\n"),
+        tests=(f"{_MEMORY}test_stored_metadata_is_for_the_next_advance_alone",),
+        why="Each later batch would write the old note again.",
+    ),
+    mutant(
+        "stored-meanwhile",
+        (_NOTES, "            if tp in self._next and self._next[tp] is text:\n", "            if tp in self._next:\n"),
+        tests=(f"{_MEMORY}test_stored_metadata_is_kept_until_a_commit",),
+        why="A value that is stored while an advance commits would be lost.",
+    ),
+    mutant(
+        "metadata-of-what-is-not-locked",
+        (_TX, "        if tp not in decisions:\n", "        if tp is None:\n"),
+        tests=(f"{_MEMORY}test_metadata_is_written_only_to_what_is_locked",),
+        why="A note would change under another transaction.",
+    ),
+)
+
+STORE: Final = (*LOCKS, *FENCE, *ADVANCE, *METADATA)

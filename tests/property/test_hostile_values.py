@@ -16,6 +16,7 @@ from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Append
 from tests.integration.writers.writing import Database, batch
 from tests.support.shown import shown
+from tests.support.work import work_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,7 +195,7 @@ def test_a_letter_that_the_connection_s_encoding_lacks_is_refused(database: Data
     with database.engine.connect() as connection:
         connection.exec_driver_sql("SET client_encoding TO latin1")
         with pytest.raises(Exception) as caught:  # noqa: PT011 - it is looked at below
-            Append("t").write(connection, [rows])
+            Append("t").write(work_on(connection), [rows])
         connection.invalidate()
     assert isinstance(caught.value, RowsRefused)
     assert (caught.value.table, caught.value.column) == ("t", "value")

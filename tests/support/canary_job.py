@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from offsetstore import Claim
+    from offsetstore.protocol.work import Work
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -88,19 +89,19 @@ def people(batch: DataFrame) -> DataFrame:
     )
 
 
-def insert(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     """Write with the user's own SQL."""
     for rows in batches:
         statement = text("INSERT INTO refused (key, value, header) VALUES (:key, :value, :header)")
-        connection.execute(statement, rows.to_pylist())
+        work.connection.execute(statement, rows.to_pylist())
 
 
-def insert_slowly(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def insert_slowly(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     """The same with psycopg, and the values in the statement, as it should not be done."""
     for rows in batches:
         for row in rows.to_pylist():
             statement = f"INSERT INTO slow (key, value) VALUES ('{row['key']}', '{row['value']}')"
-            connection.connection.cursor().execute(statement)
+            work.connection.connection.cursor().execute(statement)
 
 
 class Careless:
@@ -113,12 +114,12 @@ class Careless:
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Whatever comes, is tried."""
 
-    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
+    def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
         """Insert row by row."""
         for rows in batches:
             for row in rows.to_pylist():
                 values = (row["key"], row["value"])
-                connection.connection.cursor().execute("INSERT INTO refused (key, value) VALUES (%s, %s)", values)
+                work.connection.connection.cursor().execute("INSERT INTO refused (key, value) VALUES (%s, %s)", values)
         return 0
 
 

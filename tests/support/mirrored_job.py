@@ -33,7 +33,7 @@ def process(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, *,
     with store.transaction(claim) as tx:
         plan = tx.lock({tp: range_})
         numbers = pa.array(range(range_.from_, range_.until), pa.int64())
-        Append("results").write(tx.connection, [pa.record_batch({"record": numbers})])
+        Append("results").write(tx, [pa.record_batch({"record": numbers})])
         tx.advance({tp: plan[tp].remaining}, metadata=metadata)
     failpoints.reach("after_sink")  # where the sink has it
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from offsetstore import Claim, TopicPartition
     from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.protocol.ports import Writer
-    from offsetstore.spark.sink import Atomicity, Transform
-    from offsetstore.spark.staging_area import StagingMode
+    from offsetstore.spark.sink import Transform
     from tests.support.postgres import Database
 
 SECONDS = 120
@@ -38,6 +37,8 @@ class Failure:
     error: BaseException | None
     text: str
 
+
+_SINKS: Final = ("atomicity", "task_threshold", "staging", "metadata")
 
 # An idempotent producer asks for an id first, which takes up to half a second; this broker gives no cause to retry.
 _QUICKLY: Final = {"enable.idempotence": False}
@@ -127,22 +128,17 @@ class World:
         *,
         stream: DataFrame | None = None,
         checkpoint: str | None = None,
-        atomicity: Atomicity = "batch",
-        task_threshold: int = 0,
-        staging: StagingMode = "auto",
-        **options: str,
+        **arguments: Any,
     ) -> StreamingQuery:
         """Run a job over all that Kafka has now, to its end.
 
-        :param stream: what is written, by default what the claim's `read` gives with ``options``.
+        :param stream: what is written, by default what the claim's `read` gives.
         :param checkpoint: by default the claim's own.
-        :param task_threshold: the sink's; by default tasks write every batch of ``atomicity="partition"``.
+        :param arguments: the sink's, and options for the reader. By default tasks write every batch of
+            ``atomicity="partition"``.
         :raises StreamingQueryException: the query failed.
         """
-        sink = TransactionalSink(
-            claim, transform, into=into, atomicity=atomicity, task_threshold=task_threshold, staging=staging
-        )
-        query = self._start(sink, claim, stream, checkpoint, options)
+        sink, query = self._start(claim, transform, into, stream, checkpoint, arguments)
         assert query.awaitTermination(SECONDS), "the query did not end"
         assert sink.error is None
         return query
@@ -155,13 +151,10 @@ class World:
         *,
         stream: DataFrame | None = None,
         checkpoint: str | None = None,
-        atomicity: Atomicity = "batch",
-        task_threshold: int = 0,
-        **options: str,
+        **arguments: Any,
     ) -> Failure:
         """Run a job as `run` does, and return how it failed."""
-        sink = TransactionalSink(claim, transform, into=into, atomicity=atomicity, task_threshold=task_threshold)
-        query = self._start(sink, claim, stream, checkpoint, options)
+        sink, query = self._start(claim, transform, into, stream, checkpoint, arguments)
         return self.failure(query, sink)
 
     def failure(self, query: StreamingQuery, sink: TransactionalSink) -> Failure:
@@ -170,16 +163,20 @@ class World:
             assert query.awaitTermination(SECONDS), "the query did not end"
         return Failure(sink.error, str(caught.value))
 
-    def _start(
+    def _start(  # noqa: PLR0917 - what `run` was given
         self,
-        sink: TransactionalSink,
         claim: Claim,
+        transform: Transform,
+        into: Writer | Mapping[str, Writer],
         stream: DataFrame | None,
         checkpoint: str | None,
-        options: Mapping[str, str],
-    ) -> StreamingQuery:
-        read = self.read(claim, **options) if stream is None else stream
-        return self.start(sink, read, checkpoint=checkpoint or claim.checkpoint(self.checkpoints))
+        arguments: dict[str, Any],
+    ) -> tuple[TransactionalSink, StreamingQuery]:
+        given: dict[str, Any] = {name: arguments.pop(name) for name in _SINKS if name in arguments}
+        given.setdefault("task_threshold", 0)
+        sink = TransactionalSink(claim, transform, into=into, **given)
+        read = self.read(claim, **arguments) if stream is None else stream
+        return sink, self.start(sink, read, checkpoint=checkpoint or claim.checkpoint(self.checkpoints))
 
     def close(self) -> None:
         """Stop what still runs, and close all connections."""

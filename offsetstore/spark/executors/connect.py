@@ -24,6 +24,7 @@ from offsetstore.store.address import StoreAddress, secrets_of
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from offsetstore.postgres.address import Secrets
@@ -99,7 +100,7 @@ def sending_password(session: SparkSession, store: Connected) -> Generator[None]
         yield
         return
     context = session.sparkContext
-    key = context.environment.setdefault(_KEY, Fernet.generate_key().decode())
+    key = create_key(context)
     before = context.getLocalProperty(_PROPERTY)
     context.setLocalProperty(_PROPERTY, Fernet(key).encrypt(json.dumps(secrets).encode()).decode())
     try:
@@ -107,6 +108,11 @@ def sending_password(session: SparkSession, store: Connected) -> Generator[None]
     finally:
         restored: Any = before  # None removes it
         context.setLocalProperty(_PROPERTY, restored)
+
+
+def create_key(context: SparkContext) -> str:
+    """Put a key into the environment that is sent with functions, once; return it."""
+    return context.environment.setdefault(_KEY, Fernet.generate_key().decode())
 
 
 def _secrets() -> Secrets:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyspark import cloudpickle
 
 from offsetstore.errors import OffsetStoreError, SinkError
+from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import stripped
 from offsetstore.processing.cycle import UNNAMED, write_and_advance
 from offsetstore.protocol import failpoints
@@ -27,14 +28,14 @@ from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.writers.arrow.kafka_column import KAFKA, drop_kafka
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
-    from sqlalchemy import Connection
 
-    from offsetstore.offsets import TopicPartition
+    from offsetstore.protocol.metadata import Text
     from offsetstore.protocol.ports import Writer
     from offsetstore.protocol.replay import Decision
+    from offsetstore.protocol.work import Work
     from offsetstore.spark.executors.connect import ExecutorStore
     from offsetstore.store.identity import TaskClaim
 
@@ -78,12 +79,13 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What the tasks of one action need: the same for all, so Spark sends it once per executor.
+class Tasks:
+    """The tasks of one action. It is the same for all of them, so Spark sends it once per executor.
 
     :param tasks: the decisions, by Spark's number of the task.
     :param failpoint: the driver's setting of `failpoints`, which applies to the tasks too.
     :param lock_timeout: in seconds.
+    :param metadata: the new texts of some partitions.
     :param keeps_kafka: whether the writer gets ``_kafka``; otherwise the column is only there for the task's check.
     """
 
@@ -95,11 +97,12 @@ class Work:
     failpoint: str | None
     lock_timeout: float
     keeps_kafka: bool = True
+    metadata: Mapping[TopicPartition, Text] = field(default_factory=dict[TopicPartition, "Text"])
 
-    def __call__(self, number: int, batches: Iterable[pa.RecordBatch | None]) -> list[Result]:
+    def __call__(self, number: int, batches: Iterable[pa.RecordBatch | None]) -> Result:
         """Run a task; for `Parts.run`."""
         failpoints.follow(self.failpoint)
-        return [self.perform(number, batches)]
+        return self.perform(number, batches)
 
     def perform(self, number: int, batches: Iterable[pa.RecordBatch | None]) -> Result:
         """Write the rows of one partition, with its offset.
@@ -129,7 +132,7 @@ class Work:
                 raise _RolledBack(Ending.SKIPPED)
             if locked != decision:
                 raise _RolledBack(Ending.OUTDATED)
-            write_and_advance({UNNAMED: rows}, tx, {tp: locked.remaining})
+            write_and_advance({UNNAMED: rows}, tx, {tp: locked.remaining}, self.metadata)
         return Ending.WRITTEN
 
 
@@ -164,12 +167,12 @@ class _Rows:
         self._check_whole()
         return False
 
-    def write(self, connection: Connection) -> int:
+    def write(self, work: Work) -> int:
         """Write the rows, read those that the writer left, and check that all rows arrived.
 
         :raises InputCutOff: rows are missing.
         """
-        self._writer.write(connection, self._filled)
+        self._writer.write(work, self._filled)
         for _ in self._filled:
             pass
         self._check_whole()

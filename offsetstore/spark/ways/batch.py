@@ -10,17 +10,18 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pyspark import StorageLevel
 
 from offsetstore.errors import RowsRefused
 from offsetstore.offsets import count_offsets
+from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, write_all
 from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
 from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
-from offsetstore.spark.collecting import collect, is_over_limit
+from offsetstore.spark.collecting import Rows, collect, is_over_limit
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
@@ -29,16 +30,19 @@ from offsetstore.writers.staging import Staged, StagedRowsLost
 from offsetstore.writers.staging_schema import can_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from sqlalchemy import Connection
 
-    from offsetstore.processing.cycle import Computed, Written
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.processing.batch_metadata import BatchMetadata
+    from offsetstore.processing.cycle import Written
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Ranges
+    from offsetstore.protocol.metadata import Text
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.ways.micro_batch import MicroBatch
     from offsetstore.store.claim import Claim
@@ -56,11 +60,16 @@ class OnDriver:
     """Rows that were collected on the driver; ``batches`` can be read again and again."""
 
     writer: Writer
-    batches: Iterable[pa.RecordBatch]
+    batches: Rows | Sequence[pa.RecordBatch]
 
-    def write(self, connection: Connection) -> int:
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        return self.batches.num_rows if isinstance(self.batches, Rows) else sum(b.num_rows for b in self.batches)
+
+    def write(self, work: Work) -> int:
         """Write the rows; return their number."""
-        return self.writer.write(connection, self.batches)
+        return self.writer.write(work, self.batches)
 
 
 def on_driver(writer: Writer, frame: DataFrame, offsets: int) -> OnDriver:
@@ -75,17 +84,28 @@ class InStaging:
     writer: StagingWriter
     staged: Staged
 
-    def write(self, connection: Connection) -> int:
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        return self.staged.rows
+
+    def write(self, work: Work) -> int:
         """Move the rows; return their number."""
-        return self.writer.move(connection, self.staged) if self.staged.rows else 0
+        return self.writer.move(work.connection, self.staged) if self.staged.rows else 0
+
+
+_Rows: TypeAlias = OnDriver | InStaging
 
 
 class BatchWay:
     """Computes the outputs, and writes them in one transaction."""
 
-    def __init__(self, claim: Claim, outputs: Outputs, staging: StagingPolicy | None = None) -> None:
+    def __init__(
+        self, claim: Claim, outputs: Outputs, metadata: BatchMetadata, staging: StagingPolicy | None = None
+    ) -> None:
         self._claim = claim
         self._outputs = outputs
+        self._metadata = metadata
         self._policy = staging or StagingPolicy()
         self._area = StagingArea(claim)
         self._has_begun = False
@@ -110,7 +130,7 @@ class BatchWay:
         plan = Plan.of(self._claim, batch.ranges)
         watch.lap("plan")
         try:
-            return self._compute_and_commit(plan, crop(batch.frame, plan.decisions), watch)
+            return self._compute_and_commit(plan, crop(batch.frame, plan.decisions), batch.number, watch)
         except RowsRefused as refused:
             raise self._isolate(refused, batch, plan) from None
 
@@ -122,10 +142,10 @@ class BatchWay:
 
         def attempt(part: Ranges, without: Collection[Record]) -> None:
             computed = self._compute(within(batch.frame, part, without), part)
-            try_out(self._claim, plan.decisions, lambda connection: write_all(computed, connection))
+            try_out(self._claim, plan.decisions, lambda work: write_all(computed, work))
 
         def store(part: Ranges) -> None:
-            self._compute_and_commit(plan.up_to(part), within(batch.frame, part), Stopwatch())
+            self._compute_and_commit(plan.up_to(part), within(batch.frame, part), batch.number, Stopwatch())
 
         remaining = plan.remaining()
         verdict = isolate(refused, remaining, attempt, proof=lambda found: self._proof(found, batch))
@@ -140,12 +160,19 @@ class BatchWay:
             return Proof.BATCH
         return Proof.ROW if is_row_by_row(given, frames[refused.output]) else Proof.BATCH
 
-    def _compute_and_commit(self, plan: Plan, frame: DataFrame, watch: Stopwatch) -> Written | None:
+    def _compute_and_commit(self, plan: Plan, frame: DataFrame, number: int, watch: Stopwatch) -> Written | None:
         """Write and advance what remains of the plan; ``frame`` has exactly those records."""
-        computed = self._compute(frame, plan.remaining()) if plan.is_worth_computing(self._claim) else None
-        return commit_plan(self._claim, plan, computed, watch)
+        if not plan.is_worth_computing(self._claim):
+            return commit_plan(self._claim, plan, None, watch)
+        computed = self._compute(frame, plan.remaining())
+        return commit_plan(self._claim, plan, computed, watch, self._texts(number, plan.remaining(), computed))
 
-    def _compute(self, frame: DataFrame, ranges: Ranges) -> dict[str, Computed]:
+    def _texts(self, number: int, ranges: Ranges, computed: Mapping[str, _Rows]) -> dict[TopicPartition, Text]:
+        """The metadata that the batch takes along."""
+        rows = {name: output.rows for name, output in computed.items()}
+        return self._metadata.texts(BatchInfo(number, ranges, rows))
+
+    def _compute(self, frame: DataFrame, ranges: Ranges) -> dict[str, _Rows]:
         """Compute all outputs from the records of the ranges."""
         offsets = count_offsets(ranges)
         try:
@@ -157,7 +184,7 @@ class BatchWay:
         _log.info("the rows of a batch exceed spark.driver.maxResultSize: executors stage them")
         return self._compute_outputs(frame, offsets, is_large=True)
 
-    def _compute_outputs(self, frame: DataFrame, offsets: int, *, is_large: bool) -> dict[str, Computed]:
+    def _compute_outputs(self, frame: DataFrame, offsets: int, *, is_large: bool) -> dict[str, _Rows]:
         given = self._given(frame)
         writers = self._outputs.writers
         staging = {name: writer for name, writer in writers.items() if is_large and can_stage(writer)}

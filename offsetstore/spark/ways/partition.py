@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import pickle
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import cloudpickle
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
 from offsetstore.offsets import count_offsets
+from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, commit_plan, lock_as_planned
 from offsetstore.processing.isolate import (
     SECONDS,
@@ -36,7 +36,7 @@ from offsetstore.spark.collecting import is_over_limit
 from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
-from offsetstore.spark.executors.task import Ending, Result, Work
+from offsetstore.spark.executors.task import Ending, Result, Tasks
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
 from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
@@ -45,13 +45,15 @@ from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.staging_schema import can_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from offsetstore.offsets import TopicPartition
+    from offsetstore.processing.batch_metadata import BatchMetadata
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Decisions, Ranges
+    from offsetstore.protocol.metadata import Text
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.plans.scan import Placed
     from offsetstore.spark.ways.micro_batch import MicroBatch
@@ -74,7 +76,9 @@ class PartitionWay:
         connect, or a threshold below 0.
     """
 
-    def __init__(self, claim: Claim, outputs: Outputs, threshold: int = TASK_THRESHOLD) -> None:
+    def __init__(
+        self, claim: Claim, outputs: Outputs, metadata: BatchMetadata, threshold: int = TASK_THRESHOLD
+    ) -> None:
         if threshold < 0:
             raise ConfigurationError("task_threshold must be 0 or more offsets", found=threshold)
         if len(outputs.writers) > 1:
@@ -84,11 +88,13 @@ class PartitionWay:
                 next_step='Use atomicity="batch", or one Execute that writes into all tables.',
             )
         [self._writer] = outputs.writers.values()
-        _check_pickles(self._writer)
+        _check_pickles(self._writer, "a writer that can be pickled, with all that its function uses")
+        _check_pickles(claim.claim_metadata.formats, "metadata=Metadata(...) of functions that can be pickled")
         self._store = ExecutorStore.of(claim)
         self._claim = claim
         self._outputs = outputs
-        self._driver = BatchWay(claim, outputs, StagingPolicy("never"))
+        self._metadata = metadata
+        self._driver = BatchWay(claim, outputs, metadata, StagingPolicy("never"))
         self._threshold = threshold if can_stage(self._writer) else 0
         self._was_checked = False
         self._has_warned = False
@@ -119,11 +125,16 @@ class PartitionWay:
         watch = Stopwatch()
         plan = Plan.of(self._claim, batch.ranges)
         if not plan.is_worth_computing(self._claim):
-            self._advance(plan.decisions, batch.ranges)
+            self._advance(plan.decisions, batch.ranges, {})
             return None
         create_rows(self._claim, plan)
         watch.lap("plan")
-        results = self._run(batch, plan, number)
+        texts = self._metadata.texts(BatchInfo(batch.number, plan.remaining(), None))
+        stored = self._claim.claim_metadata.next(plan.remaining())
+        results = self._run(batch, plan, number, texts)
+        stored_now = {Ending.WRITTEN, Ending.SKIPPED}
+        done = {result.topic_partition for result in results if result.ending in stored_now}
+        self._claim.claim_metadata.forget({tp: text for tp, text in stored.items() if tp in done})
         try:
             self._retryable = _raise_failed(results)
         except RowsRefused as refused:
@@ -132,16 +143,23 @@ class PartitionWay:
             raise self._retryable
         if any(result.ending is Ending.OUTDATED for result in results):
             raise PlanOutdated
-        done = {result.topic_partition for result in results if result.ending is not Ending.EMPTY}
         left = [tp for tp in plan.remaining() if tp not in done]
         if left:
-            self._advance(plan.decisions, left, empty=True)
+            self._advance(plan.decisions, left, texts, empty=True)
         watch.lap("tasks")
         return Written({UNNAMED: sum(result.rows for result in results)}, watch.seconds)
 
-    def _advance(self, decisions: Decisions, partitions: Collection[TopicPartition], *, empty: bool = False) -> None:
+    def _advance(
+        self,
+        decisions: Decisions,
+        partitions: Collection[TopicPartition],
+        texts: Mapping[TopicPartition, Text],
+        *,
+        empty: bool = False,
+    ) -> None:
         """Check these partitions under their locks, and advance those that had no rows.
 
+        :param texts: the new metadata of some.
         :param empty: whether their rows were computed, and there were none.
         """
 
@@ -149,7 +167,7 @@ class PartitionWay:
             remaining = lock_as_planned(tx, {tp: decisions[tp] for tp in partitions})
             if remaining and not empty:
                 raise PlanOutdated
-            tx.advance(remaining)
+            tx.finish(remaining, texts)
 
         self._claim.run(work)
 
@@ -172,7 +190,9 @@ class PartitionWay:
             try_out(self._claim, {tp: decision}, rows(part, without).write)
 
         def store(part: Ranges) -> None:
-            commit_plan(self._claim, plan.up_to(part), {UNNAMED: rows(part)}, Stopwatch())
+            computed = rows(part)
+            texts = self._metadata.texts(BatchInfo(batch.number, part, {UNNAMED: computed.rows}))
+            commit_plan(self._claim, plan.up_to(part), {UNNAMED: computed}, Stopwatch(), texts)
 
         def proof(found: RowsRefused) -> Proof:
             [frame] = self._outputs.transform(with_coordinates(batch.frame), keep_kafka=True).values()
@@ -183,7 +203,9 @@ class PartitionWay:
         verdict = isolate(refused, ranges, attempt, proof=proof, seconds=SECONDS if is_small else 0)
         return conclude(verdict, ranges, store, group=self._claim.group, schema=schema_of(self._claim))
 
-    def _run(self, batch: MicroBatch, plan: Plan, attempt: int) -> Sequence[Result]:
+    def _run(
+        self, batch: MicroBatch, plan: Plan, attempt: int, texts: Mapping[TopicPartition, Text]
+    ) -> Sequence[Result]:
         frame = self._rows(crop(batch.frame, plan.decisions))
         keeps_kafka = self._outputs.uses_kafka(UNNAMED)
         if not keeps_kafka:
@@ -192,21 +214,22 @@ class PartitionWay:
         self._check_executors(session)
         placed = place(frame, batch.ranges, list(plan.remaining()))
         self._warn_if_moved(placed)
-        work = Work(
+        tasks = Tasks(
             self._store,
-            replace(TaskClaim.of(self._claim), partitions=set(plan.decisions)),
+            TaskClaim.of(self._claim, plan.decisions),
             self._writer,
             [plan.decisions[tp] for tp in placed.tasks],
             placed.tasks,
             failpoints.setting(),
             self._lock_timeout(session, attempt),
             keeps_kafka,
+            texts,
         )
         # The tasks write while they read, so this can't be checked in between.
         check_topics(self._claim, plan.stored, batch.ranges)
         failpoints.reach("before_lock")
         with sending_password(session, self._claim):
-            return _collect(placed, work)
+            return _collect(placed, tasks)
 
     def _rows(self, records: DataFrame) -> DataFrame:
         """Call transform, and check that each row is made from one record."""
@@ -234,9 +257,9 @@ class PartitionWay:
             _log.warning("each batch is repartitioned by Kafka's topics and partitions: %s", placed.moved)
 
 
-def _collect(placed: Placed, work: Work) -> Sequence[Result]:
+def _collect(placed: Placed, tasks: Tasks) -> Sequence[Result]:
     """Run the tasks; the results are in the order of their partitions."""
-    results = placed.parts.run(work)
+    results = placed.parts.run(tasks)
     if sorted(result.topic_partition for result in results) != sorted(placed.tasks):
         raise SinkError(
             "the tasks did not return one result each", found=f"{len(results)} results", expected=f"{len(placed.tasks)}"
@@ -261,13 +284,13 @@ def _raise_failed(results: Sequence[Result]) -> Exception | None:
     return next((result.why() for result in results if result.ending is Ending.AGAIN), None)
 
 
-def _check_pickles(writer: object) -> None:
+def _check_pickles(used: object, expected: str) -> None:
     try:
-        pickle.loads(_pickler.dumps(writer))  # noqa: S301 - our own; some pickle, but can't be loaded
+        pickle.loads(_pickler.dumps(used))  # noqa: S301 - our own; some pickle, but can't be loaded
     except Exception as error:
         raise ConfigurationError(
-            f"{writer!r} can't be sent to Spark's executors",
+            f"{used!r} can't be sent to Spark's executors",
             found=f"{type(error).__name__}: {error}",
-            expected='a writer that can be pickled, with all that its function uses (atomicity="partition")',
+            expected=f'{expected} (atomicity="partition")',
             next_step="Create connections and clients inside the function.",
         ) from error

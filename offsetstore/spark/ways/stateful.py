@@ -23,7 +23,7 @@ from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.tuning import MANAGER
-from offsetstore.spark.ways.batch import BatchWay
+from offsetstore.spark.ways.batch import BatchWay, InStaging, OnDriver
 from offsetstore.spark.ways.continuity import judge
 from offsetstore.writers.append import Append
 
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from offsetstore.offsets import StoredOffset, TopicPartition
+    from offsetstore.processing.batch_metadata import BatchMetadata
     from offsetstore.processing.cycle import Computed
+    from offsetstore.protocol.metadata import Text
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.plans.query import RunningQuery
     from offsetstore.spark.staging_area import StagingPolicy
@@ -61,9 +63,16 @@ class StatefulWay(BatchWay):
     """
 
     def __init__(
-        self, claim: Claim, outputs: Outputs, staging: StagingPolicy, query: RunningQuery, columns: list[str]
+        self,
+        claim: Claim,
+        outputs: Outputs,
+        metadata: BatchMetadata,
+        staging: StagingPolicy,
+        *,
+        query: RunningQuery,
+        columns: list[str],
     ) -> None:
-        super().__init__(claim, outputs, staging)
+        super().__init__(claim, outputs, metadata, staging)
         self._has_coordinates = admit_stateful(query.execution, columns)
         _check_output_mode(query.execution, outputs)
         _check_file_manager(query.execution)
@@ -78,8 +87,10 @@ class StatefulWay(BatchWay):
         plan = self._plan(batch, query_id)
         watch.lap("plan")
         computed: Mapping[str, Computed] = {}
+        texts: dict[TopicPartition, Text] = {}
         if plan.outcome is Outcome.APPLY:
-            computed = self._compute_whole(batch)
+            computed = rows = self._compute_whole(batch)
+            texts = self._texts(batch.number, batch.ranges, rows)
         elif plan.outcome is Outcome.SKIP:
             _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
             batch.frame.count()
@@ -100,7 +111,8 @@ class StatefulWay(BatchWay):
                 raise PlanOutdated
             if not is_new:
                 return None
-            rows = write_and_advance(computed, tx, {tp: decision.remaining for tp, decision in locked.items()})
+            remaining = {tp: decision.remaining for tp, decision in locked.items()}
+            rows = write_and_advance(computed, tx, remaining, texts)
             watch.lap("write")
             return rows
 
@@ -128,7 +140,7 @@ class StatefulWay(BatchWay):
             )
         return _StatefulPlan(rows, outcome)
 
-    def _compute_whole(self, batch: MicroBatch) -> dict[str, Computed]:
+    def _compute_whole(self, batch: MicroBatch) -> dict[str, OnDriver | InStaging]:
         frame = batch.frame
         frame.persist()
         try:

@@ -1,5 +1,5 @@
 """What travels with the offset. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, PT012 - these are tests: the name is the docstring, numbers and order are the point
+# ruff: noqa: D102, PLR2004, PT012 - these are tests: the name is the docstring, numbers and order are the point
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore.errors import MetadataError
-from offsetstore.offsets import OffsetRange
+from offsetstore.errors import AdvanceMismatch, ConfigurationError, LockFirst, MetadataError, StaleClaim
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol.metadata import KEEP, MAX_BYTES, Metadata
+from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, ContractParts, Stop, assert_untouched
 
 if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
-    from offsetstore.testing.broker import StaticBroker
     from offsetstore.testing.contract.parts import Read, Write
+
+
+def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, *, metadata: object = KEEP) -> None:
+    """Advance from wherever the partition is."""
+    with store.transaction(claim) as tx:
+        tx.lock({tp: OffsetRange(0, until)})
+        tx.advance(tx.ranges, metadata=metadata)
+
+
+def fail(_: object) -> str:
+    """Neither serialize nor deserialize."""
+    raise Stop
 
 
 class MetadataContract(ContractParts):
@@ -41,7 +54,7 @@ class MetadataContract(ContractParts):
 
         assert store.metadata(GROUP)[P0] is None
 
-    @pytest.mark.behaviour("META-1")
+    @pytest.mark.behaviour("META-1", "META-4")
     def test_an_advance_without_metadata_keeps_the_last_and_none_clears_it(
         self, store: OffsetStore, claim: Claim
     ) -> None:
@@ -95,3 +108,202 @@ class MetadataContract(ContractParts):
         assert store.metadata("billing")[P0] == "of billing"
         assert store.metadata("shipping")[P0] == "of shipping"
         assert [store.offsets(group)[P0].next_offset for group in ("billing", "shipping")] == [3, 5]
+
+    @pytest.mark.behaviour("META-3")
+    def test_a_cached_read_keeps_the_value_at_the_claim_and_an_uncached_one_follows(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        advance(store, claim, P0, 1, metadata="first")
+        second = store.claim(GROUP, broker)
+        advance(store, second, P0, 2, metadata="second")
+
+        assert [second.metadata(P0), second.metadata(P0, cache=False)] == ["first", "second"]
+        with store.transaction(second) as tx:
+            tx.lock({P0: OffsetRange(2, 3)})
+            tx.advance(tx.ranges, metadata="third")
+            assert [tx.metadata(P0), tx.metadata(P0, cache=False), tx.metadata(P1, cache=False)] == [
+                "first",
+                "third",
+                None,
+            ]
+        assert second.metadata(P0, cache=False) == "third"
+        assert store.claim(GROUP, broker).metadata(P0) == "third"
+
+    @pytest.mark.behaviour("META-3")
+    def test_a_claim_may_read_uncached_by_default(self, store: OffsetStore, broker: StaticBroker) -> None:
+        claim = store.claim(GROUP, broker, metadata=Metadata(cache=False))
+        advance(store, claim, P0, 1, metadata="now")
+
+        assert [claim.metadata(P0), claim.metadata(P0, cache=True)] == ["now", None]
+        assert claim.metadata(TopicPartition("payments", 99)) is None  # without a row
+
+    @pytest.mark.behaviour("META-4")
+    def test_metadata_can_be_written_again_at_the_same_offset(self, store: OffsetStore, claim: Claim) -> None:
+        advance(store, claim, P0, 3, metadata="with the offset")
+        with store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(3, 3)})
+            tx.write_metadata(P0, {"again": 3})
+
+        assert store.metadata(GROUP)[P0] == {"again": 3}
+        assert store.offsets(GROUP)[P0].next_offset == 3
+        with store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(3, 4)})
+            tx.write_metadata(P0, "before an advance that keeps it")
+            tx.advance(tx.ranges)
+        assert store.metadata(GROUP)[P0] == "before an advance that keeps it"
+
+    @pytest.mark.behaviour("META-4")
+    def test_metadata_is_written_only_to_what_is_locked(self, store: OffsetStore, claim: Claim) -> None:
+        with pytest.raises(LockFirst), store.transaction(claim) as tx:
+            tx.write_metadata(P0, "early")
+        with pytest.raises(AdvanceMismatch, match="was not locked"), store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 0)})
+            tx.write_metadata(P0, "rolled back")
+            tx.write_metadata(P1, "elsewhere")
+
+        assert store.metadata(GROUP) == {P0: None, P1: None, P2: None}
+
+    @pytest.mark.behaviour("META-5")
+    def test_stored_metadata_is_for_the_next_advance_alone(self, store: OffsetStore, claim: Claim) -> None:
+        value = ["as it was"]
+        claim.store_metadata(P0, value)
+        value.append("changed later")
+        advance(store, claim, P1, 1)
+        assert store.metadata(GROUP) == {P0: None, P1: None, P2: None}
+
+        advance(store, claim, P0, 1)
+        assert store.metadata(GROUP)[P0] == ["as it was"]
+
+        advance(store, claim, P0, 2, metadata="explicit")
+        advance(store, claim, P0, 3)
+        assert store.metadata(GROUP)[P0] == "explicit"
+
+    @pytest.mark.behaviour("META-5")
+    def test_explicit_metadata_wins_and_uses_up_what_was_stored(self, store: OffsetStore, claim: Claim) -> None:
+        claim.store_metadata(None, "stored")
+        advance(store, claim, P0, 1, metadata="explicit")
+        advance(store, claim, P0, 2)
+        advance(store, claim, P1, 1)
+
+        assert store.metadata(GROUP) == {P0: "explicit", P1: "stored", P2: None}
+
+    @pytest.mark.behaviour("META-5")
+    def test_stored_metadata_is_kept_until_a_commit(self, store: OffsetStore, claim: Claim) -> None:
+        claim.store_metadata(P0, "kept")
+        for _ in range(2):
+            with pytest.raises(Stop), store.transaction(claim) as tx:
+                tx.lock({P0: OffsetRange(0, 1)})
+                tx.advance(tx.ranges)
+                raise Stop
+        with store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 1)})
+            tx.advance(tx.ranges)
+            claim.store_metadata(P0, "stored meanwhile")
+
+        assert store.metadata(GROUP)[P0] == "kept"
+        advance(store, claim, P0, 2)
+        assert store.metadata(GROUP)[P0] == "stored meanwhile"
+
+    @pytest.mark.behaviour("META-5")
+    def test_metadata_is_stored_for_the_claims_own_topics(self, claim: Claim) -> None:
+        with pytest.raises(ConfigurationError, match="a topic that the claim does not have"):
+            claim.store_metadata(TopicPartition("refunds", 0), "elsewhere")
+
+    @pytest.mark.behaviour("META-7")
+    def test_a_stale_job_reads_no_metadata_of_others(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        advance(store, claim, P0, 1, metadata="ours")
+        stale = store.claim(GROUP, broker)
+        second = store.claim(GROUP, broker)
+        advance(store, second, P0, 2, metadata="another job's")
+
+        assert stale.metadata(P0) == "ours"  # it does not know yet
+        with pytest.raises(StaleClaim):
+            stale.metadata(P0, cache=False)
+        with pytest.raises(StaleClaim):
+            stale.metadata(P0)
+        with pytest.raises(StaleClaim):
+            claim.metadata(TopicPartition("payments", 99), cache=False)  # without a row
+        assert second.metadata(P0) == "ours"
+
+    @pytest.mark.behaviour("META-7")
+    def test_a_job_whose_transaction_was_refused_knows_that_it_is_stale(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        second = store.claim(GROUP, broker)
+        with pytest.raises(StaleClaim):
+            advance(store, claim, P0, 1)
+
+        assert [claim.is_lost, second.is_lost] == [True, False]
+        with pytest.raises(StaleClaim):
+            claim.metadata(P0)
+
+    @pytest.mark.behaviour("META-8")
+    def test_each_topic_has_its_own_serializer(self, store: OffsetStore) -> None:
+        orders = TopicPartition("orders", 0)
+        broker = StaticBroker.with_topics({"payments": 1, "orders": 1}, end=100)
+        formats = {"orders": Metadata(serializer=str, deserializer=int)}
+        claim = store.claim(GROUP, broker, metadata=formats)
+        with store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 1), orders: OffsetRange(0, 1)})
+            tx.advance(tx.ranges, metadata=7)
+
+        assert {tp: row.metadata for tp, row in store.offsets(GROUP).items()} == {orders: "7", P0: "7"}
+        assert claim.metadata(orders, cache=False) == 7
+        assert store.metadata(GROUP, formats) == {orders: 7, P0: 7}
+        with pytest.raises(ConfigurationError, match="metadata names topics"):
+            store.claim(GROUP, broker, metadata={"order": Metadata()})
+
+    @pytest.mark.behaviour("META-8")
+    def test_a_serializer_that_fails_writes_nothing(
+        self, store: OffsetStore, broker: StaticBroker, write: Write, read: Read
+    ) -> None:
+        claim = store.claim(GROUP, broker, metadata=Metadata(serializer=fail))
+        with pytest.raises(MetadataError, match="serializer failed") as caught, store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 3)})
+            write(tx, [0, 1, 2])
+            tx.advance(tx.ranges, metadata="any")
+
+        assert isinstance(caught.value.__cause__, Stop)
+        assert_untouched(store, read)
+
+    @pytest.mark.behaviour("META-8")
+    def test_a_deserializer_that_fails_blocks_no_claim(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        advance(store, claim, P0, 1, metadata="a note")
+        second = store.claim(GROUP, broker, metadata=Metadata(deserializer=fail))
+
+        for cache in (True, False):
+            with pytest.raises(MetadataError, match="deserializer failed"):
+                second.metadata(P0, cache=cache)
+        advance(store, second, P0, 2)
+        assert store.metadata(GROUP)[P0] == "a note"
+
+    @pytest.mark.behaviour("META-9")
+    def test_metadata_is_found_without_a_claim(self, store: OffsetStore, claim: Claim) -> None:
+        advance(store, claim, P0, 1, metadata={"trace": "7f3a"})
+
+        assert store.find_metadata(GROUP, "payments", 0) == {"trace": "7f3a"}
+        assert store.find_metadata(GROUP, "payments", 9) is None
+        assert store.find_metadata(GROUP, "payments") == {P0: {"trace": "7f3a"}, P1: None, P2: None}
+        assert store.find_metadata("unknown", "payments") == {}
+
+    @pytest.mark.behaviour("META-11")
+    def test_a_megabyte_with_unicode_and_quotes_comes_back(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        odd = "é\\\"'{},\tNULL ☃ 🦆 "
+        text = odd * (MAX_BYTES // len(odd.encode()))
+        claim = store.claim(GROUP, broker, metadata=Metadata(serializer=str, deserializer=str))
+        with store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 1), P1: OffsetRange(0, 1)})
+            tx.advance({P0: OffsetRange(0, 1)}, metadata=text)
+            tx.write_metadata(P1, "NULL")
+            tx.advance({P1: OffsetRange(0, 1)})
+
+        assert claim.metadata(P0, cache=False) == text
+        assert claim.metadata(P1, cache=False) == "NULL"
+        advance(store, claim, P0, 2)
+        assert claim.metadata(P0, cache=False) == text

@@ -12,8 +12,7 @@ from uuid import UUID
 
 from offsetstore.errors import ConnectionLost
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
-from offsetstore.protocol.database import GroupRow, HistoryEvent, LockedRow, NewOffset
-from offsetstore.protocol.metadata import KEEP, Keep
+from offsetstore.protocol.database import GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.locks import Mode, RowLocks
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from offsetstore.offsets import OffsetRange
+    from offsetstore.protocol.metadata import Text
 
 _NOBODY = Token(0, UUID(int=0))
 
@@ -273,7 +273,7 @@ class MemorySession:
         group: str,
         token: Token,
         ranges: Mapping[TopicPartition, OffsetRange],
-        metadata: str | Keep | None,
+        metadata: Mapping[TopicPartition, Text],
         transaction_id: UUID,
     ) -> int:
         moved = 0
@@ -287,7 +287,7 @@ class MemorySession:
                 self._changes.partitions[group, tp] = replace(
                     row,
                     next_offset=range_.until,
-                    metadata=row.metadata if isinstance(metadata, Keep) else metadata,
+                    metadata=metadata.get(tp, row.metadata),
                     transaction_id=transaction_id,
                     updated_at=self._shared.clock(),
                 )
@@ -297,9 +297,31 @@ class MemorySession:
         return moved
 
     def finish(
-        self, group: str, token: Token, ranges: dict[TopicPartition, OffsetRange], transaction_id: UUID
+        self,
+        group: str,
+        token: Token,
+        ranges: dict[TopicPartition, OffsetRange],
+        metadata: Mapping[TopicPartition, Text],
+        transaction_id: UUID,
     ) -> tuple[int, bool]:
-        return self.advance(group, token, ranges, KEEP, transaction_id), self.is_whole()
+        return self.advance(group, token, ranges, metadata, transaction_id), self.is_whole()
+
+    def read_metadata(self, group: str, topic: str, partition: int | None) -> dict[TopicPartition, MetadataRow]:
+        with self._statement():
+            return {
+                tp: MetadataRow(row.metadata, row.token)
+                for tp, row in sorted(self._rows(group).items())
+                if tp.topic == topic and partition in {None, tp.partition}
+            }
+
+    def write_metadata(self, group: str, token: Token, metadata: Mapping[TopicPartition, Text]) -> int:
+        with self._statement():
+            rows = self._rows(group)
+            ours = {tp: text for tp, text in metadata.items() if tp in rows and rows[tp].token == token}
+            for tp, text in ours.items():
+                self._locks.take(self, _key(group, tp), Mode.UPDATE)
+                self._changes.partitions[group, tp] = replace(rows[tp], metadata=text, updated_at=self._shared.clock())
+            return len(ours)
 
     def rename_group(self, group: str, new: str) -> None:
         with self._statement():

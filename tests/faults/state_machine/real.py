@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition
 from offsetstore.offsets import BrokerView, CommittedOffset, Token
-from offsetstore.protocol.metadata import load
+from offsetstore.protocol.metadata import JSON
 from offsetstore.testing import StaticBroker
 from tests.support.postgres import Database
 from tests.support.proxy import CommitProxy
@@ -257,7 +257,7 @@ class Side:
             moves.setdefault(partition, []).append((start, to))
         results = self.outside.rows('SELECT work, partition, "offset" FROM results')
         return Found(
-            {(row[0], row[1]): FoundRow(row[2], load(row[3]), row[4], Token(row[5], row[6])) for row in rows},
+            {(row[0], row[1]): FoundRow(row[2], JSON.load(row[3]), row[4], Token(row[5], row[6])) for row in rows},
             history,
             Counter((partition, offset) for _, partition, offset in results),
             {work for work, _, _ in results},

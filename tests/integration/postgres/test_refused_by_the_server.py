@@ -159,7 +159,7 @@ def test_what_became_ours_was_raised_from_nothing_that_quotes_a_row(
 
     def work(tx: Transaction) -> None:
         left = lock(tx, P0, range_=RANGE)
-        Append("people").write(tx.connection, rows)
+        Append("people").write(tx, rows)
         tx.advance(left)
 
     caplog.set_level(logging.DEBUG)

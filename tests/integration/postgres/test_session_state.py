@@ -20,10 +20,9 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sqlalchemy import Connection
-
     from offsetstore import Transaction
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
     from offsetstore.store.identity import ClaimInfo
     from tests.integration.conftest import Query
 
@@ -31,17 +30,17 @@ RECORDS: Any = pa.RecordBatch.from_pydict({"record": [1]})
 ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"
 
 
-def leave_much_behind(connection: Connection, _: Iterable[pa.RecordBatch]) -> None:
+def leave_much_behind(work: Work, _: Iterable[pa.RecordBatch]) -> None:
     for statement in (
         "SET search_path = elsewhere, public",
         "CREATE TEMPORARY TABLE results (record bigint)",
         "SELECT pg_advisory_lock(4711)",
     ):
-        connection.exec_driver_sql(statement)
+        work.connection.exec_driver_sql(statement)
 
 
-def fail_afterwards(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
-    leave_much_behind(connection, batches)
+def fail_afterwards(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    leave_much_behind(work, batches)
     raise LookupError
 
 
@@ -49,7 +48,7 @@ def write_with(store: OffsetStore, claim: ClaimInfo, writer: Writer, number: int
     """One transaction of one record, as the sink and its tasks have it."""
     with store.transaction(claim) as tx:
         left = lock(tx, P0, range_=OffsetRange(number, number + 1))
-        writer.write(tx.connection, [RECORDS])
+        writer.write(tx, [RECORDS])
         tx.advance(left)
 
 
@@ -126,9 +125,9 @@ def test_without_sql_of_the_users_the_connection_is_kept(tenant: OffsetStore) ->
 def test_behind_a_pooler_a_connection_is_closed_and_the_next_one_works(
     offsetstore_database: str, query: Query, results: str
 ) -> None:
-    def insert(connection: Connection, _: Iterable[pa.RecordBatch]) -> None:
-        connection.exec_driver_sql("SET LOCAL search_path = public, elsewhere")
-        connection.exec_driver_sql("INSERT INTO results VALUES (1)")
+    def insert(work: Work, _: Iterable[pa.RecordBatch]) -> None:
+        work.connection.exec_driver_sql("SET LOCAL search_path = public, elsewhere")
+        work.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
 
     with Pooler(offsetstore_database) as pooler, OffsetStore.connect(pooler.url) as pooled:
         claim = pooled.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))

@@ -15,7 +15,7 @@ from offsetstore.processing.cycle import write_and_advance
 from offsetstore.processing.isolate import isolate, try_out
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.protocol.replay import decide
-from offsetstore.spark.executors.task import Ending, Work
+from offsetstore.spark.executors.task import Ending, Tasks
 from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
 from tests.integration.transacting import process
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pyarrow as pa
-    from sqlalchemy import Connection
 
     from offsetstore import Claim, Transaction
     from offsetstore.processing.isolate import Ranges, Record, Verdict
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
     from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
@@ -58,7 +58,7 @@ def attempt(
     chosen = [rows[at] for at in range(part[P0].from_, part[P0].until) if (P0, at) not in without]
     batches = [batch({name: [row[name] for row in chosen] for name in rows[0]})] if chosen else []
     plan = {P0: decide(0, OffsetRange(0, len(rows)))}
-    try_out(claim, plan, lambda connection: writer.write(connection, batches))
+    try_out(claim, plan, lambda work: writer.write(work, batches))
 
 
 def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> Verdict:
@@ -82,15 +82,15 @@ def test_a_withdrawal_that_an_earlier_deposit_covers_is_not_blamed(claim: Claim,
     assert query("SELECT * FROM balances") == []
 
 
-def insert_family(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def insert_family(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     with refusals(None):
         for rows in batches:
             for row in rows.to_pylist():
                 values = (row["id"], row["parent"], row["note"])
                 if row["parent"] is None:
-                    connection.connection.cursor().execute("INSERT INTO parents VALUES (%s)", values[:1])
+                    work.connection.connection.cursor().execute("INSERT INTO parents VALUES (%s)", values[:1])
                 else:
-                    connection.connection.cursor().execute("INSERT INTO children VALUES (%s, %s, %s)", values)
+                    work.connection.connection.cursor().execute("INSERT INTO children VALUES (%s, %s, %s)", values)
 
 
 def test_a_child_whose_parent_comes_later_is_not_blamed(claim: Claim, query: Query) -> None:
@@ -167,11 +167,11 @@ def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(
 ) -> None:
     is_frozen, goes_on = threading.Event(), threading.Event()
 
-    def write(connection: Connection) -> None:
-        connection.exec_driver_sql(f"INSERT INTO {results} VALUES (1)")
+    def write(work: Work) -> None:
+        work.connection.exec_driver_sql(f"INSERT INTO {results} VALUES (1)")
         is_frozen.set()
         assert goes_on.wait(60)
-        connection.exec_driver_sql(f"INSERT INTO {results} VALUES (2)")
+        work.connection.exec_driver_sql(f"INSERT INTO {results} VALUES (2)")
 
     searching = in_background(lambda: try_out(claim, {P0: decide(0, OffsetRange(0, 8))}, write))
     assert is_frozen.wait(60)
@@ -237,9 +237,9 @@ def test_a_deferred_trigger_that_reads_the_offset_sees_the_tasks(
 ) -> None:
     decision = decide(3, OffsetRange(3, 5))
     here: Any = Here(store)
-    work = Work(here, TaskClaim.of(claim), Append("results"), [decision], [P0], None, 30.0)
+    tasks = Tasks(here, TaskClaim.of(claim), Append("results"), [decision], [P0], None, 30.0)
 
-    result = work.perform(0, iter([ROWS, None]))
+    result = tasks.perform(0, iter([ROWS, None]))
 
     assert result.ending is Ending.WRITTEN, result.why()
     assert agreeing("SELECT count(*) FROM results") == [(5,)]

@@ -11,7 +11,7 @@ from offsetstore import Append, Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.processing.cycle import UNNAMED, Stopwatch, commit_plan
 from offsetstore.processing.plan import Plan
 from offsetstore.protocol.replay import decide
-from offsetstore.spark.executors.task import Ending, Work
+from offsetstore.spark.executors.task import Ending, Tasks
 from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
@@ -81,9 +81,9 @@ def test_a_task_waits_for_the_database_six_times(counter: TripCounter, store: Of
     def write(number: int) -> None:
         decision = decide(number, OffsetRange(number, number + 1))
         here: Any = Here(store)
-        work = Work(here, TaskClaim.of(claim), Append("results"), [decision], [tp], None, 1.0)
+        tasks = Tasks(here, TaskClaim.of(claim), Append("results"), [decision], [tp], None, 1.0)
         rows = batch({"record": [number], "_kafka": kafka((TOPIC, 0, number))})
-        assert work.perform(0, iter([rows, None])).ending is Ending.WRITTEN
+        assert tasks.perform(0, iter([rows, None])).ending is Ending.WRITTEN
 
     write(0)
     with counter.counting() as trips:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from sqlalchemy import Connection
 
+    from offsetstore.protocol.work import Work
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 
@@ -107,8 +107,8 @@ def test_several_topics_and_tables_are_seen_together_with_their_offsets_or_not_a
     class Watched(Append):
         """Looks with a second connection when it has written, and the others have or have not."""
 
-        def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
-            written = super().write(connection, batches)
+        def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
+            written = super().write(work, batches)
             seen.extend(world.database.rows(state))
             return written
 
@@ -275,8 +275,8 @@ def test_what_the_writer_wrote_is_gone_with_the_error_that_came_after_it(
     world.produce(topic, ["a"])
 
     class Failing(Append):
-        def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
-            super().write(connection, batches)
+        def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
+            super().write(work, batches)
             raise psycopg.errors.CheckViolation
 
     failed = world.run_to_failure(world.claim(topic), events, Failing("events"))

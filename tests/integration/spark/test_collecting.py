@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from sqlalchemy import Connection
 
+    from offsetstore.protocol.work import Work
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 
@@ -110,7 +110,7 @@ def test_without_a_writer_that_can_be_staged_the_limit_ends_the_query(
     topic = offsetstore_topic(1)
     world.produce(topic, ["a" * 5000])
 
-    def write(_connection: Connection, _batches: Iterable[pa.RecordBatch]) -> None:
+    def write(_work: Work, _batches: Iterable[pa.RecordBatch]) -> None:
         pytest.fail("there are no rows to write")
 
     failed = world.run_to_failure(world.claim(topic), events, Execute(write))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from sqlalchemy import Connection
 
+    from offsetstore.protocol.work import Work
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 
@@ -61,8 +61,8 @@ def test_a_range_without_any_record_advances_and_writes_nothing(world: World, of
     written: list[int] = []
 
     class Recording(Append):
-        def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
-            written.append(super().write(connection, batches))
+        def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
+            written.append(super().write(work, batches))
             return written[-1]
 
     claim = world.store.claim(world.group, world.broker(topic, **COMMITTED))

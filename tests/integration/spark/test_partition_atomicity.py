@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 
@@ -79,9 +80,9 @@ def test_each_partitions_rows_and_offset_come_in_a_transaction_of_their_own(
     assert caplog.messages == []  # nothing had to be repartitioned
 
 
-def land(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def land(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     """In a task: write the rows of a partition."""
-    insert(connection, [row for batch in batches for row in batch.to_pylist()])
+    insert(work.connection, [row for batch in batches for row in batch.to_pylist()])
 
 
 @pytest.mark.behaviour("SINK-1")
@@ -255,11 +256,11 @@ def test_what_may_pass_is_repeated_from_kafka_and_only_where_it_has_to_be(
     world.produce(topic, ["1a"], partition=1)
     url = world.database.url
 
-    def write(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         rows, times = attempt(url, batches)
-        insert(connection, rows)
+        insert(work.connection, rows)
         if rows[0]["partition"] == 0 and times < 3:
-            connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"))
+            work.connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"))
 
     world.run(world.claim(topic), traced, Execute(write), atomicity="partition")
 
@@ -284,9 +285,9 @@ def test_the_users_own_error_is_the_sinks_and_the_other_partitions_are_stored(
     kind: type[Exception] = LookupError
     words = ("no such", "country")
 
-    def write(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         rows = [row for batch in batches for row in batch.to_pylist()]
-        insert(connection, rows)
+        insert(work.connection, rows)
         if rows[0]["partition"] == 1:
             raise kind(*words)
 
@@ -413,10 +414,10 @@ def test_a_task_that_is_stopped_among_its_rows_does_not_take_the_end_of_its_conn
         slow = F.expr("value <> 'slow' OR reflect('java.lang.Thread', 'sleep', 4000L) IS NULL")
         return traced(batch).where(slow)
 
-    def write(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
             rows, _ = attempt(url, [batch])
-            insert(connection, rows)
+            insert(work.connection, rows)
 
     sink = TransactionalSink(claim, transform, into=Execute(write), atomicity="partition")
     world.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
@@ -461,10 +462,10 @@ def test_the_executors_are_checked_before_the_first_batch_is_computed(
 
 def test_what_cannot_work_is_refused_when_the_sink_is_made(world: World, offsetstore_topic: NewTopic) -> None:
     claim = world.claim(offsetstore_topic(1))
-    connection = world.database
+    database = world.database
 
-    def write(_connection: Connection, _batches: Iterable[pa.RecordBatch]) -> None:
-        connection.execute("SELECT 1")
+    def write(_work: Work, _batches: Iterable[pa.RecordBatch]) -> None:
+        database.execute("SELECT 1")
 
     word: Any = "task"
     with pytest.raises(ConfigurationError, match='"batch" or "partition"'):

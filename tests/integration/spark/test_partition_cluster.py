@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
-    from sqlalchemy import Connection
 
+    from offsetstore.protocol.work import Work
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.cluster import Cluster
 
@@ -44,14 +44,14 @@ def tell(url: str, batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
     return rows
 
 
-def write_behind_a_gate(url: str, connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def write_behind_a_gate(url: str, work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     """In a task: write, and wait in the transaction until the test lets it go on."""
-    connection.execute(text(INSERT), tell(url, batches))
-    connection.execute(text("SET LOCAL lock_timeout = '60s'"))
-    connection.execute(text("SELECT pg_advisory_xact_lock_shared(1)"))
+    work.connection.execute(text(INSERT), tell(url, batches))
+    work.connection.execute(text("SET LOCAL lock_timeout = '60s'"))
+    work.connection.execute(text("SELECT pg_advisory_xact_lock_shared(1)"))
 
 
-def refuse(url: str, _connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def refuse(url: str, _work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     """In a task: fail."""
     raise LookupError(f"partition {tell(url, batches)[0]['partition']} is not to my liking")
 

@@ -45,7 +45,7 @@ def test_a_batch_that_spark_repeats_after_a_crash_is_skipped_without_asking_anyb
         asked.append("transform")
         return events(batch)
 
-    query = world.run(claim, transform, Execute(lambda _connection, _batches: asked.append("writer")))
+    query = world.run(claim, transform, Execute(lambda _work, _batches: asked.append("writer")))
 
     assert counts(query) == []  # not even Kafka was read
     assert asked == []

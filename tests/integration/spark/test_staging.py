@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from offsetstore import Claim
     from offsetstore.local.postgres.server import PostgresServer
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
     from offsetstore.spark.sink import Transform
     from offsetstore.testing.fixtures import NewTopic
     from offsetstore.writers.staging import Staged, Staging
@@ -150,9 +151,9 @@ def test_a_replay_is_cropped_and_what_drops_everything_still_advances(world: Wor
 def test_what_execute_gets_is_collected_beside_staged_outputs(world: World, topic: str, watch: Watch) -> None:
     world.database.execute("CREATE TABLE log (value text)")
 
-    def log(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def log(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
-            connection.execute(text("INSERT INTO log VALUES (:value)"), batch.to_pylist())
+            work.connection.execute(text("INSERT INTO log VALUES (:value)"), batch.to_pylist())
 
     def transform(batch: DataFrame) -> dict[str, DataFrame]:
         return {"log": events(batch).select("value"), "events": events(batch)}

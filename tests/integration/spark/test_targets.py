@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from sqlalchemy import Connection
 
+    from offsetstore.protocol.work import Work
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 
 COUNTS = "SELECT (SELECT count(*) FROM public.events), (SELECT count(*) FROM tenant_a.events)"
 
 
-def steal_the_name(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def steal_the_name(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     """What a careless Execute does; it runs before the other output of its batch."""
     for _ in batches:
-        connection.execute(text("SET search_path = public"))
-        connection.execute(text("CREATE TEMPORARY TABLE IF NOT EXISTS events (topic text)"))
+        work.connection.execute(text("SET search_path = public"))
+        work.connection.execute(text("CREATE TEMPORARY TABLE IF NOT EXISTS events (topic text)"))
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import Connection
 
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
 
@@ -82,7 +82,7 @@ def session_time_zone(spark: SparkSession, zone: str) -> Generator[None]:
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
-def insert_one_by_one(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def insert_one_by_one(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     """What a user may write with `Execute`."""
     columns = ", ".join(f'"{name}"' for name in TYPES)
     values = ", ".join(
@@ -94,7 +94,7 @@ def insert_one_by_one(connection: Connection, batches: Iterable[pa.RecordBatch])
         rows = batch.to_pylist()
         for row in rows:
             row["shape"] = None if row["shape"] is None else json.dumps(row["shape"])
-        connection.execute(statement, rows)
+        work.connection.execute(statement, rows)
 
 
 WRITERS: dict[str, Writer] = {
@@ -123,7 +123,7 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
 
 @contextmanager
 def large_types(spark: SparkSession) -> Generator[None]:
-    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "TRUE")
     try:
         yield
     finally:
@@ -252,7 +252,7 @@ def test_execute_gets_the_rows_once_and_none_of_kafkas_columns(world: World, off
     world.produce(topic, ["c"], partition=1)
     calls: list[list[dict[str, Any]]] = []
 
-    def execute(_connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def execute(_work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         calls.append([row for batch in batches for row in batch.to_pylist()])
         assert list(batches) == []
 
@@ -280,12 +280,12 @@ def test_execute_is_repeated_with_all_rows_after_a_deadlock_and_its_first_try_is
         computed.append(batch)
         return batch.select(F.col("value").cast("string").alias("value"))
 
-    def execute(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def execute(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         rows = [row for batch in batches for row in batch.to_pylist()]
-        connection.execute(text("INSERT INTO events VALUES (:value)"), rows)
+        work.connection.execute(text("INSERT INTO events VALUES (:value)"), rows)
         attempts.append(len(rows))
         if len(attempts) == 1:
-            connection.execute(text("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$"))
+            work.connection.execute(text("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$"))
 
     world.run(world.claim(topic), transform, Execute(execute))
 

@@ -25,8 +25,8 @@ ADVANCE = {
     **TOKEN,
     "froms": [0] * COUNT,
     "untils": [1] * COUNT,
-    "keep_metadata": True,
     "metadata": None,
+    "has_metadata": None,
     "transaction_id": UUID(int=2),
     "moved_before": 0,
 }

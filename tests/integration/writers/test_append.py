@@ -15,6 +15,7 @@ from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.writers import Append, Upsert
 from offsetstore.writers.arrow.encoding import CHUNK_ROWS
 from tests.integration.writers.writing import batch, kafka
+from tests.support.work import work_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +90,7 @@ def test_all_that_does_not_fit_is_in_one_error_and_no_byte_was_sent(database: Da
 def test_write_refuses_too_where_nobody_has_checked_before(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint)")
     with database.engine.begin() as connection, pytest.raises(ColumnMismatch):
-        Append("t").write(connection, [batch({"n": ["x"]})])
+        Append("t").write(work_on(connection), [batch({"n": ["x"]})])
 
 
 @pytest.mark.behaviour("SINK-10")
@@ -99,7 +100,7 @@ def test_a_table_that_is_not_there_is_named(database: Database, name: str) -> No
     error = database.refusal(ColumnMismatch, Append(name), batch({"n": [1]}))
     assert f"there is no table {name}" in str(error)
     with database.engine.begin() as connection, pytest.raises(ColumnMismatch, match="there is no table"):
-        Append(name).write(connection, [batch({"n": [1]})])
+        Append(name).write(work_on(connection), [batch({"n": [1]})])
 
 
 @pytest.mark.behaviour("SINK-10")
@@ -121,7 +122,7 @@ def test_a_table_with_a_rule_that_copy_would_pass_by_is_refused(
     assert error.found == "elsewhere"
     assert error.next_step
     with database.engine.begin() as connection, pytest.raises(ColumnMismatch):
-        writer.write(connection, [batch({"n": [1]})])
+        writer.write(work_on(connection), [batch({"n": [1]})])
 
 
 def test_rules_that_an_insert_does_not_fire_do_no_harm(database: Database) -> None:
@@ -148,8 +149,8 @@ def test_a_column_that_is_there_twice_is_refused(database: Database) -> None:
 @pytest.mark.behaviour("SINK-4")
 def test_without_rows_nothing_is_asked_of_the_database(database: Database) -> None:
     with database.engine.begin() as connection:
-        assert Append("not_even_there").write(connection, []) == 0
-        assert Append("not_even_there").write(connection, [batch({"n": pa.array([], pa.int64())})]) == 0
+        assert Append("not_even_there").write(work_on(connection), []) == 0
+        assert Append("not_even_there").write(work_on(connection), [batch({"n": pa.array([], pa.int64())})]) == 0
 
 
 @pytest.mark.parametrize("with_text_copy", ["binary", "text"])
@@ -186,11 +187,11 @@ def test_the_failpoint_is_in_the_middle_of_the_copy(
 def test_nothing_is_committed_but_by_the_transaction_s_owner(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint)")
     with database.engine.connect() as connection:  # nothing has begun yet: the writer sees to it
-        Append("t").write(connection, [batch({"n": [1]})])
+        Append("t").write(work_on(connection), [batch({"n": [1]})])
         assert database.rows("SELECT count(*) FROM t") == [(0,)]
         connection.rollback()
         assert database.rows("SELECT count(*) FROM t") == [(0,)]
-        Append("t").write(connection, [batch({"n": [1]})])
+        Append("t").write(work_on(connection), [batch({"n": [1]})])
         connection.commit()
     assert database.rows("SELECT count(*) FROM t") == [(1,)]
 
@@ -198,10 +199,10 @@ def test_nothing_is_committed_but_by_the_transaction_s_owner(database: Database)
 def test_a_savepoint_takes_back_what_was_copied_in_it(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint PRIMARY KEY)")
     with database.engine.begin() as connection:
-        Append("t").write(connection, [batch({"n": [1]})])
+        Append("t").write(work_on(connection), [batch({"n": [1]})])
         with pytest.raises(RowsRefused), connection.begin_nested():
-            Append("t").write(connection, [batch({"n": [2, 1]})])
-        Append("t").write(connection, [batch({"n": [3]})])
+            Append("t").write(work_on(connection), [batch({"n": [2, 1]})])
+        Append("t").write(work_on(connection), [batch({"n": [3]})])
     assert database.rows("SELECT n FROM t ORDER BY n") == [(1,), (3,)]
 
 
@@ -249,7 +250,7 @@ def test_a_role_without_permission_is_told_what_to_grant(database: Database) -> 
     with database.engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL ROLE writers_nobody")
         with pytest.raises(RowsRefused, match="Grant the role INSERT") as caught:
-            Append("t").write(connection, [batch({"n": [1]})])
+            Append("t").write(work_on(connection), [batch({"n": [1]})])
     assert caught.value.sqlstate == "42501"
     database.run("DROP OWNED BY writers_nobody; DROP ROLE writers_nobody")
 
@@ -260,7 +261,7 @@ def test_a_lock_that_is_held_elsewhere_is_the_driver_s_error(database: Database)
         other.exec_driver_sql("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         connection.exec_driver_sql("SET LOCAL lock_timeout TO '10ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            Append("t").write(connection, [batch({"n": [1]})])
+            Append("t").write(work_on(connection), [batch({"n": [1]})])
 
 
 def test_a_terminated_backend_is_the_driver_s_error(database: Database) -> None:
@@ -269,7 +270,7 @@ def test_a_terminated_backend_is_the_driver_s_error(database: Database) -> None:
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         assert database.rows(f"SELECT pg_terminate_backend({pid}, 5000)") == [(True,)]
         with pytest.raises(psycopg.OperationalError):
-            Append("t").write(connection, [batch({"n": [1]})])
+            Append("t").write(work_on(connection), [batch({"n": [1]})])
         connection.invalidate()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from offsetstore.writers import Execute
 from tests.integration.writers.writing import batch, kafka
@@ -14,6 +14,7 @@ from tests.integration.writers.writing import batch, kafka
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from offsetstore.protocol.work import Work
     from tests.integration.writers.writing import Database
 
 
@@ -22,9 +23,9 @@ def test_the_function_gets_the_connection_and_the_rows_once(database: Database) 
     database.run("CREATE TABLE t (n bigint)")
     left: list[Any] = []
 
-    def insert(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         for rows in batches:
-            connection.execute(text("INSERT INTO t VALUES (:n)"), rows.to_pylist())
+            work.connection.execute(text("INSERT INTO t VALUES (:n)"), rows.to_pylist())
         left.extend(batches)
 
     written = batch({"n": [1, 2], "_kafka": kafka(("topic", 0, 1), ("topic", 0, 2))})
@@ -35,7 +36,7 @@ def test_the_function_gets_the_connection_and_the_rows_once(database: Database) 
 
 @pytest.mark.behaviour("SINK-4")
 def test_without_rows_the_function_is_not_called(database: Database) -> None:
-    def never(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def never(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         pytest.fail("called")
 
     assert database.write(Execute(never), batch({"n": pa.array([], pa.int64())})) == 0
@@ -45,8 +46,8 @@ def test_without_rows_the_function_is_not_called(database: Database) -> None:
 def test_an_error_of_the_function_is_passed_on_and_nothing_stays(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint)")
 
-    def fail(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
-        connection.execute(text("INSERT INTO t VALUES (1)"))
+    def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        work.connection.execute(text("INSERT INTO t VALUES (1)"))
         raise ZeroDivisionError
 
     database.refusal(ZeroDivisionError, Execute(fail), batch({"n": [1]}))

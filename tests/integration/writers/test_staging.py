@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
 
-    from sqlalchemy import Connection
-
+    from offsetstore import Work
     from tests.integration.writers.writing import Database
 
 ROWS = "SELECT id, n, name FROM t ORDER BY id, name"
@@ -157,8 +156,8 @@ def test_a_task_without_rows_does_nothing(database: Database, staging: Staging) 
 class Counting(Append):
     written = 0
 
-    def write(self, connection: Connection, batches: Iterable[pa.RecordBatch]) -> int:
-        self.written += super().write(connection, batches)
+    def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
+        self.written += super().write(work, batches)
         return self.written
 
 

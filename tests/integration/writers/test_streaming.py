@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from offsetstore.writers import Append, Execute, Upsert
 from tests.integration.writers.writing import batch
+from tests.support.work import work_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
     from tests.integration.writers.writing import Database
 
 ROWS = 8192
@@ -39,14 +41,14 @@ class Arriving:
             yield batch({"id": pa.array([], pa.int64())})
 
 
-def count(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def count(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     for rows in batches:
-        connection.execute(text("INSERT INTO t SELECT generate_series(1, :n)"), {"n": rows.num_rows})
+        work.connection.execute(text("INSERT INTO t SELECT generate_series(1, :n)"), {"n": rows.num_rows})
 
 
-def glance(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def glance(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     first = next(iter(batches))
-    connection.execute(text("INSERT INTO t SELECT generate_series(1, :n)"), {"n": first.num_rows * BATCHES})
+    work.connection.execute(text("INSERT INTO t SELECT generate_series(1, :n)"), {"n": first.num_rows * BATCHES})
 
 
 @pytest.mark.behaviour("SINK-13")
@@ -59,6 +61,6 @@ def test_no_more_than_a_few_batches_are_in_memory(database: Database, writer: Wr
     database.run(f"CREATE TABLE t (id bigint {'PRIMARY KEY' if isinstance(writer, Upsert) else ''})")
     arriving = Arriving()
     with database.engine.begin() as connection:
-        assert writer.write(connection, iter(arriving)) == BATCHES * ROWS
+        assert writer.write(work_on(connection), iter(arriving)) == BATCHES * ROWS
     assert database.rows("SELECT count(*) FROM t") == [(BATCHES * ROWS,)]
     assert 0 < arriving.most < 5 * ROWS * 8

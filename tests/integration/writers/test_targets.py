@@ -16,6 +16,7 @@ from offsetstore.writers import Append, Upsert
 from offsetstore.writers.staging import Staged
 from offsetstore.writers.staging_schema import StagingOwner
 from tests.integration.writers.writing import batch
+from tests.support.work import work_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ def refused_everywhere(database: Database, writer: Append | Upsert) -> UnsafeTar
     """By the check, and without one by a write and by the making of a staging table; no row is there."""
     error = database.refusal(UnsafeTarget, writer, ROWS)
     with database.engine.begin() as connection, pytest.raises(UnsafeTarget):
-        writer.write(connection, [ROWS])
+        writer.write(work_on(connection), [ROWS])
     with database.engine.begin() as connection, pytest.raises(UnsafeTarget):
         writer.create_staging(connection, StagingOwner.of(uuid4(), "group", Token(1, uuid4())).fresh(), ROWS.schema)
     return error
@@ -97,7 +98,7 @@ def test_a_temporary_table_is_refused_also_where_it_hides_the_target(
     with database.engine.begin() as connection:
         connection.exec_driver_sql("CREATE TEMPORARY TABLE t (id bigint PRIMARY KEY, n bigint) ON COMMIT DROP")
         with pytest.raises(UnsafeTarget):
-            writer().write(connection, [ROWS])
+            writer().write(work_on(connection), [ROWS])
         hidden = writer()
         hidden.resolve_table(connection)
         with pytest.raises(UnsafeTarget, match=r"the table pg_temp_\d+.t is temporary") as caught:
@@ -143,7 +144,7 @@ def test_temporary_partitions_are_refused_with_their_table(database: Database) -
         connection.exec_driver_sql("CREATE TEMPORARY TABLE t (id bigint, n bigint) PARTITION BY LIST (id)")
         connection.exec_driver_sql("CREATE TEMPORARY TABLE one PARTITION OF t FOR VALUES IN (1)")
         with pytest.raises(UnsafeTarget, match="temporary") as caught:
-            Append("t").write(connection, [ROWS])
+            Append("t").write(work_on(connection), [ROWS])
         assert str(caught.value.found).count("temporary") == 2
         connection.rollback()
 
@@ -177,7 +178,7 @@ def test_a_partition_that_is_attached_while_rows_are_on_their_way_is_met(databas
         pytest.raises(UnsafeTarget, match=r"the partition public\.late of t is UNLOGGED"),
         database.engine.begin() as c,
     ):
-        Upsert("t", key=["id"], add=["n"]).write(c, batches())
+        Upsert("t", key=["id"], add=["n"]).write(work_on(c), batches())
     assert database.rows("SELECT * FROM t") == []
 
 
@@ -226,7 +227,7 @@ def test_a_table_that_was_found_once_is_kept_to(
         resolved = pickle.loads(pickle.dumps(given))  # noqa: S301 - our own
         connection.exec_driver_sql(move)
         resolved.check(connection, ROWS.schema)
-        resolved.write(connection, [ROWS])
+        resolved.write(work_on(connection), [ROWS])
     assert "public.t" in repr(resolved)
     assert database.rows("SELECT * FROM public.t") == [(1, 1)]
     assert database.rows("SELECT * FROM other.t") == []

@@ -15,6 +15,7 @@ import pytest
 from offsetstore.errors import ColumnMismatch, RowsRefused
 from offsetstore.writers import Append
 from tests.integration.writers.writing import batch, column
+from tests.support.work import work_on
 
 if TYPE_CHECKING:
     from tests.integration.writers.writing import Database
@@ -203,7 +204,7 @@ def test_a_session_time_zone_other_than_utc_shifts_nothing(database: Database, w
         columns["address"] = ["10.0.0.1"]
     with database.engine.begin() as connection:
         connection.exec_driver_sql("SET TIME ZONE 'Asia/Kolkata'; SET datestyle TO 'SQL, DMY'")
-        Append("t").write(connection, [batch(columns)])
+        Append("t").write(work_on(connection), [batch(columns)])
     assert database.rows("SELECT at AT TIME ZONE 'UTC', wall, day FROM t") == [(WALL, WALL, dt.date(2024, 7, 1))]
 
 

@@ -12,6 +12,7 @@ import pytest
 from offsetstore.errors import ColumnMismatch, ConfigurationError, KafkaColumnsMissing, RowsRefused
 from offsetstore.writers import Upsert
 from tests.integration.writers.writing import batch, kafka
+from tests.support.work import work_on
 
 if TYPE_CHECKING:
     from tests.integration.writers.writing import Database
@@ -157,8 +158,8 @@ def test_two_upserts_and_their_staging_tables_in_one_transaction(database: Datab
     writer = Upsert('weird "Name" %s', key=["Key %s"], add=["a:b"])
     written = batch({"Key %s": ["x", "x"], "a:b": [1, 2]})
     with database.engine.begin() as connection:
-        writer.write(connection, [written])
-        writer.write(connection, [written])
+        writer.write(work_on(connection), [written])
+        writer.write(work_on(connection), [written])
     assert database.rows('SELECT * FROM "weird ""Name"" %s"') == [("x", Decimal("6.00"))]
     assert database.rows("SELECT count(*) FROM pg_class WHERE relname LIKE 'offsetstore%'") == [(0,)]
 
@@ -172,7 +173,10 @@ def test_a_text_copy_stages_what_pgpq_does_not_know(database: Database) -> None:
 @pytest.mark.behaviour("SINK-4")
 def test_without_rows_nothing_is_asked_of_the_database(database: Database) -> None:
     with database.engine.begin() as connection:
-        assert Upsert("not_even_there", key=["id"]).write(connection, [batch({"id": pa.array([], pa.int64())})]) == 0
+        assert (
+            Upsert("not_even_there", key=["id"]).write(work_on(connection), [batch({"id": pa.array([], pa.int64())})])
+            == 0
+        )
 
 
 def test_an_overflowing_sum_is_refused(database: Database) -> None:

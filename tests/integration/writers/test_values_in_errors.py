@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from psycopg import errors
-from sqlalchemy import Connection, String, TypeDecorator, bindparam, create_engine, text
+from sqlalchemy import String, TypeDecorator, bindparam, create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, StatementError
 
 from offsetstore.errors import RowsRefused, SinkError
@@ -15,6 +15,7 @@ from offsetstore.postgres import errors as ours
 from offsetstore.writers import Append, Execute, Upsert
 from tests.integration.writers.writing import Database, batch
 from tests.support.shown import shown
+from tests.support.work import work_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
 
 CANARY = "canary-4111"
 NAMED = batch({"id": [1, 2], "name": ["first", CANARY]})
@@ -60,7 +62,7 @@ def refused(database: Database, writer: Writer, rows: pa.RecordBatch, *settings:
         for setting in settings:
             connection.exec_driver_sql(setting)
         with pytest.raises(Exception) as caught:  # noqa: PT011 - whichever it is
-            writer.write(connection, [rows])
+            writer.write(work_on(connection), [rows])
         connection.invalidate()  # it may be gone
     assert CANARY not in shown(caught.value)
     return caught.value
@@ -105,17 +107,17 @@ def test_a_constraint_names_itself_and_no_value(people: Database, writer: Writer
     assert error.constraint == "no_canary"
 
 
-def insert(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     for rows in batches:
-        connection.execute(text("INSERT INTO people (id, name) VALUES (:id, :name)"), rows.to_pylist())
+        work.connection.execute(text("INSERT INTO people (id, name) VALUES (:id, :name)"), rows.to_pylist())
 
 
-def insert_beneath(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+def insert_beneath(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     """The same with psycopg, and the values in the statement."""
     for rows in batches:
         for row in rows.to_pylist():
             statement = f"INSERT INTO people (id, name) VALUES ({row['id']}, '{row['name']}')"
-            connection.connection.cursor().execute(statement)
+            work.connection.connection.cursor().execute(statement)
 
 
 @pytest.mark.behaviour("OPS-7", "DLQ-2")
@@ -143,13 +145,13 @@ def test_an_execute_s_statement_that_is_cancelled_keeps_its_state_and_no_value(
 
 @pytest.mark.behaviour("OPS-7")
 def test_sql_of_an_execute_that_is_wrong_is_told_by_names_alone(plain: Database) -> None:
-    def misspelt(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def misspelt(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         for rows in batches:
-            connection.execute(text("INSERT INTO poeple VALUES (:id, :name)"), rows.to_pylist())
+            work.connection.execute(text("INSERT INTO poeple VALUES (:id, :name)"), rows.to_pylist())
 
-    def broken(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def broken(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         for rows in batches:
-            connection.exec_driver_sql(f"INSERT INTO people (id) SELECT 1 '{rows.to_pylist()[1]['name']}' '")
+            work.connection.exec_driver_sql(f"INSERT INTO people (id) SELECT 1 '{rows.to_pylist()[1]['name']}' '")
 
     error = refused(plain, Execute(misspelt), NAMED)
     assert isinstance(error, SinkError)
@@ -175,18 +177,18 @@ class Careful(TypeDecorator[str]):
 
 @pytest.mark.behaviour("OPS-7", "SINK-21")
 def test_a_value_that_can_t_be_sent_is_a_refused_row(plain: Database) -> None:
-    def bind(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def bind(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         statement = text("INSERT INTO people (id, name) VALUES (:id, :name)")
         for rows in batches:
-            connection.execute(statement.bindparams(bindparam("name", type_=Careful())), rows.to_pylist())
+            work.connection.execute(statement.bindparams(bindparam("name", type_=Careful())), rows.to_pylist())
 
-    def with_nul(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def with_nul(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         for _ in batches:
-            connection.execute(text("INSERT INTO people (id, name) VALUES (1, :name)"), {"name": f"{CANARY}\0"})
+            work.connection.execute(text("INSERT INTO people (id, name) VALUES (1, :name)"), {"name": f"{CANARY}\0"})
 
-    def without(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def without(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         for rows in batches:
-            connection.execute(text("INSERT INTO people (id, name) VALUES (:id, :nmae)"), rows.to_pylist()[1])
+            work.connection.execute(text("INSERT INTO people (id, name) VALUES (:id, :nmae)"), rows.to_pylist()[1])
 
     assert isinstance(refused(plain, Execute(bind), NAMED), RowsRefused)
     assert isinstance(refused(plain, Execute(with_nul), NAMED), RowsRefused)
@@ -197,9 +199,9 @@ def test_a_value_that_can_t_be_sent_is_a_refused_row(plain: Database) -> None:
 def test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped(plain: Database) -> None:
     plain.run(f"INSERT INTO people VALUES (2, '{CANARY}')")
 
-    def by_hand(connection: Connection, batches: Iterable[pa.RecordBatch]) -> None:
+    def by_hand(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         try:
-            insert(connection, batches)
+            insert(work, batches)
         except DBAPIError as error:
             raise LookupError("of the user's own") from error
 
@@ -211,9 +213,9 @@ def test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped(plain:
 
 
 def test_a_group_of_errors_is_one_of_stripped_errors(people: Database) -> None:
-    def insert_twice(connection: Connection, _: Iterable[pa.RecordBatch]) -> None:
+    def insert_twice(work: Work, _: Iterable[pa.RecordBatch]) -> None:
         try:
-            connection.execute(text("INSERT INTO people VALUES (1, :name), (1, :name)"), {"name": CANARY})
+            work.connection.execute(text("INSERT INTO people VALUES (1, :name), (1, :name)"), {"name": CANARY})
         except IntegrityError as error:
             raise ExceptionGroup("of several", [error, ValueError("mine")]) from error
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pyarrow as pa
 import pytest
 
+from tests.support.work import work_on
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -45,7 +47,7 @@ class Database:
         """As the sink does it: check, then write, in one transaction."""
         with self.engine.begin() as connection:
             writer.check(connection, batches[0].schema)
-            return writer.write(connection, batches)
+            return writer.write(work_on(connection), batches)
 
     def refusal(self, error: type[E], writer: Writer, *batches: pa.RecordBatch) -> E:
         """Return the error with which the batches are refused, after the transaction was rolled back."""

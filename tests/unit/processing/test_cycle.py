@@ -31,9 +31,9 @@ class Records:
     ranges: Mapping[TopicPartition, OffsetRange]
     refused: tuple[TopicPartition, int] | None = None
 
-    def write(self, connection: Any) -> int:
+    def write(self, work: Any) -> int:
         rows = [(tp, offset) for tp, range_ in self.ranges.items() for offset in range(range_.from_, range_.until)]
-        connection.extend("results", rows)
+        work.connection.extend("results", rows)
         if self.refused in rows:
             raise RowsRefused("too large")
         return len(rows)

@@ -36,7 +36,7 @@ def nested(depth: int) -> object:
 )
 def test_what_is_no_json_value_is_refused_by_its_type(value: object) -> None:
     with pytest.raises(MetadataError) as caught:
-        metadata.dump(value)
+        metadata.JSON.dump(value)
 
     assert type(value).__name__ in str(caught.value.found)
     assert caught.value.expected
@@ -45,20 +45,20 @@ def test_what_is_no_json_value_is_refused_by_its_type(value: object) -> None:
 
 def test_what_is_too_large_is_refused_without_being_shown() -> None:
     with pytest.raises(MetadataError, match="too large") as caught:
-        metadata.dump("é" * (metadata.MAX_BYTES // 2))
+        metadata.JSON.dump("é" * (metadata.MAX_BYTES // 2))
 
     assert caught.value.found == "1,048,578 bytes"
     assert "é" not in str(caught.value)
 
 
 def test_the_largest_is_accepted() -> None:
-    assert metadata.dump("x" * (metadata.MAX_BYTES - 2)) is not None
+    assert metadata.JSON.dump("x" * (metadata.MAX_BYTES - 2)) is not None
 
 
 @pytest.mark.parametrize("text", ["", "{", "not json", "[" * 100_000])
 def test_a_stored_text_that_is_not_json_is_an_error(text: str) -> None:
     with pytest.raises(MetadataError, match="not JSON") as caught:
-        metadata.load(text)
+        metadata.JSON.load(text)
 
     assert caught.value.found == f"{len(text)} characters"
 
@@ -69,4 +69,4 @@ def test_keep_shows_its_name() -> None:
 
 def test_keys_that_json_would_merge_are_refused() -> None:
     with pytest.raises(MetadataError, match="can't be written as JSON"):
-        metadata.dump([{"seen": {1: "a", "1": "b"}}])
+        metadata.JSON.dump([{"seen": {1: "a", "1": "b"}}])

@@ -14,7 +14,7 @@ from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.protocol.replay import decide
 from offsetstore.spark.executors.record_batches import InputCutOff
-from offsetstore.spark.executors.task import Ending, Work
+from offsetstore.spark.executors.task import Ending, Tasks
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
@@ -38,9 +38,9 @@ class Keep:
     def check(self, connection: Any, schema: pa.Schema) -> None:
         """Whatever comes, fits."""
 
-    def write(self, connection: Any, batches: Iterable[pa.RecordBatch]) -> int:
+    def write(self, work: Any, batches: Iterable[pa.RecordBatch]) -> int:
         for _, batch in zip(range(self.takes), batches, strict=False):
-            connection.extend("results", [row["_kafka"]["offset"] for row in batch.to_pylist()])
+            work.connection.extend("results", [row["_kafka"]["offset"] for row in batch.to_pylist()])
         return 0
 
 
@@ -92,8 +92,8 @@ def perform_with(
 ) -> Result:
     here: Any = Here(store)
     writer: Any = more.get("writer") or Keep()
-    work = Work(here, TaskClaim.of(claim), writer, [decide(0, PLANNED)], [P0], None, 1.0)
-    return work.perform(0, iter(received))
+    tasks = Tasks(here, TaskClaim.of(claim), writer, [decide(0, PLANNED)], [P0], None, 1.0)
+    return tasks.perform(0, iter(received))
 
 
 def assert_untouched(store: InMemoryOffsetStore) -> None:
@@ -147,9 +147,9 @@ def cut_off(*batches: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 class Careless(Keep):
     """A writer that takes an error of the rows for their end."""
 
-    def write(self, connection: Any, batches: Iterable[pa.RecordBatch]) -> int:
+    def write(self, work: Any, batches: Iterable[pa.RecordBatch]) -> int:
         with suppress(InputCutOff):
-            super().write(connection, batches)
+            super().write(work, batches)
         return 0
 
 
@@ -205,7 +205,7 @@ class Fail(Keep):
 
     error: Exception = field(default_factory=Quoting)
 
-    def write(self, connection: Any, batches: Iterable[pa.RecordBatch]) -> int:  # noqa: ARG002 - the Protocol's
+    def write(self, work: Any, batches: Iterable[pa.RecordBatch]) -> int:  # noqa: ARG002 - the Protocol's
         raise self.error
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
     from offsetstore.writers.staging import Staging
 
 _VALUE = "seq bigint, key string, amount bigint"
@@ -84,14 +85,14 @@ class Gated(Append):
         return rows
 
 
-def land(connection: Connection, batches: Iterable[pa.RecordBatch], *, gate: str | None = None) -> None:
+def land(work: Work, batches: Iterable[pa.RecordBatch], *, gate: str | None = None) -> None:
     """Write both tables from one pass over the records."""
     pass_gate(gate, "begun")
     parts: list[pa.Table] = []
-    Append("landed").write(connection, _kept(batches, parts))
+    Append("landed").write(work, _kept(batches, parts))
     table: Any = pa.concat_tables(parts)
     added = table.group_by("key").aggregate([("records", "sum"), ("total", "sum")])
-    _sums().write(connection, added.rename_columns(["key", "records", "total"]).to_batches())
+    _sums().write(work, added.rename_columns(["key", "records", "total"]).to_batches())
     pass_gate(gate, "written")
 
 

@@ -1,0 +1,44 @@
+"""What writers and user code get of a transaction: `offsetstore.store.transaction.Transaction` implements it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.offsets import OffsetRange, TopicPartition
+
+
+class Work(Protocol):
+    """A transaction that has locked its partitions, and has not advanced them yet."""
+
+    @property
+    def connection(self) -> Any:
+        """The SQLAlchemy ``Connection`` to write results with; psycopg's is under it."""
+        ...
+
+    @property
+    def ranges(self) -> Mapping[TopicPartition, OffsetRange]:
+        """What is being written: the range that remains of each partition that has any."""
+        ...
+
+    def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
+        """The partition's metadata, ``None`` if there is none.
+
+        :param cache: ``True`` for what it was when the group was claimed, ``False`` for what the row has now; by
+            default as the claim's `Metadata` says.
+        :raises MetadataError: the deserializer fails.
+        :raises StaleClaim: the row has another token.
+        """
+        ...
+
+    def write_metadata(self, tp: TopicPartition, value: object) -> None:
+        """Write metadata at the stored offset, whether or not the transaction advances it; ``None`` clears it.
+
+        An advance without metadata keeps it.
+
+        :raises MetadataError: the serializer fails, or its text is too long.
+        :raises AdvanceMismatch: the partition was not locked.
+        """
+        ...

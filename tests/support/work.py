@@ -1,0 +1,22 @@
+"""What writers get, without a transaction of the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from offsetstore import Work
+
+
+@dataclass(frozen=True)
+class _On:
+    connection: Connection
+
+
+def work_on(connection: Connection) -> Work:
+    """Something to write with that has a connection, and nothing else."""
+    on: Any = _On(connection)
+    return on
