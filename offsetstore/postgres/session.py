@@ -11,12 +11,12 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, event
 
 from offsetstore.errors import ConnectionLost, SchemaError, UnexpectedCommit
-from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
+from offsetstore.offsets import StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import refusals, translate, translated
 from offsetstore.postgres.together import Result, execute_together
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.database import GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
+from offsetstore.protocol.database import Advance, GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -199,56 +199,33 @@ class PostgresSession:
             **_token(token),
         )
 
-    def advance(
-        self,
-        group: str,
-        token: Token,
-        ranges: dict[TopicPartition, OffsetRange],
-        metadata: Mapping[TopicPartition, Text],
-        transaction_id: uuid.UUID,
-    ) -> int:
-        moved = self._one(sql.ADVANCE, **self._advance(group, token, ranges, metadata, transaction_id)).moved
+    def advance(self, move: Advance) -> int:
+        moved = self._one(sql.ADVANCE, **self._values(move)).moved
         self._moved += moved
         return cast("int", moved)
 
-    def finish(
-        self,
-        group: str,
-        token: Token,
-        ranges: dict[TopicPartition, OffsetRange],
-        metadata: Mapping[TopicPartition, Text],
-        transaction_id: uuid.UUID,
-    ) -> tuple[int, bool]:
-        values = self._advance(group, token, ranges, metadata, transaction_id)
+    def finish(self, move: Advance) -> tuple[int, bool]:
         with refusals(None):
             advanced, _, whole = execute_together(
                 self._psycopg,
                 *map(self._text, (sql.ADVANCE, sql.CHECK_DEFERRED, sql.IS_WHOLE)),
-                values=values,
+                values=self._values(move),
                 row_factory=namedtuple_row,
             )
         moved = cast("int", advanced.rows[0].moved)
         self._moved += moved
         return moved, self._is_whole(whole.rows[0])
 
-    def _advance(
-        self,
-        group: str,
-        token: Token,
-        ranges: dict[TopicPartition, OffsetRange],
-        metadata: Mapping[TopicPartition, Text],
-        transaction_id: uuid.UUID,
-    ) -> dict[str, object]:
+    def _values(self, move: Advance) -> dict[str, object]:
         return {
-            "group": group,
-            "froms": _array(range_.from_ for range_ in ranges.values()),
-            "untils": _array(range_.until for range_ in ranges.values()),
-            "metadata": [metadata.get(tp) for tp in ranges] if metadata else None,
-            "has_metadata": [tp in metadata for tp in ranges] if metadata else None,
-            "transaction_id": transaction_id,
+            "group": move.group,
+            "froms": _array(range_.from_ for range_ in move.ranges.values()),
+            "untils": _array(range_.until for range_ in move.ranges.values()),
+            "transaction_id": move.transaction_id,
             "moved_before": self._moved,
-            **_keys(ranges),
-            **_token(token),
+            **_keys(move.ranges),
+            **_token(move.token),
+            **_texts(move),
         }
 
     def read_metadata(self, group: str, topic: str, partition: int | None) -> dict[TopicPartition, MetadataRow]:
@@ -399,6 +376,16 @@ def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:
     topics = [tp.topic for tp in listed]
     quoted = {topic: _quoted(topic) for topic in set(topics)}
     return {"topics": _array(quoted[topic] for topic in topics), "partitions": _array(tp.partition for tp in listed)}
+
+
+def _texts(move: Advance) -> dict[str, object]:
+    if not move.metadata:
+        return {"texts": None, "text_numbers": None}
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(move.metadata.values()), 1)}
+    return {
+        "texts": list(numbers),
+        "text_numbers": [numbers[move.metadata[tp]] if tp in move.metadata else None for tp in move.ranges],
+    }
 
 
 def _array(elements: Iterable[object]) -> str:

@@ -141,25 +141,27 @@ FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offse
      AS n (topic, partition, next_offset, topic_id, cluster_id, pinned, contested)
 ORDER BY n.topic COLLATE "C", n.partition
 ON CONFLICT (consumer_group, topic, partition) DO UPDATE
-SET next_offset = excluded.next_offset, topic_id = excluded.topic_id, cluster_id = excluded.cluster_id,
+SET next_offset = excluded.next_offset,
+    metadata = CASE WHEN p.next_offset = excluded.next_offset THEN p.metadata END,
+    topic_id = excluded.topic_id, cluster_id = excluded.cluster_id,
     pinned = excluded.pinned, contested = excluded.contested,
     pinned_epoch = greatest(p.pinned_epoch, excluded.pinned_epoch),
     updated_at = clock_timestamp()
 """
 
+# Each text is sent once: ``text_numbers`` are their places in ``texts``, from 1, and NULL where the metadata is kept.
 # The statement compares offset and token again, although the lock protects both. The setting is rolled back with the
 # rows at ROLLBACK TO, which shows that they were.
 ADVANCE = """
 WITH moved AS (
 UPDATE {s}kafka_partitions AS p
 SET next_offset = n.until_offset,
-    metadata = CASE WHEN n.has_metadata THEN n.metadata ELSE p.metadata END,
+    metadata = CASE WHEN n.text_number IS NULL THEN p.metadata ELSE (CAST(:texts AS text[]))[n.text_number] END,
     transaction_id = :transaction_id,
     updated_at = clock_timestamp()
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]),
-            CAST(:froms AS bigint[]), CAST(:untils AS bigint[]),
-            CAST(:metadata AS text[]), CAST(:has_metadata AS boolean[]))
-     AS n (topic, partition, from_offset, until_offset, metadata, has_metadata)
+            CAST(:froms AS bigint[]), CAST(:untils AS bigint[]), CAST(:text_numbers AS integer[]))
+     AS n (topic, partition, from_offset, until_offset, text_number)
 WHERE p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition
   AND CASE WHEN p.next_offset = n.from_offset AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 RETURNING 1)

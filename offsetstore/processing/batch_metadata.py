@@ -46,7 +46,7 @@ class BatchMetadata:
     def texts(self, info: BatchInfo) -> dict[TopicPartition, Text]:
         """The texts to write; partitions that are missing keep theirs.
 
-        :raises MetadataError: a partition that the batch does not write, or the serializer fails.
+        :raises MetadataError: a partition that the claim does not know, or the serializer fails.
         :raises Exception: the function's own.
         """
         if self._function is None or not info.ranges:
@@ -58,16 +58,16 @@ class BatchMetadata:
         if not _is_by_partition(returned):
             return dump(info.ranges, returned)
         by_partition = cast("Mapping[TopicPartition, object]", returned)
-        unknown = sorted(by_partition.keys() - info.ranges.keys())
+        unknown = sorted(by_partition.keys() - info.ranges.keys() - self._claim.partitions)
         if unknown:
             raise MetadataError(
-                "the sink's metadata function names a partition that the batch does not write",
+                "the sink's metadata function names a partition that the claim does not know",
                 topic_partition=unknown[0],
                 expected=", ".join(map(str, info.ranges)),
             )
         texts: dict[TopicPartition, Text] = {}
         for tp, value in by_partition.items():
-            if not isinstance(value, Keep):
+            if tp in info.ranges and not isinstance(value, Keep):
                 texts |= dump([tp], value)
         return texts
 

@@ -97,6 +97,20 @@ class LockedRow(NamedTuple):
     transaction_id: UUID | None
 
 
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What a transaction moves.
+
+    :param metadata: the new text of some partitions; the others keep theirs.
+    """
+
+    group: str
+    token: Token
+    ranges: Mapping[TopicPartition, OffsetRange]
+    metadata: Mapping[TopicPartition, Text]
+    transaction_id: UUID
+
+
 class MetadataRow(NamedTuple):
     """The metadata of a row, and whose row it is."""
 
@@ -176,31 +190,17 @@ class Session(Protocol):
         ...
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
-        """Insert or overwrite rows. The caller must hold the locks of the group and of the rows."""
-        ...
+        """Insert or overwrite rows. The caller must hold the locks of the group and of the rows.
 
-    def advance(
-        self,
-        group: str,
-        token: Token,
-        ranges: dict[TopicPartition, OffsetRange],
-        metadata: Mapping[TopicPartition, Text],
-        transaction_id: UUID,
-    ) -> int:
-        """Move partitions from ``from_`` to ``until`` if their rows have that offset and the token; return how many.
-
-        :param metadata: the new text of some of them; the others keep theirs.
+        Metadata belongs to its offset: where that changes, it is cleared.
         """
         ...
 
-    def finish(
-        self,
-        group: str,
-        token: Token,
-        ranges: dict[TopicPartition, OffsetRange],
-        metadata: Mapping[TopicPartition, Text],
-        transaction_id: UUID,
-    ) -> tuple[int, bool]:
+    def advance(self, move: Advance) -> int:
+        """Move partitions from ``from_`` to ``until`` if their rows have that offset and the token; return how many."""
+        ...
+
+    def finish(self, move: Advance) -> tuple[int, bool]:
         """Do `advance`, `check_deferred` and `is_whole`, in one round trip.
 
         :return: the answers of `advance` and `is_whole`.

@@ -74,10 +74,10 @@ class TransactionalSink:
         bytes than ``spark.driver.maxResultSize``.
     :param task_threshold: with ``atomicity="partition"``, a batch with at most this many offsets is small; with 0,
         tasks write all batches.
-    :param metadata: called on the driver for each batch that is written, before its transaction begins, with a
-        `BatchInfo`; see docs/metadata.md. It returns the metadata to store with the batch's offsets: one value for all
-        of its partitions, or a mapping of some of them to values; `KEEP` leaves what is stored. It is called again when
-        a batch is planned again.
+    :param metadata: called on the driver for each batch with records to be written, before its transaction begins,
+        with a `BatchInfo`; see docs/metadata.md. It returns what to store with the batch's offsets: one value for all
+        of its partitions, or a mapping of some of them to values; `KEEP` leaves what is stored. It is called again
+        when a batch is planned again.
     :raises ConfigurationError: there is no writer or no function, or a setting is invalid; with
         ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors can't
         connect to.

@@ -119,8 +119,8 @@ class StagingArea:
             self._executors = ExecutorStore.of(self._claim)
         if not self._checked:
             self._claim.repeat(lambda _: self._run(check_schema))
-            check_once(session)
             self._checked = True
+        check_once(session)
         return self._executors
 
     def _create(self, writer: StagingWriter, schema: pa.Schema) -> Staging:

@@ -160,13 +160,16 @@ def _write_claim(
     session.write_group(group, token, owner)
     history = [HistoryEvent("claim", None, None, None, token, owner, f"takeover={request.takeover}")]
     partitions = set(rows)
+    metadata = {tp: row.metadata for tp, row in rows.items()}
     if starting is not None and view is not None:
-        session.set_partitions(group, token, new_offsets(rows, starting, view))
+        new = new_offsets(rows, starting, view)
+        session.set_partitions(group, token, new)
+        metadata |= {tp: None for tp, row in rows.items() if tp in new and new[tp].next_offset != row.next_offset}
         decided = decisions(rows, starting, token, owner)
         history += checkpoint.annotate(decided, starting, request.policy) if checkpoint else decided
         partitions |= starting.starts.keys()
     session.append_history(group, history)
-    return Acquired(token, partitions, starting, owner, {tp: row.metadata for tp, row in rows.items()})
+    return Acquired(token, partitions, starting, owner, metadata)
 
 
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:

@@ -14,7 +14,7 @@ from offsetstore.protocol.events import ClaimLost, ClaimTaken
 from offsetstore.protocol.metadata import check_formats
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.store.claim_metadata import ClaimMetadata
+from offsetstore.store.claim_metadata import ClaimMetadata, read_own
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.identity import name_prefix
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offsetstore.offsets import BrokerView, StoredOffset, Token, TopicPartition
-    from offsetstore.protocol.database import GroupRow, MetadataRow, Session
+    from offsetstore.protocol.database import Session
     from offsetstore.protocol.metadata import Formats, Text
     from offsetstore.protocol.policy import StartPolicy
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
@@ -221,29 +221,16 @@ class Claim:
         :raises StoreUnavailable: see `read`.
         """
         notes = self.claim_metadata
-        if notes.is_cached(tp, cache):
+        if notes.is_cached(tp, cache=cache):
             if self.is_lost:
-                raise self._stale(tp, None)
+                raise StaleClaim(
+                    f"group {self.group!r} has been claimed, reset or renamed; its metadata belongs to another job",
+                    topic_partition=tp,
+                    expected=str(self.token),
+                )
             return notes.cached(tp)
-        row, owner = self.read(lambda session: self._read_metadata(session, tp))
-        token = owner.token if row is None and owner is not None else row and row.token
-        if token != self.token:
-            self.lose()
-            raise self._stale(tp, owner)
-        return None if row is None else notes.format(tp).load(row.text)
-
-    def _read_metadata(self, session: Session, tp: TopicPartition) -> tuple[MetadataRow | None, GroupRow | None]:
-        row = session.read_metadata(self.group, tp.topic, tp.partition).get(tp)
-        is_ours = row is not None and row.token == self.token
-        return row, None if is_ours else session.group(self.group)
-
-    def _stale(self, tp: TopicPartition, owner: GroupRow | None) -> StaleClaim:
-        return StaleClaim(
-            f"group {self.group!r} has been claimed, reset or renamed since; its metadata are another job's",
-            topic_partition=tp,
-            found=None if owner is None else owner.in_words(),
-            expected=str(self.token),
-        )
+        found = self.read(lambda session: read_own(session, self.group, self.token, tp.topic, tp.partition))
+        return notes.format(tp).load(found.get(tp))
 
     def store_metadata(self, tp: TopicPartition | None, value: object) -> None:
         """Have the next advance of the partition write this value, unless that is given metadata of its own.

@@ -189,7 +189,7 @@ class OffsetStore:
         A running job is fenced. The new offsets, and whether a job is live, are decided under the group's locks, so the
         result is exactly what was done, even if a job advances or claims meanwhile. Kafka is asked before that; the
         next claim sees later changes there, such as records that retention removed. Partitions that are not named stay
-        as they are, and so does the metadata.
+        as they are. The metadata of a partition that moves is cleared: it belongs to the old offset.
 
         :param offsets: the next offset for each partition; or the target for all ``partitions``: ``"earliest"``,
             ``"latest"``, an offset, a time (the first record at or after it, or the end), or ``ShiftBy(n)``.

@@ -29,7 +29,7 @@ from offsetstore.errors import (
     UnexpectedCommit,
 )
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.database import Advance, HistoryEvent
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.metadata import KEEP, Keep, Text
 from offsetstore.protocol.replay import Decision, Outcome, decide
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from offsetstore.offsets import OffsetRange, Token, TopicPartition
     from offsetstore.protocol.database import Database, LockedRow, Session
     from offsetstore.protocol.observers import Observers
+    from offsetstore.store.claim_metadata import ForNextAdvance
     from offsetstore.store.identity import ClaimInfo
     from offsetstore.store.sessions import Connected
 
@@ -86,7 +87,8 @@ class Transaction:
         self._decisions: dict[TopicPartition, Decision] | None = None
         self._rows: dict[TopicPartition, LockedRow] = {}
         self._advanced: set[TopicPartition] = set()
-        self._stored_metadata: dict[TopicPartition, Text] = {}  # by `Claim.store_metadata`, for these advances
+        self._used_metadata: dict[TopicPartition, ForNextAdvance] = {}
+        self._written_metadata: set[TopicPartition] = set()
         self._mark: tuple[uuid.UUID, int] | None = None
         self._had_connection = False
         self._is_finished = False
@@ -190,11 +192,10 @@ class Transaction:
         """
         session, wanted = self._wanted(ranges)
         given = {} if isinstance(metadata, Keep) else self._claim.claim_metadata.dump(wanted, metadata)
-        texts = self._texts(wanted, given)
+        texts = {**self._stored_texts(wanted), **given}
         failpoints.reach("before_advance")
         if wanted:
-            moved = session.advance(self._claim.group, self._claim.token, wanted, texts, self._id)
-            self._check_moved(moved, wanted)
+            self._check_moved(session.advance(self._move(wanted, texts)), wanted)
 
     def finish(
         self, ranges: Mapping[TopicPartition, OffsetRange], metadata: Mapping[TopicPartition, Text] | None = None
@@ -203,13 +204,15 @@ class Transaction:
 
         After it nothing may be written, so it is for code that lets no one else's follow.
 
-        :param metadata: the text of each partition that gets another one.
+        :param metadata: the text of each partition that gets another one, except where `write_metadata` was called.
         :raises AdvanceMismatch, StaleClaim, RowsRefused, UnexpectedCommit: as those two, and the block's end, do.
         """
         session, wanted = self._wanted(ranges)
         failpoints.reach("before_advance")
-        texts = self._texts(wanted, metadata or {})
-        moved, is_whole = session.finish(self._claim.group, self._claim.token, wanted, texts, self._id)
+        written = self._written_metadata
+        given = {tp: text for tp, text in (metadata or {}).items() if tp in wanted and tp not in written}
+        texts = {**self._stored_texts(wanted), **given}
+        moved, is_whole = session.finish(self._move(wanted, texts))
         self._check_moved(moved, wanted)
         self._check_whole(is_whole=is_whole)
         self._is_finished = True
@@ -222,13 +225,11 @@ class Transaction:
             self._check_remaining(decisions, tp, range_)
         return session, {tp: ranges[tp] for tp in sorted(ranges)}
 
-    def _texts(
-        self, wanted: Mapping[TopicPartition, OffsetRange], given: Mapping[TopicPartition, Text]
-    ) -> dict[TopicPartition, Text]:
-        """What to write: what was given for a partition, else what the claim stores for its next advance."""
+    def _stored_texts(self, wanted: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Text]:
+        """What the claim stores for the next advance of these partitions; all of it is used up."""
         stored = self._claim.claim_metadata.next(wanted)
-        self._stored_metadata |= stored
-        return {**stored, **{tp: given[tp] for tp in wanted if tp in given}}
+        self._used_metadata |= stored
+        return {tp: one.text for tp, one in stored.items() if tp not in self._written_metadata}
 
     def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
         """The partition's metadata, ``None`` if there is none; see `offsetstore.protocol.work.Work`.
@@ -239,7 +240,7 @@ class Transaction:
         """
         session, _ = self._require_lock("tx.metadata was called before tx.lock")
         notes = self._claim.claim_metadata
-        if notes.is_cached(tp, cache):
+        if notes.is_cached(tp, cache=cache):
             return notes.cached(tp)
         row = session.read_metadata(self._claim.group, tp.topic, tp.partition).get(tp)
         if row is None:
@@ -249,6 +250,8 @@ class Transaction:
 
     def write_metadata(self, tp: TopicPartition, value: object) -> None:
         """Write metadata at the stored offset, or at the one that the transaction advances to; ``None`` clears it.
+
+        An `advance` in this transaction keeps it, unless that is given metadata itself.
 
         :raises LockFirst: before `lock`.
         :raises AdvanceMismatch: the partition was not locked.
@@ -270,6 +273,10 @@ class Transaction:
         )
         if written != 1:
             raise StaleClaim("the row changed although it was locked", topic_partition=tp, found="another token")
+        self._written_metadata.add(tp)
+
+    def _move(self, wanted: Mapping[TopicPartition, OffsetRange], texts: Mapping[TopicPartition, Text]) -> Advance:
+        return Advance(self._claim.group, self._claim.token, wanted, texts, self._id)
 
     def _check_moved(self, moved: int, wanted: Mapping[TopicPartition, OffsetRange]) -> None:
         if moved != len(wanted):
@@ -423,7 +430,7 @@ class Transaction:
             return
         self._commit(session)
         self._claim.partitions.update(self._rows)  # committed, so their rows exist now
-        self._claim.claim_metadata.forget(self._stored_metadata)
+        self._claim.claim_metadata.forget(self._used_metadata)
 
     def _check_complete(self, session: Session) -> None:
         if self._lock_error is not None:

@@ -251,25 +251,29 @@ METADATA: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "uncached-read-of-a-stale-claim",
-        (_CLAIM, "        if token != self.token:\n", "        if token is None:\n"),
+        (_NOTES, "row.token != token), None)\n", "row.token is None), None)\n"),
         tests=(f"{_MEMORY}test_a_stale_job_reads_no_metadata_of_others",),
         why="A stale job would read the next owner's note.",
     ),
     mutant(
         "stored-metadata-forgotten-too-early",
-        (_TX, "        self._stored_metadata |= stored\n", "        self._claim.claim_metadata.forget(stored)\n"),
+        (_TX, "        self._used_metadata |= stored\n", "        self._claim.claim_metadata.forget(stored)\n"),
         tests=(f"{_MEMORY}test_stored_metadata_is_kept_until_a_commit",),
         why="After a rollback the next attempt would write none.",
     ),
     mutant(
         "stored-metadata-never-forgotten",
-        (_NOTES, "                self._next.pop(tp, None)\n", "                pass\n"),
+        (_NOTES, "                    del self._next[tp]\n", "                    pass\n"),
         tests=(f"{_MEMORY}test_stored_metadata_is_for_the_next_advance_alone",),
         why="Each later batch would write the old note again.",
     ),
     mutant(
         "stored-meanwhile",
-        (_NOTES, "            if tp in self._next and self._next[tp] is text:\n", "            if tp in self._next:\n"),
+        (
+            _NOTES,
+            "                if tp in self._next and self._next[tp].number == stored.number:\n",
+            "                if tp in self._next:\n",
+        ),
         tests=(f"{_MEMORY}test_stored_metadata_is_kept_until_a_commit",),
         why="A value that is stored while an advance commits would be lost.",
     ),

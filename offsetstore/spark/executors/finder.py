@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
-from pyspark import SparkContext
+from pyspark import SparkContext, TaskContext
 
-from offsetstore.errors import StaleClaim
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.metadata import Formats, format_of
 from offsetstore.spark.executors.connect import ExecutorStore, create_key
+from offsetstore.store.claim_metadata import read_own
 from offsetstore.store.sessions import read
 
 if TYPE_CHECKING:
@@ -30,34 +30,44 @@ class MetadataFinder:
     formats: Formats
 
     def __call__(self, topic: str, partition: int) -> object:
-        """The metadata that the partition's row has now, ``None`` if there is none; one query.
+        """The partition's metadata, ``None`` if there is none; one query for each partition in each of Spark's tasks.
 
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
         :raises MetadataError: the deserializer fails.
         :raises StoreUnavailable: no connection.
         """
-        found = self.all(topic, partition)
-        return found.get(TopicPartition(topic, partition))
+        task: Any = TaskContext.get()
+        key = (self.group, self.token, topic, partition)
+        if task is None:
+            return self._read(topic, partition)
+        if _found.task != task.taskAttemptId():
+            _found.task, _found.values = task.taskAttemptId(), {}
+        if key not in _found.values:
+            _found.values[key] = self._read(topic, partition)
+        return _found.values[key]
 
-    def all(self, topic: str, partition: int | None = None) -> dict[TopicPartition, object]:
-        """The metadata of all the topic's partitions that have a stored offset; one query."""
+    def _read(self, topic: str, partition: int) -> object:
         database = self.store.connect().database
-        rows = read(database, lambda session: session.read_metadata(self.group, topic, partition))
-        for tp, row in rows.items():
-            if row.token != self.token:
-                raise StaleClaim(
-                    f"group {self.group!r} has been claimed, reset or renamed since; its metadata are another job's",
-                    topic_partition=tp,
-                    found=str(row.token),
-                    expected=str(self.token),
-                )
-        return {tp: format_of(self.formats, topic).load(row.text) for tp, row in rows.items()}
+        found = read(database, lambda session: read_own(session, self.group, self.token, topic, partition))
+        return format_of(self.formats, topic).load(found.get(TopicPartition(topic, partition)))
+
+
+@dataclass
+class _Found:
+    """What the current task has read: a function may be called for each of a million rows."""
+
+    task: int | None = None
+    values: dict[object, object] = field(default_factory=dict[object, object])
+
+
+_found: Final = _Found()
 
 
 def metadata_finder(claim: Claim) -> MetadataFinder:
     """Make a function of topic and partition for a transform's own functions, which executors run.
 
-    Make it after the Spark session. The sink sends the database's password to the tasks of a claim that has one.
+    Make it after the Spark session and before the query starts: the sink then sends the database's password to the
+    query's tasks.
 
     :raises ConfigurationError: executors can't connect to the claim's store.
     """

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _LENGTH: Final = 4
-_RECORDS: Final = 1_000
-"""In a record batch. So many of Kafka's largest records, by default of 1 MB, stay below Arrow's limit of 2 GiB."""
+_RECORDS: Final = 2_000
+"""In a record batch. So many of Kafka's largest records, by default of 1 MiB, stay below Arrow's limit of 2 GiB."""
 
 _LIMIT: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -77,7 +77,10 @@ class Parts:
         expected = self.rdd.getNumPartitions()
         if len(results) != expected:
             raise SinkError(
-                "the tasks' results did not all arrive", found=f"{len(results)} results", expected=f"{expected}"
+                "the tasks' results did not all arrive",
+                found=f"{len(results)} results",
+                expected=f"{expected}",
+                next_step="Start the query again: it continues from the stored offsets.",
             )
         return results
 

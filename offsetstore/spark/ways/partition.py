@@ -130,11 +130,8 @@ class PartitionWay:
         create_rows(self._claim, plan)
         watch.lap("plan")
         texts = self._metadata.texts(BatchInfo(batch.number, plan.remaining(), None))
-        stored = self._claim.claim_metadata.next(plan.remaining())
         results = self._run(batch, plan, number, texts)
-        stored_now = {Ending.WRITTEN, Ending.SKIPPED}
-        done = {result.topic_partition for result in results if result.ending in stored_now}
-        self._claim.claim_metadata.forget({tp: text for tp, text in stored.items() if tp in done})
+        done = {result.topic_partition for result in results if result.ending in {Ending.WRITTEN, Ending.SKIPPED}}
         try:
             self._retryable = _raise_failed(results)
         except RowsRefused as refused:
@@ -214,9 +211,10 @@ class PartitionWay:
         self._check_executors(session)
         placed = place(frame, batch.ranges, list(plan.remaining()))
         self._warn_if_moved(placed)
+        claim = TaskClaim.of(self._claim, plan.decisions)
         tasks = Tasks(
             self._store,
-            TaskClaim.of(self._claim, plan.decisions),
+            claim,
             self._writer,
             [plan.decisions[tp] for tp in placed.tasks],
             placed.tasks,
@@ -229,7 +227,10 @@ class PartitionWay:
         check_topics(self._claim, plan.stored, batch.ranges)
         failpoints.reach("before_lock")
         with sending_password(session, self._claim):
-            return _collect(placed, tasks)
+            results = _collect(placed, tasks)
+        done = [result.topic_partition for result in results if result.ending in {Ending.WRITTEN, Ending.SKIPPED}]
+        self._claim.claim_metadata.forget(claim.claim_metadata.next(done))
+        return results
 
     def _rows(self, records: DataFrame) -> DataFrame:
         """Call transform, and check that each row is made from one record."""

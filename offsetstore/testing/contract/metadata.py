@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offsetstore.errors import AdvanceMismatch, ConfigurationError, LockFirst, MetadataError, StaleClaim
-from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.protocol.metadata import KEEP, MAX_BYTES, Metadata
+from offsetstore.store.identity import TaskClaim
 from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, ContractParts, Stop, assert_untouched
 
@@ -204,6 +205,21 @@ class MetadataContract(ContractParts):
         advance(store, claim, P0, 2)
         assert store.metadata(GROUP)[P0] == "stored meanwhile"
 
+    @pytest.mark.behaviour("META-4", "META-5")
+    def test_what_a_transaction_writes_wins_over_what_was_stored(self, store: OffsetStore, claim: Claim) -> None:
+        claim.store_metadata(None, "stored")
+        with store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 1), P1: OffsetRange(0, 1), P2: OffsetRange(0, 1)})
+            for tp in (P0, P1):
+                tx.write_metadata(tp, "written")
+            tx.advance({P0: OffsetRange(0, 1)}, metadata="explicit")
+            tx.finish({P1: OffsetRange(0, 1), P2: OffsetRange(0, 1)}, {P1: '"of the batch"'})
+        assert store.metadata(GROUP) == {P0: "explicit", P1: "written", P2: "stored"}
+
+        for tp in (P0, P1, P2):
+            advance(store, claim, tp, 2)
+        assert store.metadata(GROUP) == {P0: "explicit", P1: "written", P2: "stored"}
+
     @pytest.mark.behaviour("META-5")
     def test_metadata_is_stored_for_the_claims_own_topics(self, claim: Claim) -> None:
         with pytest.raises(ConfigurationError, match="a topic that the claim does not have"):
@@ -238,6 +254,52 @@ class MetadataContract(ContractParts):
         assert [claim.is_lost, second.is_lost] == [True, False]
         with pytest.raises(StaleClaim):
             claim.metadata(P0)
+
+    @pytest.mark.behaviour("META-7")
+    def test_a_job_of_a_renamed_group_reads_none_as_no_note(self, store: OffsetStore, claim: Claim) -> None:
+        advance(store, claim, P0, 1, metadata="moves along")
+        store.rename_group(GROUP, "renamed", reason="for the test")
+
+        with pytest.raises(StaleClaim):
+            claim.metadata(P0, cache=False)
+        assert store.find_metadata("renamed", "payments", 0) == "moves along"
+
+    @pytest.mark.behaviour("META-2")
+    def test_a_reset_clears_the_notes_of_the_offsets_that_it_moves(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        for tp in (P0, P1, P2):
+            advance(store, claim, tp, 5, metadata={"until": 5})
+        store.reset(GROUP, {P0: 2, P1: 5}, reason="for the test")
+
+        second = store.claim(GROUP, broker)
+        for cache in (True, False):
+            assert [second.metadata(tp, cache=cache) for tp in (P0, P1, P2)] == [None, {"until": 5}, {"until": 5}]
+
+    @pytest.mark.behaviour("META-2")
+    def test_an_offset_adopted_from_kafka_has_no_note(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        for tp in (P0, P1):
+            advance(store, claim, tp, 5, metadata={"until": 5})
+        broker.commit(GROUP, {P0: CommittedOffset(9)})
+
+        second = store.claim(GROUP, broker, mirror_every=None)
+        assert second.starting is not None
+        assert second.starting.starts[P0].offset == 9
+        for cache in (True, False):
+            assert [second.metadata(tp, cache=cache) for tp in (P0, P1)] == [None, {"until": 5}]
+
+    @pytest.mark.behaviour("META-3")
+    def test_a_tasks_copy_refuses_cached_reads_of_partitions_that_it_lacks(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        advance(store, claim, P0, 1, metadata="a note")
+        copy = TaskClaim.of(store.claim(GROUP, broker), [P0, P1])
+
+        assert [copy.claim_metadata.cached(tp) for tp in (P0, P1)] == ["a note", None]
+        with pytest.raises(ConfigurationError, match="batch's partitions only"):
+            copy.claim_metadata.cached(P2)
 
     @pytest.mark.behaviour("META-8")
     def test_each_topic_has_its_own_serializer(self, store: OffsetStore) -> None:

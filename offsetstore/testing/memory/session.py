@@ -12,7 +12,7 @@ from uuid import UUID
 
 from offsetstore.errors import ConnectionLost
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
-from offsetstore.protocol.database import GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
+from offsetstore.protocol.database import Advance, GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.locks import Mode, RowLocks
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from offsetstore.offsets import OffsetRange
     from offsetstore.protocol.metadata import Text
 
 _NOBODY = Token(0, UUID(int=0))
@@ -260,6 +259,7 @@ class MemorySession:
                 self._changes.partitions[group, tp] = replace(
                     row,
                     next_offset=new.next_offset,
+                    metadata=row.metadata if row.next_offset == new.next_offset else None,
                     topic_id=new.topic_id,
                     cluster_id=new.cluster_id,
                     pinned=new.pinned,
@@ -268,27 +268,20 @@ class MemorySession:
                     updated_at=self._shared.clock(),
                 )
 
-    def advance(
-        self,
-        group: str,
-        token: Token,
-        ranges: Mapping[TopicPartition, OffsetRange],
-        metadata: Mapping[TopicPartition, Text],
-        transaction_id: UUID,
-    ) -> int:
+    def advance(self, move: Advance) -> int:
         moved = 0
         with self._statement():
-            rows = self._rows(group)
-            for tp, range_ in sorted(ranges.items()):
+            rows = self._rows(move.group)
+            for tp, range_ in sorted(move.ranges.items()):
                 row = rows.get(tp)
-                if row is None or row.next_offset != range_.from_ or row.token != token:
+                if row is None or row.next_offset != range_.from_ or row.token != move.token:
                     continue
-                self._locks.take(self, _key(group, tp), Mode.UPDATE)
-                self._changes.partitions[group, tp] = replace(
+                self._locks.take(self, _key(move.group, tp), Mode.UPDATE)
+                self._changes.partitions[move.group, tp] = replace(
                     row,
                     next_offset=range_.until,
-                    metadata=metadata.get(tp, row.metadata),
-                    transaction_id=transaction_id,
+                    metadata=move.metadata.get(tp, row.metadata),
+                    transaction_id=move.transaction_id,
                     updated_at=self._shared.clock(),
                 )
                 moved += 1
@@ -296,15 +289,8 @@ class MemorySession:
             self._moved += moved
         return moved
 
-    def finish(
-        self,
-        group: str,
-        token: Token,
-        ranges: dict[TopicPartition, OffsetRange],
-        metadata: Mapping[TopicPartition, Text],
-        transaction_id: UUID,
-    ) -> tuple[int, bool]:
-        return self.advance(group, token, ranges, metadata, transaction_id), self.is_whole()
+    def finish(self, move: Advance) -> tuple[int, bool]:
+        return self.advance(move), self.is_whole()
 
     def read_metadata(self, group: str, topic: str, partition: int | None) -> dict[TopicPartition, MetadataRow]:
         with self._statement():

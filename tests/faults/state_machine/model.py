@@ -234,6 +234,7 @@ class Model:
             for partition, offset in sorted(offsets.items()):
                 row = self.rows[partition]
                 self._tell(self.name, ("reset", partition, row.next_offset, offset))
+                row.metadata = row.metadata if row.next_offset == offset else None
                 row.next_offset, row.pinned, row.decided = offset, True, number
         return DONE
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import Column, MetaData, Table, insert, text
 
 import offsetstore
-from offsetstore import KEEP, Append, Execute, Metadata, OffsetRange, TopicPartition, TransactionalSink
+from offsetstore import KEEP, Append, Execute, OffsetRange, OffsetStore, TopicPartition, TransactionalSink
 from offsetstore.errors import MetadataError, RowsRefused
 from offsetstore.spark import BatchInfo, metadata_finder
 from tests.support.transforms import EVENTS, traced
@@ -170,19 +171,25 @@ def test_a_transform_finds_metadata_on_executors(world: World, topic: str, way: 
     world.run(world.claim(topic), kept, Append("events"), metadata=a_note)
     world.database.execute("TRUNCATE events")
     for partition in range(2):
-        world.produce(topic, ["more"], partition=partition)
-    claim = world.claim(topic, metadata=Metadata(cache=False))
-    find = metadata_finder(claim)
+        world.produce(topic, ["more", "and more"], partition=partition)
+    with OffsetStore.connect(world.database.url, credentials=lambda: "a password") as store:
+        claim = store.claim(world.group, world.broker(topic), mirror_every=None)
+        find = metadata_finder(claim)
 
-    def noted(batch: DataFrame) -> DataFrame:
-        udf: Any = F.udf
-        # Without types, from which Spark would guess another kind of function.
-        note = udf(lambda name, number: str(find(name, number)), "string")  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-        return traced(batch).withColumn("value", note("topic", "partition"))
+        def look(name: Any, partition: Any) -> str:
+            context: Any = TaskContext.get()
+            assert context.getLocalProperty("offsetstore.password") is not None
+            return str(find(name, partition))
 
-    world.run(claim, noted, Append("events"), **WAYS[way])
+        def noted(batch: DataFrame) -> DataFrame:
+            udf: Any = F.udf
+            # Without types, from which Spark would guess another kind of function.
+            note = udf(lambda name, number: look(name, number), "string")  # noqa: PLW0108 # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+            return traced(batch).withColumn("value", note("topic", "partition"))
 
-    assert world.database.column("SELECT value FROM events") == ["a note", "a note"]
+        world.run(claim, noted, Append("events"), **WAYS[way])
+
+    assert world.database.column("SELECT value FROM events") == ["a note"] * 4
 
 
 def blocks() -> list[str]:

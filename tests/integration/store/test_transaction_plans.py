@@ -25,8 +25,8 @@ ADVANCE = {
     **TOKEN,
     "froms": [0] * COUNT,
     "untils": [1] * COUNT,
-    "metadata": None,
-    "has_metadata": None,
+    "texts": None,
+    "text_numbers": None,
     "transaction_id": UUID(int=2),
     "moved_before": 0,
 }
