@@ -37,7 +37,8 @@ _CHUNK: Final = 1 << 18
 class FromMemory:
     """The rows of one shape, in every form that a job takes.
 
-    :param table: the rows. They are written and read back once: PostgreSQL so encodes the bytes for the plain COPY.
+    :param table: the rows. They are written and read back once, so that PostgreSQL encodes the bytes of the plain
+        COPY.
     """
 
     def __init__(self, url: str, shape: Shape, table: Any) -> None:

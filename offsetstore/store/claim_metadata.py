@@ -1,4 +1,4 @@
-"""A claim's metadata: as they were when it was made, and what its next advances will write."""
+"""A claim's metadata: as it was when the claim was made, and what its next advances will write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ForNextAdvance(NamedTuple):
 class ClaimMetadata:
     """Threads may share it; it can be pickled if the formats can.
 
-    :param formats: how metadata become text.
+    :param formats: how metadata becomes text.
     :param cached: the texts as they were when the group was claimed.
     :param partitions: those of a task's copy, which has no others; ``None`` for the claim itself.
     """
@@ -46,7 +46,7 @@ class ClaimMetadata:
         self._number = 0
 
     def format(self, tp: TopicPartition) -> Metadata:
-        """How the partition's metadata become text."""
+        """How the partition's metadata becomes text."""
         return format_of(self.formats, tp.topic)
 
     def is_cached(self, tp: TopicPartition, *, cache: bool | None) -> bool:

@@ -123,9 +123,9 @@ def _read(stream: Any, length: int) -> bytes:
 
 
 def _schema(frame: DataFrame) -> pa.Schema:
-    """The batches' schema, from Spark's JVM: a batch is only read rightly with the schema it was written with."""
-    java: Any = frame._jdf  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    """The schema that Spark's JVM writes the batches with: read with another one, their values would be wrong."""
+    java: Any = frame._jdf  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as above
+    jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as above
     is_large = java.sparkSession().sessionState().conf().arrowUseLargeVarTypes()  # as the JVM reads it: " TRUE" is true
     schema = jvm.org.apache.spark.sql.util.ArrowUtils.toArrowSchema(java.schema(), "UTC", False, is_large)  # noqa: FBT003
     return pa.ipc.read_schema(pa.py_buffer(schema.serializeAsMessage()))

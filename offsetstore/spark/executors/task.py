@@ -66,6 +66,11 @@ class Result:
     rows: int = 0
     error: bytes | None = None
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the partition's offset has moved, by this attempt or an earlier one."""
+        return self.ending in {Ending.WRITTEN, Ending.SKIPPED}
+
     def why(self) -> Exception:
         """The task's error, or a `SinkError` if that can't be loaded here."""
         try:

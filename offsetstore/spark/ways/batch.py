@@ -164,8 +164,9 @@ class BatchWay:
         """Write and advance what remains of the plan; ``frame`` has exactly those records."""
         if not plan.is_worth_computing(self._claim):
             return commit_plan(self._claim, plan, None, watch)
-        computed = self._compute(frame, plan.remaining())
-        return commit_plan(self._claim, plan, computed, watch, self._texts(number, plan.remaining(), computed))
+        remaining = plan.remaining()
+        computed = self._compute(frame, remaining)
+        return commit_plan(self._claim, plan, computed, watch, self._texts(number, remaining, computed))
 
     def _texts(self, number: int, ranges: Ranges, computed: Mapping[str, _Rows]) -> dict[TopicPartition, Text]:
         """The metadata that the batch takes along."""

@@ -129,9 +129,10 @@ class PartitionWay:
             return None
         create_rows(self._claim, plan)
         watch.lap("plan")
-        texts = self._metadata.texts(BatchInfo(batch.number, plan.remaining(), None))
+        remaining = plan.remaining()
+        texts = self._metadata.texts(BatchInfo(batch.number, remaining, None))
         results = self._run(batch, plan, number, texts)
-        done = {result.topic_partition for result in results if result.ending in {Ending.WRITTEN, Ending.SKIPPED}}
+        done = {result.topic_partition for result in results if result.is_stored}
         try:
             self._retryable = _raise_failed(results)
         except RowsRefused as refused:
@@ -140,7 +141,7 @@ class PartitionWay:
             raise self._retryable
         if any(result.ending is Ending.OUTDATED for result in results):
             raise PlanOutdated
-        left = [tp for tp in plan.remaining() if tp not in done]
+        left = [tp for tp in remaining if tp not in done]
         if left:
             self._advance(plan.decisions, left, texts, empty=True)
         watch.lap("tasks")
@@ -228,7 +229,7 @@ class PartitionWay:
         failpoints.reach("before_lock")
         with sending_password(session, self._claim):
             results = _collect(placed, tasks)
-        done = [result.topic_partition for result in results if result.ending in {Ending.WRITTEN, Ending.SKIPPED}]
+        done = [result.topic_partition for result in results if result.is_stored]
         self._claim.claim_metadata.forget(claim.claim_metadata.next(done))
         return results
 
