@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Seconds for the first attempt, doubled for each further one: only between two of them do we see what was refused.
 _FIRST_PATIENCE: Final = 0.5
+# In one request: librdkafka searches the request's whole list for each partition of the answer.
+_PARTITIONS: Final = 1000
 FINAL: Final = WRONG_CREDENTIALS | {ck.KafkaError.GROUP_AUTHORIZATION_FAILED}
 """Codes that are reported separately; the answer then never comes."""
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
@@ -49,7 +51,7 @@ def consumer_config(settings: ClientSettings, group: str, reported: deque[ck.Kaf
 def committed_offsets(
     settings: ClientSettings, group: str, partitions: Sequence[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Read the group's offsets of these partitions in one request; a partition without one is left out.
+    """Read the group's offsets of these partitions; a partition without one is left out.
 
     With ``read_committed``, it waits for offsets that an open transaction is about to commit, as a consumer does.
 
@@ -82,7 +84,7 @@ def read_with(
             reported.append(said)
         if refused := next((each for each in reported if each.code() in FINAL), None):
             raise broker_error(refused, doing)
-        found, error = _ask(consumer, asked, min(patience, deadline.rest))
+        found, error = _ask(consumer, asked, patience, deadline)
         if error is None:
             consumer.poll(0)
             return {
@@ -98,12 +100,16 @@ def read_with(
 
 
 def _ask(
-    consumer: ck.Consumer, asked: list[ck.TopicPartition], seconds: float
+    consumer: ck.Consumer, asked: list[ck.TopicPartition], patience: float, deadline: Deadline
 ) -> tuple[list[ck.TopicPartition], ck.KafkaError | None]:
-    try:
-        found = consumer.committed(asked, timeout=max(seconds, 0.001))
-    except ck.KafkaException as error:
-        return [], error.args[0]
+    """Return the offsets, or the first error; no request takes longer than ``patience``, in seconds."""
+    found: list[ck.TopicPartition] = []
+    for first in range(0, len(asked), _PARTITIONS):
+        seconds = max(min(patience, deadline.rest), 0.001)
+        try:
+            found += consumer.committed(asked[first : first + _PARTITIONS], timeout=seconds)
+        except ck.KafkaException as error:
+            return [], error.args[0]
     return found, next((tp.error for tp in found if tp.error is not None), None)
 
 

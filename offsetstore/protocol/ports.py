@@ -42,7 +42,7 @@ class BrokerOffsets(Protocol):
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, CommittedOffset]:
-        """The group's committed offsets, in one request; partitions without an offset are left out.
+        """The group's committed offsets; partitions without an offset are left out.
 
         :raises BrokerUnavailable: no answer within the configured time.
         :raises BrokerRefused: wrong credentials, or no permission.
