@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from offsetstore import errors
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition, Watermarks
+from offsetstore.processing.between import Tick
+from offsetstore.processing.buffer import Flush
 from offsetstore.protocol.metadata import KEEP, Metadata
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision, Outcome
@@ -35,6 +37,7 @@ __all__ = [
     "Claim",
     "Decision",
     "Execute",
+    "Flush",
     "GroupState",
     "Metadata",
     "OffsetRange",
@@ -47,6 +50,7 @@ __all__ = [
     "StartPolicy",
     "StartingOffsets",
     "StoredOffset",
+    "Tick",
     "Timeouts",
     "Token",
     "TopicPartition",

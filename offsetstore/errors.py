@@ -46,7 +46,8 @@
      |    +-- CommitUnknown          COMMIT was sent, and its outcome can't be determined
      |    +-- ProtocolMisuse         the transaction was used in an order that would break the guarantee
      |         +-- NestedTransaction, LockFirst, LockedTwice, LockInSavepoint,
-     |             Unadvanced, AdvanceMismatch, UnexpectedCommit
+     |             Unadvanced, AdvanceMismatch, MarkBackwards, MarkBeyondDelivered,
+     |             UnexpectedCommit
      +-- MetadataError               metadata can't be serialized or read back, or is too large
      +-- SinkError
           +-- ColumnMismatch         the DataFrame does not fit the table; nothing was written
@@ -434,6 +435,21 @@ class AdvanceMismatch(ProtocolMisuse):
     """``advance`` takes exactly the range that ``lock`` returned."""
 
     default_next_step = "Pass plan[topic_partition].remaining."
+
+
+class MarkBackwards(ProtocolMisuse):
+    """A mark at or below the stored offset, or below an earlier mark of the transaction."""
+
+    default_next_step = (
+        "A mark is one above the last offset that is done. To read records again, use offsetstore reset, which is "
+        "kept in the history."
+    )
+
+
+class MarkBeyondDelivered(ProtocolMisuse):
+    """A mark above what the job was given: the records in between would be lost."""
+
+    default_next_step = "Mark at most the end of the range: work.ranges[topic_partition].until."
 
 
 class UnexpectedCommit(ProtocolMisuse):

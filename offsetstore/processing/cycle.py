@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.processing.plan import Decisions, Plan, Ranges
+    from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.metadata import Text
     from offsetstore.protocol.work import Work
     from offsetstore.store.claim import Claim
@@ -43,10 +44,14 @@ class Computed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchWritten`."""
+    """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchWritten`.
+
+    :param is_kept: they are not written, or not by a transaction of this batch alone; see `BatchKept`.
+    """
 
     rows: Mapping[str, int]
     seconds: Mapping[str, float]
+    is_kept: bool = False
 
 
 class Stopwatch:
@@ -90,11 +95,14 @@ def commit_plan(
     computed: Mapping[str, Computed] | None,
     watch: Stopwatch,
     metadata: Mapping[TopicPartition, Text] | None = None,
+    *,
+    marking: Marking = "automatic",
 ) -> Written | None:
     """Write the computed rows and advance, in one transaction.
 
     :param computed: the rows of what remains of the plan; ``None`` if it was not worth computing.
     :param metadata: the text of each partition that gets another one.
+    :param marking: with ``"manual"`` the rows' writer marks what is stored.
     :return: ``None`` if nothing remained.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
@@ -103,8 +111,11 @@ def commit_plan(
         watch.lap("compute")
     failpoints.reach("before_lock")
 
+    # Rows of earlier batches may wait in the user's own memory: their partitions can be marked too.
+    unmarked = claim.unmarked() if marking == "manual" else {}
+
     def work(tx: Transaction) -> dict[str, int] | None:
-        remaining = lock_as_planned(tx, plan.decisions)
+        remaining = lock_as_planned(tx, plan.decisions, unmarked)
         if not remaining:
             return None
         if computed is None:  # the reason not to compute is gone
@@ -113,18 +124,19 @@ def commit_plan(
         watch.lap("write")
         return rows
 
-    rows = claim.run(work)
+    rows = claim.run(work, marking=marking)
     watch.lap("commit")
     return None if rows is None else Written(rows, watch.seconds)
 
 
-def lock_as_planned(tx: Transaction, decisions: Decisions) -> Ranges:
+def lock_as_planned(tx: Transaction, decisions: Decisions, others: Ranges | None = None) -> Ranges:
     """Lock the partitions, and return the remaining range of each one that has any.
 
+    :param others: empty ranges of further partitions to lock.
     :raises PlanOutdated: a stored offset has changed since the decisions were made.
     """
-    locked = tx.lock({tp: decision.range for tp, decision in decisions.items()})
-    if locked != decisions:
+    locked = tx.lock({**(others or {}), **{tp: decision.range for tp, decision in decisions.items()}})
+    if any(locked[tp] != decision for tp, decision in decisions.items()):
         raise PlanOutdated
     return {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
 

@@ -37,13 +37,19 @@ class Plan:
     decisions: Decisions
 
     @classmethod
-    def of(cls, claim: Claim, ranges: Mapping[TopicPartition, OffsetRange]) -> Plan:
-        """Read the stored offsets, and plan."""
+    def of(
+        cls,
+        claim: Claim,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        delivered: Mapping[TopicPartition, int] | None = None,
+    ) -> Plan:
+        """Read the stored offsets, and plan.
+
+        :param delivered: where it differs from what is stored, with manual marking or a buffer.
+        """
         stored = claim.offsets()
-        decisions = {
-            tp: decide(stored[tp].next_offset if tp in stored else range_.from_, range_)
-            for tp, range_ in ranges.items()
-        }
+        bases = {tp: row.next_offset for tp, row in stored.items()} | dict(delivered or {})
+        decisions = {tp: decide(bases.get(tp, range_.from_), range_) for tp, range_ in ranges.items()}
         return cls(stored, decisions)
 
     def remaining(self) -> dict[TopicPartition, OffsetRange]:

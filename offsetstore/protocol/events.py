@@ -50,6 +50,43 @@ class BatchSkipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchKept:
+    """With a `Flush`: a batch was computed, and its rows are kept in memory, or were flushed with those before.
+
+    :param rows: as in `BatchWritten`, also ``seconds``.
+    """
+
+    group: str
+    batch: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+    rows: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferFlushed:
+    """Kept batches and their offsets are committed.
+
+    :param batches: the numbers of the first and the last.
+    :param rows: as in `BatchWritten`, also ``seconds``.
+    """
+
+    group: str
+    batches: tuple[int, int]
+    ranges: Mapping[TopicPartition, OffsetRange]
+    rows: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleWorkFailed:
+    """The sink's `Tick` raised; it will be called again. ``error`` is `CommitUnknown` if it may be committed."""
+
+    group: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
     """A micro-batch failed and ended the query. ``error`` holds no values of rows if it is an `OffsetStoreError`."""
 
@@ -121,7 +158,10 @@ Event: TypeAlias = (
     BatchStarted
     | BatchWritten
     | BatchSkipped
+    | BatchKept
     | BatchFailed
+    | BufferFlushed
+    | IdleWorkFailed
     | Retried
     | CommitResolved
     | ClaimTaken

@@ -11,6 +11,7 @@ from offsetstore.protocol.events import (
     ClaimLost,
     ClaimTaken,
     CommitResolved,
+    IdleWorkFailed,
     MirrorCopied,
     MirrorFailed,
     Retried,
@@ -71,6 +72,8 @@ class LogObserver:
                 # Spark's own report of it is a hundred lines long; other texts may contain values of rows.
                 text = f": {event.error}" if isinstance(event.error, OffsetStoreError) else ""
                 _log.error("batch %d failed: %s%s", event.batch, type(event.error).__name__, text)
+            case IdleWorkFailed():
+                _log.error("idle work failed, and is called again later", exc_info=event.error)
             case CommitResolved(happened=True):
                 tp = event.topic_partition
                 _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)

@@ -38,12 +38,11 @@ class Rows:
         self._file: Any = None
         self._size = 0
         self._places: list[pa.RecordBatch | tuple[int, int]] = []  # in the file: position and size
-        self.num_rows = 0
-        in_memory = 0
+        self.num_rows = self.nbytes = 0
         for batch in batches:
             self.num_rows += batch.num_rows
-            in_memory += batch.nbytes
-            self._places.append(batch if in_memory <= IN_MEMORY else self._written(batch))
+            self.nbytes += batch.nbytes
+            self._places.append(batch if self.nbytes <= IN_MEMORY else self._written(batch))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for place in self._places:

@@ -5,6 +5,7 @@ This module has the checks that all batches share; `offsetstore.spark.ways` has 
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
@@ -14,9 +15,11 @@ from offsetstore.errors import ConfigurationError, OffsetStoreError, ProtocolMis
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.batch_metadata import BatchMetadata
+from offsetstore.processing.between import Between
 from offsetstore.processing.cycle import with_replanning
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.events import BatchFailed, BatchSkipped, BatchStarted, BatchWritten
+from offsetstore.protocol.events import BatchFailed, BatchKept, BatchSkipped, BatchStarted, BatchWritten
+from offsetstore.protocol.marking import check_marking
 from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
@@ -25,17 +28,22 @@ from offsetstore.spark.plans.admission import admit
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.staging_area import THRESHOLD, StagingMode, StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
+from offsetstore.spark.ways.buffered import BufferedWay
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.spark.ways.partition import TASK_THRESHOLD, PartitionWay
 from offsetstore.spark.ways.stateful import StatefulWay
+from offsetstore.writers.execute import Execute
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from pyspark.sql import DataFrame
 
     from offsetstore.offsets import OffsetRange, TopicPartition
     from offsetstore.processing.batch_metadata import MetadataFunction
+    from offsetstore.processing.between import Tick
+    from offsetstore.processing.buffer import Flush
+    from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.ports import Writer
     from offsetstore.spark.ways.micro_batch import Way
     from offsetstore.store.claim import Claim
@@ -78,9 +86,14 @@ class TransactionalSink:
         with a `BatchInfo`; see docs/metadata.md. It returns what to store with the batch's offsets: one value for all
         of its partitions, or a mapping of some of them to values; `KEEP` leaves what is stored. It is called again
         when a batch is planned again.
-    :raises ConfigurationError: there is no writer or no function, or a setting is invalid; with
-        ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors can't
-        connect to.
+    :param marking: ``"manual"``: the offsets move to where the function of an `Execute` marks with ``work.mark``; see
+        docs/marking.md.
+    :param flush: keep batches in memory, and write them together; see docs/marking.md.
+    :param tick: work for an idle job; see docs/marking.md.
+    :raises ConfigurationError: there is no writer or no function, or a setting is invalid, or does not go with another;
+        with ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors
+        can't connect to.
+    :raises ClaimInUse: with a flush or manual marking, the claim belongs to another sink.
     :raises UnsupportedQuery: under Spark Connect, where the function would run in another process than the claim.
 
     ``error`` holds the typed error that ended the query; Spark's ``StreamingQueryException`` only has its text.
@@ -97,6 +110,9 @@ class TransactionalSink:
         staging_threshold: int = THRESHOLD,
         task_threshold: int = TASK_THRESHOLD,
         metadata: MetadataFunction | None = None,
+        marking: Marking = "automatic",
+        flush: Flush | None = None,
+        tick: Tick | None = None,
     ) -> None:
         if is_remote():
             raise _connect_refused()
@@ -106,10 +122,16 @@ class TransactionalSink:
         self._atomicity = atomicity
         self._policy = StagingPolicy(staging, staging_threshold)
         self._metadata = BatchMetadata(claim, metadata)
+        self._marking: Marking = marking
+        self._flush = flush
+        self._check_marking(has_metadata=metadata is not None)
         self._way = self._way_of(atomicity, self._policy, task_threshold)
+        self._lock = threading.RLock()  # for batches, and for what is done between them
+        self._between = self._between_batches(tick)
         self._stateful: StatefulWay | None = None
         self._has_written = False
         self._run_id: str | None = None
+        self._is_running: Callable[[], bool] = lambda: True
         self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchFailed`
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -119,6 +141,10 @@ class TransactionalSink:
             stored before the refused record, `CommitUnknown`, which leaves this open, and `UnexpectedCommit`,
             where an `Execute` has committed.
         """
+        with self._lock:
+            self._call(batch, batch_id)
+
+    def _call(self, batch: DataFrame, batch_id: int) -> None:
         self.error = None
         self._ranges = {}
         try:
@@ -126,6 +152,8 @@ class TransactionalSink:
         except BaseException as error:  # noqa: BLE001 - raised below, without the database's error as its context
             strip_chain(error)
             self.error = stripped(error)
+        if self._between is not None:
+            self._between.batch_ended(self._is_running)
         if self.error is not None:
             self._claim.observers.on(
                 BatchFailed(group=self._claim.group, batch=batch_id, ranges=self._ranges, error=self.error)
@@ -148,6 +176,7 @@ class TransactionalSink:
         if query.run_id != self._run_id:
             self._admit(query, batch.columns)
             self._run_id = query.run_id
+            self._is_running = query.is_active
         ranges = self._ranges = query.ranges()
         self._check_claimed(ranges)
         try:
@@ -167,6 +196,8 @@ class TransactionalSink:
     def _admit(self, query: RunningQuery, columns: list[str]) -> None:
         """Check a query that has just started or was restarted."""
         self._stateful = None
+        if self._has_unstored:
+            self._check_checkpoint(query)
         if self._claim.keeps_checkpoint:
             self._refuse_partition_atomicity()
             self._stateful = StatefulWay(
@@ -184,9 +215,8 @@ class TransactionalSink:
         if written is None:
             observers.on(BatchSkipped(group=group, batch=number, ranges=ranges))
         else:
-            observers.on(
-                BatchWritten(group=group, batch=number, ranges=ranges, rows=written.rows, seconds=written.seconds)
-            )
+            kind = BatchKept if written.is_kept else BatchWritten
+            observers.on(kind(group=group, batch=number, ranges=ranges, rows=written.rows, seconds=written.seconds))
 
     def _way_of(self, atomicity: Atomicity, staging: StagingPolicy, task_threshold: int) -> Way:
         if atomicity == "partition":
@@ -199,7 +229,62 @@ class TransactionalSink:
             return PartitionWay(self._claim, self._outputs, self._metadata, task_threshold)
         if atomicity != "batch":
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(atomicity))
-        return BatchWay(self._claim, self._outputs, self._metadata, staging)
+        if self._flush is not None:
+            return BufferedWay(self._claim, self._outputs, self._metadata, staging, self._flush)
+        return BatchWay(self._claim, self._outputs, self._metadata, staging, self._marking)
+
+    @property
+    def _has_unstored(self) -> bool:
+        """Whether Spark may take a batch for done before its offset is stored."""
+        return self._marking == "manual" or self._flush is not None
+
+    def _check_marking(self, *, has_metadata: bool) -> None:
+        check_marking(self._marking)
+        if not self._has_unstored:
+            return
+        name = "flush=" if self._flush is not None else 'marking="manual"'
+        if self._flush is not None and self._marking == "manual":
+            raise ConfigurationError(
+                "a flush moves the offsets to the end of what it writes, and manual marking to where the code says",
+                found='flush= and marking="manual"',
+                expected="one of them",
+            )
+        if self._atomicity == "partition":
+            raise ConfigurationError(
+                f'{name} needs atomicity="batch": what is not stored yet is in the driver\'s memory',
+                found=f'atomicity="partition", {name}',
+                expected="one of them",
+            )
+        others = [str(one) for one in self._outputs.writers.values() if not isinstance(one, Execute)]
+        if self._marking == "manual" and others:
+            raise ConfigurationError(
+                'marking="manual" needs a function that marks: rows of records that are not marked are written again',
+                found=", ".join(others),
+                expected="Execute(fn), whose fn calls work.mark",
+            )
+        if self._marking == "manual" and has_metadata:
+            raise ConfigurationError(
+                "metadata= describes the end of a batch, and manual marking stores other offsets",
+                found='metadata= and marking="manual"',
+                expected="work.mark(topic_partition, next_offset, metadata=...)",
+            )
+        self._claim.reserve()
+
+    def _check_checkpoint(self, query: RunningQuery) -> None:
+        """A checkpoint that outlives the claim would begin above what is stored."""
+        root = str(query.execution.resolvedCheckpointRoot())
+        if self._claim.keeps_checkpoint or not root.rstrip("/").endswith(self._claim.checkpoint_name):
+            raise UnsupportedQuery(
+                "the query's checkpoint outlives its claim; the next start would begin there, above what is stored",
+                found=root,
+                expected="claim.checkpoint(base) without keep=True, with a flush or manual marking",
+            )
+
+    def _between_batches(self, tick: Tick | None) -> Between | None:
+        way = self._way
+        if isinstance(way, BufferedWay) and self._flush is not None:
+            return Between(self._claim, self._lock, tick=tick, buffered=way, seconds=self._flush.seconds)
+        return Between(self._claim, self._lock, tick=tick, buffered=None, seconds=None) if tick else None
 
     def _refuse_partition_atomicity(self) -> None:
         if self._atomicity == "partition":

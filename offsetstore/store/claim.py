@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, StaleClaim
+from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.events import ClaimLost, ClaimTaken
 from offsetstore.protocol.metadata import check_formats
 from offsetstore.protocol.retries import may_pass
@@ -22,11 +24,12 @@ from offsetstore.store.sessions import read, repeat
 from offsetstore.store.transaction import new_transaction, run_in_transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from types import TracebackType
 
     from offsetstore.offsets import BrokerView, StoredOffset, Token, TopicPartition
     from offsetstore.protocol.database import Session
+    from offsetstore.protocol.marking import Marking, Position
     from offsetstore.protocol.metadata import Formats, Text
     from offsetstore.protocol.policy import StartPolicy
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 Takeover = Literal["fence", "wait", "refuse"]
 _T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,7 @@ class Claim:
         self.topics = request.topics
         self.token = acquired.token
         self.partitions = acquired.partitions
+        self.positions: dict[TopicPartition, Position] = {}
         self.claim_metadata = ClaimMetadata(request.metadata, acquired.metadata)
         self.starting = acquired.starting
         self.owner = acquired.owner
@@ -144,6 +150,8 @@ class Claim:
         self.is_closed = False
         self.is_lost = False
         self._query_id: str | None = None
+        self._is_reserved = False
+        self._at_close: list[Callable[[], object]] = []
         self._binding = threading.Lock()
         self._heartbeat = Heartbeat(self.database, self.token.claim_id, self.name, self.lose)
         self.mirror = self._start_mirror(request, has_members=has_members)
@@ -180,6 +188,11 @@ class Claim:
             )
         return self.starting.json()
 
+    @property
+    def checkpoint_name(self) -> str:
+        """The last part of the claim's own checkpoint location."""
+        return f"{self.token.epoch}-{self.token.claim_id}"
+
     def checkpoint(self, base: str, *, keep: bool = False) -> str:
         """A checkpoint location for this claim alone, ``<base>/<group>/<epoch>-<claim id>``.
 
@@ -192,16 +205,37 @@ class Claim:
         """
         self.checkpoint_base = f"{base.rstrip('/')}/{quote(self.group, safe='').replace('.', '%2E')}"
         self.keeps_checkpoint = keep
-        own = "kept" if keep else f"{self.token.epoch}-{self.token.claim_id}"
-        return f"{self.checkpoint_base}/{own}"
+        return f"{self.checkpoint_base}/{'kept' if keep else self.checkpoint_name}"
 
-    def transaction(self, *, lock_timeout: float | None = None) -> Transaction:
+    @property
+    def delivered(self) -> dict[TopicPartition, int]:
+        """The next offset that the job has not been given yet, of each partition that it was given records of.
+
+        Only with manual marking or a `Flush`: otherwise the stored offsets say it. See docs/marking.md.
+        """
+        return {tp: position.delivered for tp, position in self.positions.items()}
+
+    def unmarked(self) -> dict[TopicPartition, OffsetRange]:
+        """An empty range at the end of what was delivered, for each partition where that is not all stored."""
+        return {
+            tp: OffsetRange(position.delivered, position.delivered)
+            for tp, position in self.positions.items()
+            if position.stored < position.delivered
+        }
+
+    def transaction(self, *, lock_timeout: float | None = None, marking: Marking = "automatic") -> Transaction:
         """One transaction of this claim; see `OffsetStore.transaction`."""
-        return new_transaction(self, self, lock_timeout=lock_timeout)
+        return new_transaction(self, self, lock_timeout=lock_timeout, marking=marking)
 
-    def run(self, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
+    def run(
+        self,
+        work: Callable[[Transaction], _T],
+        *,
+        lock_timeout: float | None = None,
+        marking: Marking = "automatic",
+    ) -> _T:
         """Run ``work(tx)`` in a transaction of this claim, with retries; see `OffsetStore.run`."""
-        return run_in_transaction(self, self, work, lock_timeout=lock_timeout)
+        return run_in_transaction(self, self, work, lock_timeout=lock_timeout, marking=marking)
 
     def read(self, query: Callable[[Session], _T]) -> _T:
         """Read without a lock, and retry while the database is unavailable.
@@ -283,12 +317,42 @@ class Claim:
         if is_active is not None:
             self._heartbeat.follow(is_active)
 
-    def close(self) -> None:
-        """Copy the last offsets to Kafka and end the heartbeat, so that the next claim need not wait. Offsets stay.
+    def reserve(self) -> None:
+        """Let only one sink write with the claim: it has in memory what was delivered, and is not stored yet.
 
-        The broker's connections are closed if it has a ``close``; it may be used again.
+        :raises ClaimInUse: another sink has used the claim, or has reserved it.
+        """
+        with self._binding:
+            was_reserved, self._is_reserved = self._is_reserved, True
+        if was_reserved or self._query_id is not None:
+            raise ClaimInUse(
+                f"the claim of group {self.group!r} belongs to another sink",
+                found="a second sink, with a flush or manual marking",
+                expected="one sink for the claim: it has in memory what is not stored yet",
+                next_step="Claim the group again for the new sink: it begins at the stored offsets.",
+            )
+
+    def at_close(self, last: Callable[[], object]) -> None:
+        """Have `close` call this, before the last offsets are copied to Kafka."""
+        self._at_close.append(last)
+
+    def close(self) -> None:
+        """Write what the sink keeps, copy the last offsets to Kafka, and end the heartbeat. Offsets stay.
+
+        The next claim then need not wait. The broker's connections are closed if it has a ``close``; it may be used
+        again.
+
+        :raises OffsetStoreError: what the sink keeps can't be written: the next start reads those records again. The
+            claim is closed all the same.
         """
         self.is_closed = True
+        try:
+            while self._at_close:
+                self._at_close.pop()()
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
         if self.mirror is not None:
             self.mirror.close()
         self._heartbeat.stop()
@@ -303,7 +367,19 @@ class Claim:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        with not_hiding(error):
+            self.close()
 
     def __repr__(self) -> str:
         return f"<Claim of {self.group!r}, {self.token}>"
+
+
+@contextmanager
+def not_hiding(error: BaseException | None) -> Generator[None]:
+    """Log what closing raises if another error is under way already, which it would hide."""
+    try:
+        yield
+    except OffsetStoreError as second:
+        if error is None:
+            raise
+        _log.warning("%s, while closing after %s", second, type(error).__name__)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.marking import Position
 from offsetstore.protocol.stamp import digest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from offsetstore.offsets import Token, TopicPartition
+    from offsetstore.offsets import Token
     from offsetstore.store.claim_metadata import ClaimMetadata
 
 
@@ -51,6 +53,11 @@ class ClaimInfo(Protocol):
         ...
 
     @property
+    def positions(self) -> dict[TopicPartition, Position]:
+        """How far the job has come in memory; a transaction with manual marking moves them when it is committed."""
+        ...
+
+    @property
     def claim_metadata(self) -> ClaimMetadata:
         """How metadata are read and written, and what was stored for the next advances."""
         ...
@@ -71,6 +78,7 @@ class TaskClaim:
     name: str
     partitions: set[TopicPartition]
     claim_metadata: ClaimMetadata
+    positions: dict[TopicPartition, Position] = field(default_factory=dict[TopicPartition, Position])
 
     @classmethod
     def of(cls, claim: ClaimInfo, partitions: Collection[TopicPartition] | None = None) -> TaskClaim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 from sqlalchemy import Engine
@@ -17,7 +18,7 @@ from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.store import admin, reads
 from offsetstore.store.acquire import acquire
 from offsetstore.store.checkpoint_files import checkpoint_files
-from offsetstore.store.claim import Claim, ClaimRequest, Takeover
+from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
 from offsetstore.store.mirror import INTERVAL
 from offsetstore.store.sessions import read
 from offsetstore.store.transaction import new_transaction, run_in_transaction
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import StoredOffset
     from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
+    from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.metadata import Formats
     from offsetstore.protocol.observers import Observer
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
@@ -145,19 +147,31 @@ class OffsetStore:
         self._claims.append(claim)
         return claim
 
-    def transaction(self, claim: ClaimInfo, *, lock_timeout: float | None = None) -> Transaction:
+    def transaction(
+        self, claim: ClaimInfo, *, lock_timeout: float | None = None, marking: Marking = "automatic"
+    ) -> Transaction:
         """One transaction, as a context manager; leaving the block commits, an exception rolls back. No retry.
 
         :param lock_timeout: seconds to wait for any one lock, by default `Timeouts.lock`.
+        :param marking: ``"automatic"``: `Transaction.advance` each partition to its range's end. ``"manual"``: the
+            offsets move to what you `Transaction.mark`; the next range begins where this one ends all the same. See
+            docs/marking.md.
         :raises LockTimeout: another transaction holds a row for longer.
         :raises TransactionLost: the connection broke; nothing was written.
         :raises CommitUnknown: it broke at COMMIT, and the rows do not show whether that happened.
         :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written (except that writes
             before a COMMIT of your own stay, see `UnexpectedCommit`).
         """
-        return new_transaction(self, claim, lock_timeout=lock_timeout)
+        return new_transaction(self, claim, lock_timeout=lock_timeout, marking=marking)
 
-    def run(self, claim: ClaimInfo, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None) -> _T:
+    def run(
+        self,
+        claim: ClaimInfo,
+        work: Callable[[Transaction], _T],
+        *,
+        lock_timeout: float | None = None,
+        marking: Marking = "automatic",
+    ) -> _T:
         """Run ``work(tx)`` in a transaction, and repeat all of it after an error that a retry may resolve.
 
         These are serialization failures, deadlocks, lock timeouts, lost connections, cancelled statements, and a server
@@ -167,7 +181,7 @@ class OffsetStore:
         :raises LockTimeout, TransactionLost, StoreUnavailable: in the last of `Retries.attempts`.
         :raises CommitUnknown: never repeated, because it may have happened.
         """
-        return run_in_transaction(self, claim, work, lock_timeout=lock_timeout)
+        return run_in_transaction(self, claim, work, lock_timeout=lock_timeout, marking=marking)
 
     def reset(
         self,
@@ -306,10 +320,14 @@ class OffsetStore:
         return read(self.database, query)
 
     def close(self) -> None:
-        """Close all claims, and the connections that the store opened itself."""
-        for claim in self._claims:
-            claim.close()
-        self.database.close()
+        """Close all claims, and the connections that the store opened itself.
+
+        :raises OffsetStoreError: see `Claim.close`. All is closed all the same.
+        """
+        with ExitStack() as closing:
+            closing.callback(self.database.close)
+            for claim in reversed(self._claims):
+                closing.callback(claim.close)
 
     def __enter__(self) -> Self:
         return self
@@ -317,4 +335,5 @@ class OffsetStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        with not_hiding(error):
+            self.close()

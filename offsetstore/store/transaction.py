@@ -28,9 +28,11 @@ from offsetstore.errors import (
     Unadvanced,
     UnexpectedCommit,
 )
+from offsetstore.offsets import OffsetRange
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Advance, HistoryEvent
 from offsetstore.protocol.events import CommitResolved
+from offsetstore.protocol.marking import Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.store.sessions import repeat
@@ -40,8 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
 
-    from offsetstore.offsets import OffsetRange, Token, TopicPartition
+    from offsetstore.offsets import Token, TopicPartition
     from offsetstore.protocol.database import Database, LockedRow, Session
+    from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.observers import Observers
     from offsetstore.store.claim_metadata import ForNextAdvance
     from offsetstore.store.identity import ClaimInfo
@@ -71,12 +74,15 @@ class Transaction:
         lock_timeout: float,
         commit_timeout: float,
         observers: Observers,
+        marking: Marking = "automatic",
     ) -> None:
+        check_marking(marking)
         self._database = database
         self._claim = claim
         self._lock_timeout = lock_timeout
         self._commit_timeout = commit_timeout
         self._observers = observers
+        self._is_manual = marking == "manual"
         self._id = uuid.uuid4()
         # Unique, so that a look-up of this transaction's fate does not end another one of the same claim.
         self._name = f"{claim.name}:{self._id.hex[:8]}"
@@ -89,7 +95,9 @@ class Transaction:
         self._advanced: set[TopicPartition] = set()
         self._used_metadata: dict[TopicPartition, ForNextAdvance] = {}
         self._written_metadata: set[TopicPartition] = set()
-        self._mark: tuple[uuid.UUID, int] | None = None
+        self._batch_mark: tuple[uuid.UUID, int] | None = None
+        self._marks: dict[TopicPartition, int] = {}
+        self._mark_metadata: dict[TopicPartition, Text] = {}
         self._had_connection = False
         self._is_finished = False
 
@@ -169,7 +177,7 @@ class Transaction:
             row = self._rows.get(tp)
             self._check_token(row.token if row else None, tp)
         failpoints.reach("after_lock")  # a named point, at which tests and the demo end the process
-        decisions = {tp: decide(self._rows[tp].next_offset, ranges[tp]) for tp in self._partitions}
+        decisions = {tp: decide(self._base(tp), ranges[tp]) for tp in self._partitions}
         for tp, decision in decisions.items():
             if decision.outcome is Outcome.GAP:
                 raise OffsetGap(
@@ -179,6 +187,11 @@ class Transaction:
                     expected=f"a range from {decision.stored}",
                 )
         return decisions
+
+    def _base(self, tp: TopicPartition) -> int:
+        """The offset on which the partition's range is decided."""
+        stored = self._rows[tp].next_offset
+        return base(tp, stored, self._claim.positions.get(tp)) if self._is_manual else stored
 
     def advance(self, ranges: Mapping[TopicPartition, OffsetRange], *, metadata: object | Keep = KEEP) -> None:
         """Move the stored offsets to the ranges' ends, in one statement, with the results.
@@ -190,6 +203,8 @@ class Transaction:
         :raises MetadataError: see `offsetstore.Metadata`.
         :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
         """
+        if self._is_manual:
+            raise ProtocolMisuse('tx.advance was called with marking="manual"', next_step="Call tx.mark.")
         session, wanted = self._wanted(ranges)
         given = {} if isinstance(metadata, Keep) else self._claim.claim_metadata.dump(wanted, metadata)
         texts = {**self._stored_texts(wanted), **given}
@@ -202,20 +217,74 @@ class Transaction:
     ) -> None:
         """Do `advance` and `check_deferred`, and check that the transaction is whole, in one round trip.
 
-        After it nothing may be written, so it is for code that lets no one else's follow.
+        After it nothing may be written, so it is for code that lets no one else's follow. With manual marking it
+        stores the marks instead of the ranges' ends.
 
         :param metadata: the text of each partition that gets another one, except where `write_metadata` was called.
         :raises AdvanceMismatch, StaleClaim, RowsRefused, UnexpectedCommit: as those two, and the block's end, do.
         """
         session, wanted = self._wanted(ranges)
-        failpoints.reach("before_advance")
         written = self._written_metadata
         given = {tp: text for tp, text in (metadata or {}).items() if tp in wanted and tp not in written}
-        texts = {**self._stored_texts(wanted), **given}
+        if self._is_manual:
+            self._store_marks(session)
+        else:
+            self._move_all(session, wanted, {**self._stored_texts(wanted), **given})
+
+    def _move_all(
+        self, session: Session, wanted: Mapping[TopicPartition, OffsetRange], texts: Mapping[TopicPartition, Text]
+    ) -> None:
+        failpoints.reach("before_advance")
         moved, is_whole = session.finish(self._move(wanted, texts))
         self._check_moved(moved, wanted)
         self._check_whole(is_whole=is_whole)
         self._is_finished = True
+
+    def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
+        """Store this offset when the block ends; see `offsetstore.protocol.work.Work`.
+
+        :raises LockFirst: before `lock`.
+        :raises ProtocolMisuse: marking is automatic, or after `finish`.
+        """
+        session, decisions = self._require_lock("tx.mark was called before tx.lock")
+        if not self._is_manual:
+            raise ProtocolMisuse(
+                "tx.mark was called with automatic marking",
+                next_step='Make the transaction or the sink with marking="manual", or call tx.advance.',
+            )
+        if self._is_finished:
+            raise ProtocolMisuse("tx.mark was called after tx.finish", next_step="Mark before it.")
+        if session.in_savepoint():
+            raise LockInSavepoint("tx.mark was called inside a savepoint", next_step="Call it after the savepoint.")
+        if tp not in decisions:
+            raise AdvanceMismatch(
+                "tx.mark names a partition that was not locked",
+                topic_partition=tp,
+                expected=", ".join(map(str, decisions)) or "no partition: none was locked",
+                next_step="Lock it in tx.lock; an empty range at the end of what was delivered will do.",
+            )
+        earlier = self._marks.get(tp)
+        above = self._rows[tp].next_offset if earlier is None else earlier - 1
+        check_mark(tp, next_offset, above=above, delivered=self._delivered(decisions[tp]))
+        if not isinstance(metadata, Keep):
+            self._mark_metadata |= self._claim.claim_metadata.dump([tp], metadata)
+        self._marks[tp] = next_offset
+
+    def _delivered(self, decision: Decision) -> int:
+        """Up to where the job was given the partition's records, if the block ends well."""
+        return max(decision.stored, decision.range.until)
+
+    def _store_marks(self, session: Session) -> None:
+        """Advance to the marks.
+
+        A partition without one is advanced by nothing: if the answer to COMMIT is lost, its row shows the outcome.
+        """
+        ranges: dict[TopicPartition, OffsetRange] = {}
+        for tp, decision in (self._decisions or {}).items():
+            if tp in self._marks or decision.outcome is not Outcome.SKIP:
+                stored = self._rows[tp].next_offset
+                ranges[tp] = OffsetRange(stored, self._marks.get(tp, stored))
+        self._move_all(session, ranges, {**self._stored_texts(self._marks), **self._mark_metadata})
 
     def _wanted(
         self, ranges: Mapping[TopicPartition, OffsetRange]
@@ -225,7 +294,7 @@ class Transaction:
             self._check_remaining(decisions, tp, range_)
         return session, {tp: ranges[tp] for tp in sorted(ranges)}
 
-    def _stored_texts(self, wanted: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Text]:
+    def _stored_texts(self, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Text]:
         """What the claim stores for the next advance of these partitions; all of it is used up."""
         stored = self._claim.claim_metadata.next(wanted)
         self._used_metadata |= stored
@@ -303,7 +372,7 @@ class Transaction:
             raise LockInSavepoint(
                 "tx.mark_batch was called inside a savepoint", next_step="Call it right after tx.lock."
             )
-        self._mark = (query_id, batch_id)
+        self._batch_mark = (query_id, batch_id)
         return session.mark_batch(self._claim.group, query_id, batch_id)
 
     def check_deferred(self) -> None:
@@ -431,10 +500,16 @@ class Transaction:
         self._commit(session)
         self._claim.partitions.update(self._rows)  # committed, so their rows exist now
         self._claim.claim_metadata.forget(self._used_metadata)
+        if self._is_manual:
+            for tp, decision in (self._decisions or {}).items():
+                stored = self._marks.get(tp, self._rows[tp].next_offset)
+                self._claim.positions[tp] = Position(stored, self._delivered(decision))
 
     def _check_complete(self, session: Session) -> None:
         if self._lock_error is not None:
             raise self._lock_error
+        if self._is_manual and self._decisions and not self._is_finished:
+            self._store_marks(session)
         if self._decisions is not None and not self._is_finished:
             self._check_whole(is_whole=session.is_whole())
         for tp, decision in (self._decisions or {}).items():
@@ -459,7 +534,7 @@ class Transaction:
                 before,
                 tuple(self._partitions),
                 wrote=self._had_connection,
-                mark=self._mark,
+                mark=self._batch_mark,
             )
             self._settle(advanced, error)
         failpoints.reach("after_commit")
@@ -503,7 +578,9 @@ class Transaction:
         )
 
 
-def new_transaction(store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = None) -> Transaction:
+def new_transaction(
+    store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = None, marking: Marking = "automatic"
+) -> Transaction:
     """Make a transaction; see `OffsetStore.transaction`."""
     return Transaction(
         store.database,
@@ -511,16 +588,22 @@ def new_transaction(store: Connected, claim: ClaimInfo, *, lock_timeout: float |
         lock_timeout=store.timeouts.lock if lock_timeout is None else lock_timeout,
         commit_timeout=store.timeouts.commit,
         observers=store.observers,
+        marking=marking,
     )
 
 
 def run_in_transaction(
-    store: Connected, claim: ClaimInfo, work: Callable[[Transaction], _T], *, lock_timeout: float | None = None
+    store: Connected,
+    claim: ClaimInfo,
+    work: Callable[[Transaction], _T],
+    *,
+    lock_timeout: float | None = None,
+    marking: Marking = "automatic",
 ) -> _T:
     """Run ``work(tx)`` with retries; see `OffsetStore.run`."""
 
     def attempt(_: int) -> _T:
-        with new_transaction(store, claim, lock_timeout=lock_timeout) as tx:
+        with new_transaction(store, claim, lock_timeout=lock_timeout, marking=marking) as tx:
             return work(tx)
 
     return repeat(store, claim.group, attempt)

@@ -26,7 +26,7 @@ _SEARCHES: Final = "tests/unit/processing/test_isolate.py::"
 _CYCLES: Final = "tests/unit/processing/test_cycle.py::"
 
 _RE_PLAN: Final = """\
-    if locked != decisions:
+    if any(locked[tp] != decision for tp, decision in decisions.items()):
         raise PlanOutdated
 """
 _SKIP_IN_A_TASK: Final = """\
@@ -302,4 +302,59 @@ AGREEMENT: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-SPARK: Final = (*TASKS, *BATCHES, *REFUSED, *PLACEMENT, *TARGETS, *AGREEMENT)
+_SINK: Final = "offsetstore/spark/sink.py"
+_BUFFERED: Final = "offsetstore/spark/ways/buffered.py"
+_BETWEEN: Final = "offsetstore/processing/between.py"
+_BUFFERING: Final = f"{_SPARK}test_buffering.py::"
+_MARKING: Final = f"{_SPARK}test_marking.py::"
+
+KEPT: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "kept-although-it-failed",
+        (_BUFFERED, "            batches[:] = [kept for kept in batches if kept is not last]\n", ""),
+        tests=(f"{_BUFFERING}test_a_batch_that_fails_is_not_kept_twice",),
+        why="Spark delivers a batch again that has failed: its rows would be there twice.",
+    ),
+    mutant(
+        "delivered-by-this-run",
+        (_BUFFERED, "plan = Plan.of(claim, batch.ranges, self._buffer.ends())", "plan = Plan.of(claim, batch.ranges)"),
+        tests=(f"{_BUFFERING}test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_end",),
+        why="What is kept would be decided on again, as if it had not been delivered.",
+    ),
+    mutant(
+        "flush-at-the-end",
+        (
+            _BETWEEN,
+            "            if self._buffered is not None and not self._claim.is_lost:\n",
+            "            if not self._lock:\n",
+        ),
+        tests=(f"{_BUFFERING}test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_end",),
+        why="A job that ends well would leave its last rows to the next start.",
+    ),
+    mutant(
+        "one-lock-for-the-sink",
+        (_SINK, "        with self._lock:\n            self._call(", "        if self._lock:\n            self._call("),
+        tests=(f"{_MARKING}test_idle_work_waits_for_a_batch",),
+        why="A flush by the clock would write a batch that is just being kept, or fail.",
+    ),
+    mutant(
+        "one-sink-for-what-is-kept",
+        (_SINK, "        self._claim.reserve()\n", ""),
+        tests=(f"{_MARKING}test_a_second_sink_on_the_claim_is_refused",),
+        why="The offsets would move over what another sink keeps.",
+    ),
+    mutant(
+        "checkpoint-beyond-what-is-stored",
+        (_SINK, "            self._check_checkpoint(query)\n", "            pass\n"),
+        tests=(f"{_MARKING}test_a_checkpoint_that_outlives_the_claim_is_refused",),
+        why="The next start would begin above what is stored, and fail for ever.",
+    ),
+    mutant(
+        "search-with-marks",
+        (_BATCH, 'if self._marking == "manual" or not is_of_records', "if not is_of_records"),
+        tests=(f"{_MARKING}test_refused_rows_are_not_searched_for",),
+        why="A function that keeps rows would be given them again and again.",
+    ),
+)
+
+SPARK: Final = (*TASKS, *BATCHES, *REFUSED, *PLACEMENT, *TARGETS, *AGREEMENT, *KEPT)

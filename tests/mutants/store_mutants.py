@@ -279,10 +279,69 @@ METADATA: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "metadata-of-what-is-not-locked",
-        (_TX, "        if tp not in decisions:\n", "        if tp is None:\n"),
+        (
+            _TX,
+            '        if tp not in decisions:\n            raise AdvanceMismatch(\n                "tx.write',
+            '        if tp is None:\n            raise AdvanceMismatch(\n                "tx.write',
+        ),
         tests=(f"{_MEMORY}test_metadata_is_written_only_to_what_is_locked",),
         why="A note would change under another transaction.",
     ),
 )
 
-STORE: Final = (*LOCKS, *FENCE, *ADVANCE, *METADATA)
+_MARKING: Final = "offsetstore/protocol/marking.py"
+
+MARKING: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "mark-backwards",
+        (_MARKING, "    if next_offset <= above:\n", "    if next_offset < 0:\n"),
+        tests=(f"{_MEMORY}test_marking_backwards_is_refused",),
+        why="Records would be processed again, without a reset and its line in the history.",
+    ),
+    mutant(
+        "mark-beyond-what-was-delivered",
+        (_MARKING, "    if next_offset > delivered:\n", "    if next_offset > delivered + 1:\n"),
+        tests=(f"{_MEMORY}test_a_mark_beyond_what_was_delivered_is_refused",),
+        why="Records that the job was never given would be lost.",
+    ),
+    mutant(
+        "position-of-another-offset",
+        (_MARKING, "    if position.stored != stored:\n", "    if position.stored > stored:\n"),
+        tests=(f"{_MEMORY}test_what_else_moves_the_offset_is_noticed",),
+        why="Where something else has stored results, the job would go on as if they were its own.",
+    ),
+    mutant(
+        "delivered-instead-of-stored",
+        (_TX, "self._claim.positions.get(tp)) if self._is_manual else stored", "None)"),
+        tests=(f"{_MEMORY}test_the_stored_offset_moves_to_the_mark_and_the_next_batch_is_no_gap",),
+        why="What was delivered and not marked would be delivered again, or be a gap.",
+    ),
+    mutant(
+        "mark-of-what-is-not-locked",
+        (
+            _TX,
+            '        if tp not in decisions:\n            raise AdvanceMismatch(\n                "tx.mark',
+            '        if tp is None:\n            raise AdvanceMismatch(\n                "tx.mark',
+        ),
+        tests=(f"{_MEMORY}test_a_mark_of_a_partition_that_is_not_locked_is_refused",),
+        why="It would fail with no word of why.",
+    ),
+    mutant(
+        "mark-inside-a-savepoint",
+        (
+            _TX,
+            '        if session.in_savepoint():\n            raise LockInSavepoint("tx.mark was',
+            '        if not session:\n            raise LockInSavepoint("tx.mark was',
+        ),
+        tests=(f"{_MEMORY}test_a_mark_inside_a_savepoint_is_refused",),
+        why="ROLLBACK TO would drop the results and keep the mark: they would be lost.",
+    ),
+    mutant(
+        "metadata-without-a-mark",
+        (_TX, "{**self._stored_texts(self._marks), ", "{**self._stored_texts(ranges), "),
+        tests=(f"{_MEMORY}test_metadata_goes_with_the_mark_and_not_with_a_block_without_one",),
+        why="The note would be newer than its offset.",
+    ),
+)
+
+STORE: Final = (*LOCKS, *FENCE, *ADVANCE, *METADATA, *MARKING)

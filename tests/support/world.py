@@ -38,7 +38,7 @@ class Failure:
     text: str
 
 
-_SINKS: Final = ("atomicity", "task_threshold", "staging", "metadata")
+_SINKS: Final = ("atomicity", "task_threshold", "staging", "staging_threshold", "metadata", "marking", "flush", "tick")
 
 # An idempotent producer asks for an id first, which takes up to half a second; this broker gives no cause to retry.
 _QUICKLY: Final = {"enable.idempotence": False}

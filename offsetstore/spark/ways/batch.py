@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from pyspark import StorageLevel
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from offsetstore.processing.cycle import Written
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Ranges
+    from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.metadata import Text
     from offsetstore.protocol.ports import Writer
     from offsetstore.protocol.work import Work
@@ -66,6 +67,11 @@ class OnDriver:
     def rows(self) -> int:
         """Their number."""
         return self.batches.num_rows if isinstance(self.batches, Rows) else sum(b.num_rows for b in self.batches)
+
+    @property
+    def bytes(self) -> int:
+        """Their size."""
+        return self.batches.nbytes if isinstance(self.batches, Rows) else sum(b.nbytes for b in self.batches)
 
     def write(self, work: Work) -> int:
         """Write the rows; return their number."""
@@ -94,6 +100,15 @@ class InStaging:
         return self.writer.move(work.connection, self.staged) if self.staged.rows else 0
 
 
+class Counted(Protocol):
+    """Rows of one output."""
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        ...
+
+
 _Rows: TypeAlias = OnDriver | InStaging
 
 
@@ -101,12 +116,18 @@ class BatchWay:
     """Computes the outputs, and writes them in one transaction."""
 
     def __init__(
-        self, claim: Claim, outputs: Outputs, metadata: BatchMetadata, staging: StagingPolicy | None = None
+        self,
+        claim: Claim,
+        outputs: Outputs,
+        metadata: BatchMetadata,
+        staging: StagingPolicy | None = None,
+        marking: Marking = "automatic",
     ) -> None:
         self._claim = claim
         self._outputs = outputs
         self._metadata = metadata
         self._policy = staging or StagingPolicy()
+        self._marking: Marking = marking
         self._area = StagingArea(claim)
         self._has_begun = False
 
@@ -127,7 +148,7 @@ class BatchWay:
 
     def _write(self, batch: MicroBatch) -> Written | None:
         watch = Stopwatch()
-        plan = Plan.of(self._claim, batch.ranges)
+        plan = Plan.of(self._claim, batch.ranges, self._claim.delivered if self._marking == "manual" else None)
         watch.lap("plan")
         try:
             return self._compute_and_commit(plan, crop(batch.frame, plan.decisions), batch.number, watch)
@@ -135,8 +156,11 @@ class BatchWay:
             raise self._isolate(refused, batch, plan) from None
 
     def _isolate(self, refused: RowsRefused, batch: MicroBatch, plan: Plan) -> RowsRefused:
-        """Find the refused record, and store those before it."""
-        if not is_of_records(refused):
+        """Find the refused record, and store those before it.
+
+        Not with manual marking: the search would deliver records again and again, in other batches.
+        """
+        if self._marking == "manual" or not is_of_records(refused):
             return refused
         create_rows(self._claim, plan)
 
@@ -163,12 +187,13 @@ class BatchWay:
     def _compute_and_commit(self, plan: Plan, frame: DataFrame, number: int, watch: Stopwatch) -> Written | None:
         """Write and advance what remains of the plan; ``frame`` has exactly those records."""
         if not plan.is_worth_computing(self._claim):
-            return commit_plan(self._claim, plan, None, watch)
+            return commit_plan(self._claim, plan, None, watch, marking=self._marking)
         remaining = plan.remaining()
         computed = self._compute(frame, remaining)
-        return commit_plan(self._claim, plan, computed, watch, self._texts(number, remaining, computed))
+        texts = self._texts(number, remaining, computed)
+        return commit_plan(self._claim, plan, computed, watch, texts, marking=self._marking)
 
-    def _texts(self, number: int, ranges: Ranges, computed: Mapping[str, _Rows]) -> dict[TopicPartition, Text]:
+    def _texts(self, number: int, ranges: Ranges, computed: Mapping[str, Counted]) -> dict[TopicPartition, Text]:
         """The metadata that the batch takes along."""
         rows = {name: output.rows for name, output in computed.items()}
         return self._metadata.texts(BatchInfo(number, ranges, rows))

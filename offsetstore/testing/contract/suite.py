@@ -21,6 +21,7 @@ from __future__ import annotations
 from offsetstore.testing.contract.admin import AdminContract
 from offsetstore.testing.contract.fence import FenceContract
 from offsetstore.testing.contract.locks import LockContract
+from offsetstore.testing.contract.marking import MarkingContract
 from offsetstore.testing.contract.marks import MarkContract
 from offsetstore.testing.contract.metadata import MetadataContract
 from offsetstore.testing.contract.misuse import MisuseContract
@@ -36,6 +37,7 @@ class OffsetStoreContract(
     FenceContract,
     MetadataContract,
     MarkContract,
+    MarkingContract,
     AdminContract,
 ):
     """The whole suite; see the module."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from offsetstore import OffsetStore, Timeouts
+from offsetstore import OffsetRange, OffsetStore, Timeouts
 from offsetstore.errors import CommitUnknown, StaleClaim, TransactionLost
 from tests.integration.store.committing import (
     BOTH,
@@ -27,7 +27,7 @@ from tests.integration.store.committing import (
 from tests.support.proxy import CLAIM, Lost
 
 if TYPE_CHECKING:
-    from offsetstore import Claim
+    from offsetstore import Claim, Transaction
     from offsetstore.local.postgres.server import PostgresServer
     from tests.integration.conftest import Query
 
@@ -74,6 +74,28 @@ def test_the_first_transaction_of_a_partition_is_no_exception(job: Job, query: Q
     assert query(RECORDS) == [(40, 40)]
     assert job.store.offsets("billing")[NEW].next_offset == 40
     assert [line.to_offset for line in job.store.history("billing") if line.topic_partition == NEW] == [0]
+
+
+@pytest.mark.behaviour("TX-11", "MARK-1")
+@BOTH
+@pytest.mark.parametrize("mark", [None, 25])
+def test_a_block_with_manual_marking_is_settled_with_and_without_a_mark(
+    job: Job, query: Query, lost: Lost, mark: int | None
+) -> None:
+    def work(tx: Transaction) -> None:
+        job.runs += 1
+        tx.lock({P0: OffsetRange(0, 40)})
+        tx.connection.exec_driver_sql(f"INSERT INTO results SELECT generate_series(0, {(mark or 1) - 1})")
+        if mark is not None:
+            tx.mark(P0, mark)
+
+    with job.proxy.losing(lost):
+        job.store.run(job.claim, work, marking="manual")
+
+    assert job.runs == (2 if lost is Lost.COMMIT else 1)
+    assert query(RECORDS) == [(mark or 1, mark or 1)]
+    assert job.store.offsets("billing")[P0].next_offset == (mark or 0)
+    assert job.claim.delivered == {P0: 40}
 
 
 @pytest.mark.behaviour("TX-11")

@@ -1,0 +1,86 @@
+"""Manual marking: how far a job has read, apart from how far its results reach. Pure.
+
+With ``marking="manual"`` code decides what is done: the stored offset moves only to where it marks. A batch that marks
+less than its end is followed by one that begins above the stored offset, and that is no gap: the records in between
+were *delivered* to the job, and the next start reads them again. So `replay` decides on what was delivered, in place of
+what is stored; apart from that, the stored offset has to be the one that the job itself has left there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+from offsetstore.errors import AdvanceMismatch, ConfigurationError, MarkBackwards, MarkBeyondDelivered
+
+if TYPE_CHECKING:
+    from offsetstore.offsets import TopicPartition
+
+Marking: TypeAlias = Literal["automatic", "manual"]
+
+MARKINGS: Final = ("automatic", "manual")
+
+
+class Position(NamedTuple):
+    """How far a claim's job has come in a partition: kept in memory, it begins with each claim at the stored offset.
+
+    :param stored: the stored offset, as this claim last saw it.
+    :param delivered: the next offset that the job has not been given yet.
+    """
+
+    stored: int
+    delivered: int
+
+
+def check_marking(marking: str) -> None:
+    """Refuse any other word.
+
+    :raises ConfigurationError: it is none of `MARKINGS`.
+    """
+    if marking not in MARKINGS:
+        raise ConfigurationError('marking must be "automatic" or "manual"', found=repr(marking))
+
+
+def base(tp: TopicPartition, stored: int, position: Position | None) -> int:
+    """Return the offset on which a range is decided.
+
+    :param stored: of the locked row.
+    :param position: ``None`` if nothing was delivered yet.
+    :raises AdvanceMismatch: the row is not as this claim last saw it, so the position means nothing any more.
+    """
+    if position is None:
+        return stored
+    if position.stored != stored:
+        raise AdvanceMismatch(
+            "the stored offset is not the one that this claim last saw: something else has moved it",
+            topic_partition=tp,
+            found=stored,
+            expected=position.stored,
+            next_step="Start the job again: it reads from the stored offset. Don't mix manual and automatic marking.",
+        )
+    return position.delivered
+
+
+def check_mark(tp: TopicPartition, next_offset: int, *, above: int, delivered: int) -> None:
+    """Check that ``above < next_offset <= delivered``.
+
+    :param next_offset: one above the last offset that is done.
+    :param above: the stored offset, or one below an earlier mark of the same transaction.
+    :raises MarkBackwards: it is too low.
+    :raises MarkBeyondDelivered: it is too high.
+    """
+    if next_offset <= above:
+        raise MarkBackwards(
+            "a mark must be above the stored offset, and not below an earlier mark",
+            topic_partition=tp,
+            found=next_offset,
+            expected=f"{above + 1} to {delivered}"
+            if above < delivered
+            else "no mark: all that was delivered is stored",
+        )
+    if next_offset > delivered:
+        raise MarkBeyondDelivered(
+            "the mark is beyond what the job was given",
+            topic_partition=tp,
+            found=next_offset,
+            expected=f"{above + 1} to {delivered}",
+        )
