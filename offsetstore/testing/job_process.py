@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from offsetstore.local.cache import cache_directory
 from offsetstore.local.logs import tail
 from offsetstore.local.processes import end_process, is_process_of
-from offsetstore.protocol.events import BatchSkipped, BatchStarted, BatchWritten
+from offsetstore.protocol.events import BatchSkipped, BatchStarted, BatchWritten, BufferFlushed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,10 @@ def parse_event(line: str) -> Event | None:
 
 
 class BatchPrinter:
-    """An observer for a job's store: prints ``begun`` and ``done`` for each micro-batch, with its id and its ranges."""
+    """An observer for a job's store: prints ``begun`` and ``done`` for each micro-batch, with its id and its ranges.
+
+    Batches that are kept are done when they are flushed, under the last one's id.
+    """
 
     def on(self, event: events.Event) -> None:
         """Print the event if it is a batch's start or end."""
@@ -64,10 +67,13 @@ class BatchPrinter:
                 kind = "begun"
             case BatchWritten() | BatchSkipped():
                 kind = "done"
+            case BufferFlushed():
+                kind = "done"
             case _:
                 return
+        batch = event.batches[-1] if isinstance(event, BufferFlushed) else event.batch
         ranges = {str(tp): (range_.from_, range_.until) for tp, range_ in event.ranges.items()}
-        print_event(kind, batch=event.batch, ranges=ranges)
+        print_event(kind, batch=batch, ranges=ranges)
 
 
 class JobProcess:

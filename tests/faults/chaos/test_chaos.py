@@ -22,6 +22,8 @@ RUNS: list[tuple[str, Way, int]] = [
     ("killed-at/P5", "batch", 0),
     ("killed-at/P9", "staged", 0),
     ("killed-at-random", "batch", 3),
+    ("killed-at-a-flush/P3", "batch", 2),
+    ("killed-with-batches-in-memory", "batch", 0),
     ("commit-lost/after", "partition", 1),
     ("database-stopped/immediate", "staged", 2),
     ("backend-terminated", "batch", 0),

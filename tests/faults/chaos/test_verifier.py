@@ -78,6 +78,12 @@ def test_what_is_right_violates_nothing() -> None:
     assert check(Tables(8), [look(0), look(8, at=2.0)], events=(done,)) == []
 
 
+def test_a_note_of_another_offset_is_a_violation() -> None:
+    note = "payments-0 of billing is at 8, and its note is of 6"
+
+    assert check(Tables(8), [look(0), replace(look(8, at=2.0), notes=(note,))]) == [f"metadata: {note}"]
+
+
 def lose(tables: Tables) -> None:
     del tables.landed[3]
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from offsetstore import Broker, OffsetStore, StartPolicy, TransactionalSink
+from offsetstore import Broker, Flush, OffsetStore, StartPolicy, TransactionalSink
 from offsetstore.errors import OffsetStoreError, RowsRefused
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.protocol import failpoints
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from offsetstore import Claim
+    from offsetstore.spark import BatchInfo
 
 Way = Literal["batch", "staged", "partition"]
 _TEXT = 4000
@@ -49,6 +50,7 @@ class Work:
     :param checkpoint: ``claim`` for the claim's own under ``base``, ``keep`` for the kept one, or a path.
     :param extra: further options of Spark's reader.
     :param transform: ``module:name`` of a function from a batch to the outputs of `landing.outputs` or `landing.rows`.
+    :param flush: the limits of a `Flush`; not with ``partition``.
     :param gate: a directory of `tests.faults.chaos.harness.gate`; for tasks on executors.
     """
 
@@ -70,6 +72,7 @@ class Work:
     retries: Mapping[str, float] = field(default_factory=dict[str, float])
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
     transform: str | None = None
+    flush: Mapping[str, Any] | None = None
     gate: str | None = None
 
 
@@ -177,6 +180,7 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
             claim_id=str(claim.token.claim_id),
             starting=json.loads(claim.starting_offsets),
         )
+        check_notes(claim)
         stoppable.phase = "batch"
         sink = make_sink(claim, work)
         query = (
@@ -202,10 +206,31 @@ def make_sink(claim: Claim, work: Work) -> TransactionalSink:
     """The sink of the way that was asked for."""
     if work.way == "partition":
         transform = landing.gated(_named(work.transform) if work.transform else landing.rows, work.gate)
-        return TransactionalSink(claim, transform, into=landing.one_writer(work.gate), atomicity="partition")
+        into = landing.one_writer(work.gate)
+        return TransactionalSink(claim, transform, into=into, atomicity="partition", metadata=note)
     transform = landing.gated(_named(work.transform) if work.transform else landing.outputs, work.gate)
     staging = "always" if work.way == "staged" else "never"
-    return TransactionalSink(claim, transform, into=landing.writers(work.gate), staging=staging)
+    flush = None if work.flush is None else Flush(**work.flush)
+    into = landing.writers(work.gate)
+    return TransactionalSink(claim, transform, into=into, staging=staging, metadata=note, flush=flush)
+
+
+def note(info: BatchInfo) -> object:
+    """Each advance takes along where it leads: the observer and the next job compare."""
+    return {tp: {"until": range_.until} for tp, range_ in info.ranges.items()}
+
+
+def check_notes(claim: Claim) -> None:
+    """Compare the note of each partition with the offset at which the claim begins.
+
+    :raises AssertionError: it is of another offset.
+    """
+    assert claim.starting is not None
+    for tp, start in claim.starting.starts.items():
+        found: Any = claim.metadata(tp)
+        assert found is None or found["until"] == start.offset, (
+            f"{tp} begins at {start.offset}, and its note is {found}"
+        )
 
 
 def _named(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ _PAUSE = 0.02
 # An ALTER TABLE that rewrites the table is not MVCC-safe: to a snapshot from before it, the table is empty. So lock it
 # first, which takes no snapshot.
 _LOCK = "LOCK TABLE landed IN ACCESS SHARE MODE"
-_STORED = "SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions"
+_STORED = "SELECT consumer_group, topic, partition, next_offset, metadata FROM kafka_partitions"
 _LANDED = "SELECT topic, partition, count(*), coalesce(sum(seq), 0) FROM landed GROUP BY topic, partition"
 _SUMS = "SELECT coalesce(sum(records), 0), coalesce(sum(total), 0) FROM sums"
 _HISTORY = "SELECT id, consumer_group, topic, partition, event, from_offset, to_offset FROM offset_history ORDER BY id"
@@ -42,7 +43,8 @@ class Decision:
 class Look:
     """What snapshots have shown, the first of them taken at ``at`` and the last at ``last``.
 
-    ``landed`` is the number of records and the sum of their numbers; ``sums`` records and amounts.
+    ``landed`` is the number of records and the sum of their numbers; ``sums`` records and amounts. ``notes`` are the
+    metadata that tell of another offset than theirs.
     """
 
     at: float
@@ -51,6 +53,7 @@ class Look:
     landed: dict[tuple[str, int], tuple[int, int]]
     sums: tuple[int, int]
     history: tuple[Decision, ...]
+    notes: tuple[str, ...] = ()
 
 
 def look(connection: psycopg.Connection[Any]) -> Look:
@@ -58,13 +61,19 @@ def look(connection: psycopg.Connection[Any]) -> Look:
     with connection.transaction():
         connection.execute(_LOCK)
         at = time.monotonic()
-        stored = {(g, t, p): offset for g, t, p, offset in connection.execute(_STORED)}
+        rows = connection.execute(_STORED).fetchall()
         # The snapshot is taken by the first statement: what was committed before ``at`` is in it.
         landed = {(t, p): (count, int(seqs)) for t, p, count, seqs in connection.execute(_LANDED)}
         [(records, total)] = connection.execute(_SUMS).fetchall()
         lines = connection.execute(_HISTORY).fetchall()
     history = tuple(Decision(*line) for line in lines if line[3] is not None and line[6] is not None)
-    return Look(at, at, stored, landed, (int(records), int(total)), history)
+    stored = {(group, topic, partition): offset for group, topic, partition, offset, _ in rows}
+    notes = tuple(
+        f"{topic}-{partition} of {group} is at {offset}, and its note is {text}"
+        for group, topic, partition, offset, text in rows
+        if text is not None and json.loads(text)["until"] != offset
+    )
+    return Look(at, at, stored, landed, (int(records), int(total)), history, notes)
 
 
 def open_connection(url: str) -> psycopg.Connection[Any]:

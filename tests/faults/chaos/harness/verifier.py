@@ -99,8 +99,9 @@ class Verifier:
         )
 
     def _snapshots(self) -> None:
-        """I3: every look."""
+        """I3, and that each note is of its offset: every look."""
         self._note("I3", (found for look in self.looks if (found := self._differs(look))))
+        self._note("metadata", (note for look in self.looks for note in look.notes))
 
     def _differs(self, look: Look) -> str:
         try:
