@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from offsetstore import errors
-from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition, Watermarks
+from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.processing.between import Tick
 from offsetstore.processing.buffer import Flush
 from offsetstore.protocol.metadata import KEEP, Metadata
@@ -44,6 +44,7 @@ __all__ = [
     "OffsetStore",
     "Outcome",
     "PartitionState",
+    "Pause",
     "Reset",
     "Retries",
     "ShiftBy",

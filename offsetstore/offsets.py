@@ -96,6 +96,22 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A group is paused: its job writes nothing until the group is resumed, or until the time ``until``.
+
+    ``at`` is when it was paused, by the database's clock. Without ``until`` the pause has no end.
+    """
+
+    at: datetime
+    until: datetime | None
+    reason: str
+
+    def __str__(self) -> str:
+        end = "" if self.until is None else f" until {self.until.isoformat(timespec='seconds')}"
+        return f"paused since {self.at.isoformat(timespec='seconds')}{end}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class Watermarks:
     """The log's first offset and its high watermark (the next offset to be written)."""
 

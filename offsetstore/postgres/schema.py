@@ -26,7 +26,7 @@ from sqlalchemy import (
     true,
 )
 
-HEAD = "0003"
+HEAD = "0004"
 """The Alembic revision that this version works with."""
 
 VERSION_TABLE = "offsetstore_version"
@@ -82,6 +82,9 @@ consumer_groups = Table(
     Column("claim_id", Uuid, nullable=False),
     Column("owner", Text, nullable=False),
     _timestamp("claimed_at"),
+    Column("paused_at", DateTime(timezone=True)),
+    Column("paused_until", DateTime(timezone=True)),
+    Column("pause_reason", Text),
     PrimaryKeyConstraint("consumer_group", name="consumer_groups_pkey"),
 )
 

@@ -11,7 +11,7 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, event
 
 from offsetstore.errors import ConnectionLost, SchemaError, UnexpectedCommit
-from offsetstore.offsets import StoredOffset, Token, TopicPartition
+from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import refusals, translate, translated
 from offsetstore.postgres.together import Result, execute_together
@@ -154,16 +154,17 @@ class PostgresSession:
         return None if row is None else Token(row.epoch, row.claim_id)
 
     def group(self, group: str) -> GroupRow | None:
-        row = self._first(sql.GROUP, group=group)
-        if row is None:
-            return None
-        return GroupRow(Token(row.epoch, row.claim_id), row.owner, row.claimed_at, row.alive_for)
+        return _group(self._rows(sql.GROUP, group=group))
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
         self._run(sql.END_OTHER_BEATS, group=group)
         self._run(sql.WRITE_GROUP, group=group, owner=owner, **_token(token))
         self._run(sql.WRITE_TOKENS, group=group, **_token(token))
         self._run(sql.FIRST_BEAT, claim_id=token.claim_id)
+
+    def write_pause(self, group: str, pause: Pause | None) -> None:
+        at, until, reason = (pause.at, pause.until, pause.reason) if pause else (None, None, None)
+        self._run(sql.WRITE_PAUSE, group=group, at=at, until=until, reason=reason)
 
     def lock_group_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
         return _stored(self._rows(sql.LOCK_ALL_PARTITIONS, group=group))
@@ -179,6 +180,11 @@ class PostgresSession:
 
     def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
         return _stored(self._rows(sql.READ_PARTITIONS, group=group))
+
+    def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
+        with translated():
+            owner, stored = self._send_together(sql.GROUP, sql.READ_PARTITIONS, group=group)
+        return _group(owner.rows), _stored(stored.rows)
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
         rows = self._rows(
@@ -340,8 +346,16 @@ class PostgresSession:
             cursor = self._psycopg.cursor(row_factory=namedtuple_row)
             cursor.execute(cast("Any", self._text(statement)), values)
             return Result(cursor.fetchall() if cursor.description else [], cursor.rowcount)
+        [result] = self._send_together(statement, **values)
+        return result
+
+    def _send_together(self, *statements: str, **values: object) -> list[Result]:
+        """Send the statements in one round trip, the first ones with BEGIN before them."""
+        if self._number:
+            texts = map(self._text, statements)
+            return execute_together(self._psycopg, *texts, values=values, row_factory=namedtuple_row)
         try:
-            return self._begin(statement, **values)
+            return self._begin(*statements, **values)
         except Exception as error:
             if not isinstance(translate(error), ConnectionLost):
                 raise
@@ -349,26 +363,35 @@ class PostgresSession:
             self.rollback()  # by its failure SQLAlchemy learns that, and drops them all
             self._open()  # if there is none, the session stays closed
             self._ending = self._closed = False
-            return self._begin(statement, **values)
+            return self._begin(*statements, **values)
 
-    def _begin(self, statement: str, **values: object) -> Result:
+    def _begin(self, *statements: str, **values: object) -> list[Result]:
         connection = self._psycopg
         is_begun = connection.pgconn.transaction_status != TransactionStatus.IDLE  # by a hook of the engine
-        statements = [*([] if is_begun else [sql.BEGIN]), self._text(sql.SETTINGS), self._text(statement)]
+        before = [] if is_begun else [sql.BEGIN]
+        texts = [*before, *map(self._text, (sql.SETTINGS, *statements))]
         # psycopg sends a BEGIN by itself and waits for the answer, unless the connection is in autocommit mode; the
         # public setter refuses to change that back in a transaction.
         connection._autocommit = True  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         try:
-            [*_, settings, result] = execute_together(
-                connection, *statements, values={**self._settings, **values}, row_factory=namedtuple_row
-            )
+            results = execute_together(
+                connection, *texts, values={**self._settings, **values}, row_factory=namedtuple_row
+            )[len(before) :]
         finally:
             connection._autocommit = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        self._number = cast("str", settings.rows[0].transaction_number)
-        return result
+        self._number = cast("str", results[0].rows[0].transaction_number)
+        return results[1:]
 
     def _text(self, statement: str) -> str:
         return sql.for_psycopg(statement, self._place)
+
+
+def _group(rows: Sequence[Any]) -> GroupRow | None:
+    if not rows:
+        return None
+    [row] = rows
+    pause = None if row.paused_at is None else Pause(row.paused_at, row.paused_until, row.pause_reason)
+    return GroupRow(Token(row.epoch, row.claim_id), row.owner, row.claimed_at, row.alive_for, pause)
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:

@@ -58,7 +58,9 @@ LOCK_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_grou
 SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR SHARE"
 
 GROUP = """
-SELECT g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for
+SELECT g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for,
+       CASE WHEN g.paused_until IS NULL OR g.paused_until > clock_timestamp() THEN g.paused_at END AS paused_at,
+       g.paused_until, g.pause_reason
 FROM {s}consumer_groups AS g
 LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
 WHERE g.consumer_group = :group AND g.epoch > 0
@@ -74,6 +76,11 @@ WHERE claim_id IN (SELECT claim_id FROM {s}consumer_groups WHERE consumer_group 
 WRITE_GROUP = """
 UPDATE {s}consumer_groups
 SET epoch = :epoch, claim_id = :claim_id, owner = :owner, claimed_at = clock_timestamp()
+WHERE consumer_group = :group
+"""
+
+WRITE_PAUSE = """
+UPDATE {s}consumer_groups SET paused_at = :at, paused_until = :until, pause_reason = :reason
 WHERE consumer_group = :group
 """
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from offsetstore.errors import TopicRecreated
 from offsetstore.offsets import OffsetRange
+from offsetstore.processing.pause import read_offsets
 from offsetstore.protocol.replay import Decision, Outcome, decide
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ class Plan:
         """Read the stored offsets, and plan.
 
         :param delivered: where it differs from what is stored, with manual marking or a buffer.
+        :raises GroupPaused: the group is paused.
         """
-        stored = claim.offsets()
+        stored = read_offsets(claim)
         bases = {tp: row.next_offset for tp, row in stored.items()} | dict(delivered or {})
         decisions = {tp: decide(bases.get(tp, range_.from_), range_) for tp, range_ in ranges.items()}
         return cls(stored, decisions)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
+    from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
     from offsetstore.protocol.metadata import Text
 
 LIVE: Final = timedelta(seconds=15)
@@ -25,13 +25,13 @@ LIVE: Final = timedelta(seconds=15)
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One line of the audit trail: anything that sets an offset, except an advance.
+    """One line of the audit trail: anything that is decided about a group, except an advance.
 
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
     have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
     older than its copy in Kafka), ``contested`` (another application uses the group in Kafka, or a decision ignored its
-    offset), ``reset`` or ``rename``. ``from_offset`` is ``None`` if there was no row. ``at`` comes from the database's
-    clock, and is ``None`` until the event is written.
+    offset), ``reset``, ``rename``, ``pause`` or ``resume`` (both without a partition). ``from_offset`` is ``None`` if
+    there was no row. ``at`` comes from the database's clock, and is ``None`` until the event is written.
     """
 
     event: str
@@ -45,19 +45,25 @@ class HistoryEvent:
 
 
 def renamed(history: Sequence[HistoryEvent]) -> HistoryEvent | None:
-    """Return the group's last event without a partition if it is a rename, else ``None``."""
-    last = next((event for event in reversed(history) if event.topic_partition is None), None)
+    """Return the group's last rename if no claim came after it, else ``None``."""
+    of_group = (event for event in reversed(history) if event.topic_partition is None)
+    last = next((event for event in of_group if event.event in {"claim", "rename"}), None)
     return last if last is not None and last.event == "rename" else None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One row of ``consumer_groups``. ``alive_for`` is the time since the owner's last heartbeat, if there is one."""
+    """One row of ``consumer_groups``.
+
+    ``alive_for`` is the time since the owner's last heartbeat, if there is one. ``pause`` is ``None`` if the group is
+    not paused, or no longer.
+    """
 
     token: Token
     owner: str
     claimed_at: datetime
     alive_for: timedelta | None
+    pause: Pause | None = None
 
     @property
     def is_live(self) -> bool:
@@ -173,6 +179,10 @@ class Session(Protocol):
         """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat."""
         ...
 
+    def write_pause(self, group: str, pause: Pause | None) -> None:
+        """Pause the group, or resume it. Needs the lock of its row."""
+        ...
+
     def lock_group_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """Lock all rows of the group FOR UPDATE in order of (topic, partition)."""
         ...
@@ -183,6 +193,10 @@ class Session(Protocol):
 
     def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """All rows of the group, in order, without a lock."""
+        ...
+
+    def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
+        """Do `group` and `read_partitions`, in one round trip."""
         ...
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from offsetstore.offsets import OffsetRange, Token, TopicPartition
+    from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition
     from offsetstore.protocol.starting import StartingOffsets
 
 
@@ -97,6 +97,21 @@ class BatchFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """The group is paused: the job waits before its next batch."""
+
+    group: str
+    pause: Pause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The pause is over: the job goes on with its batch."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
     """A database operation failed with a transient error, and is retried after ``wait`` seconds."""
 
@@ -162,6 +177,8 @@ Event: TypeAlias = (
     | BatchFailed
     | BufferFlushed
     | IdleWorkFailed
+    | Paused
+    | Resumed
     | Retried
     | CommitResolved
     | ClaimTaken

@@ -14,6 +14,8 @@ from offsetstore.protocol.events import (
     IdleWorkFailed,
     MirrorCopied,
     MirrorFailed,
+    Paused,
+    Resumed,
     Retried,
 )
 
@@ -74,6 +76,10 @@ class LogObserver:
                 _log.error("batch %d failed: %s%s", event.batch, type(event.error).__name__, text)
             case IdleWorkFailed():
                 _log.error("idle work failed, and is called again later", exc_info=event.error)
+            case Paused():
+                _log.warning("group %r is %s; the job waits", event.group, event.pause)
+            case Resumed():
+                _log.warning("group %r is no longer paused; the job goes on", event.group)
             case CommitResolved(happened=True):
                 tp = event.topic_partition
                 _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)
@@ -81,17 +87,17 @@ class LogObserver:
                 _log_skipped(event)
             case ClaimLost():
                 _log.warning("the claim of group %r has been taken over", event.group)
-            case MirrorFailed():
+            case MirrorFailed() | MirrorCopied():
                 self._log_mirror(event)
-            case MirrorCopied():
-                if event.group in self._is_failing:
-                    self._is_failing.discard(event.group)
-                    _log.warning("the offsets of group %r are copied to Kafka again", event.group)
             case _:
                 pass
 
-    def _log_mirror(self, event: MirrorFailed) -> None:
-        if event.is_over:
+    def _log_mirror(self, event: MirrorFailed | MirrorCopied) -> None:
+        if isinstance(event, MirrorCopied):
+            if event.group in self._is_failing:
+                self._is_failing.discard(event.group)
+                _log.warning("the offsets of group %r are copied to Kafka again", event.group)
+        elif event.is_over:
             _log.warning("group %r is no longer copied to Kafka: %s", event.group, event.reason)
         elif event.group not in self._is_failing:
             self._is_failing.add(event.group)

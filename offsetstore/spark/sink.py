@@ -17,6 +17,7 @@ from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.between import Between
 from offsetstore.processing.cycle import with_replanning
+from offsetstore.processing.pause import when_not_paused
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchFailed, BatchKept, BatchSkipped, BatchStarted, BatchWritten
 from offsetstore.protocol.marking import check_marking
@@ -137,6 +138,9 @@ class TransactionalSink:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.
 
+        While the group is paused, it waits before it computes the batch. If the query is stopped meanwhile, the batch
+        is left to the next start, as with any stop in the middle of a batch.
+
         :raises OffsetStoreError: nothing of the batch was written, except with `RowsRefused`, which tells what was
             stored before the refused record, `CommitUnknown`, which leaves this open, and `UnexpectedCommit`,
             where an `Execute` has committed.
@@ -211,7 +215,14 @@ class TransactionalSink:
         group, number, ranges = self._claim.group, batch.number, batch.ranges
         observers = self._claim.observers
         observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
-        written = with_replanning(lambda: way.write(batch), f"batch {number}")
+
+        def sleep(seconds: float) -> None:
+            batch.query.sleep(seconds)
+            self._refuse_closed()
+
+        written = when_not_paused(
+            self._claim, lambda: with_replanning(lambda: way.write(batch), f"batch {number}"), sleep
+        )
         if written is None:
             observers.on(BatchSkipped(group=group, batch=number, ranges=ranges))
         else:

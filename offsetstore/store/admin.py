@@ -1,7 +1,8 @@
-"""What an operator decides about a group: move its offsets, rename it. The history records each with its reason.
+"""What an operator decides about a group: move its offsets, rename it, pause it, correct its metadata.
 
-A job that is running is fenced as by a claim: its open transaction is waited for, and its token is then stale. Rows
-that were set are pinned, so that the decision takes precedence over what Kafka still has.
+The history records each with its reason. A reset or a rename fences a running job as a claim does: its open transaction
+is waited for, and its token is then stale. Rows that were set are pinned, so that the decision takes precedence over
+what Kafka still has. The other decisions leave the token, and the job, as they are.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from uuid import uuid4
 from offsetstore.errors import (
     ConfigurationError,
     GroupBusy,
+    GroupRenamed,
     OffsetMoved,
     OffsetOutOfRange,
     UnknownGroup,
     WrongCluster,
 )
-from offsetstore.offsets import MAX_OFFSET, StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.protocol.database import HistoryEvent, NewOffset
+from offsetstore.offsets import MAX_OFFSET, Pause, StoredOffset, Token, TopicPartition, Watermarks
+from offsetstore.protocol.database import HistoryEvent, NewOffset, renamed
 from offsetstore.store.identity import this_process
-from offsetstore.store.sessions import fencing, read
+from offsetstore.store.sessions import deciding, fencing, read
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from offsetstore.offsets import BrokerView
     from offsetstore.protocol.database import Database, GroupRow, Session
     from offsetstore.protocol.ports import BrokerOffsets
@@ -124,7 +128,8 @@ class ResetRequest:
         :raises ConfigurationError: naming the argument.
         """
         _expect_group(self.group)
-        _expect_reason(self.reason, self.takeover_timeout)
+        _expect_reason(self.reason)
+        _expect_timeout(self.takeover_timeout)
         if self.takeover not in get_args(Decided):
             raise ConfigurationError('takeover must be "fence" or "refuse"', found=repr(self.takeover))
         if isinstance(self.target, Mapping):
@@ -319,7 +324,8 @@ def rename_group(
     """Move a group's rows to another name; see `OffsetStore.rename_group`."""
     _expect_group(group)
     _expect_group(new)
-    _expect_reason(reason, takeover_timeout)
+    _expect_reason(reason)
+    _expect_timeout(takeover_timeout)
     if group == new:
         raise ConfigurationError("the group has that name already", found=repr(new), expected="another name")
     with fencing(database, group, takeover_timeout, name="admin", again=_AGAIN) as session:
@@ -340,6 +346,9 @@ def rename_group(
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), actor or this_process()
         session.rename_group(group, new)
+        if (owner := session.group(group)) is not None and owner.pause is not None:
+            session.write_pause(new, owner.pause)
+            session.write_pause(group, None)
         # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
         for name in (group, new):
             _write_token(session, name, token, who)
@@ -351,6 +360,86 @@ def rename_group(
         )
         session.append_history(group, [HistoryEvent("rename", None, None, None, token, who, f"to {new!r}: {reason}")])
         session.append_history(new, _arrivals(rows, token, who, f"from {group!r}: {reason}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who decides something about a group, and why; ``lock_timeout`` as for `Timeouts`."""
+
+    group: str
+    reason: str
+    actor: str | None
+    lock_timeout: float
+
+    def __post_init__(self) -> None:
+        """Refuse invalid arguments, before the database is asked.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        _expect_group(self.group)
+        _expect_reason(self.reason)
+
+    def event(
+        self, name: str, token: Token, reason: str, tp: TopicPartition | None = None, offset: int | None = None
+    ) -> HistoryEvent:
+        """The line of the history."""
+        return HistoryEvent(name, tp, offset, offset, token, self.actor or this_process(), reason)
+
+    def begin(self, database: Database) -> AbstractContextManager[Session]:
+        """Begin its transaction."""
+        return deciding(database, self.group, name="admin", lock_timeout=self.lock_timeout, again=_AGAIN)
+
+
+def pause(database: Database, decision: Decision, until: datetime | None) -> Pause:
+    """Pause the group; see `OffsetStore.pause`."""
+    if until is not None and until.tzinfo is None:
+        raise ConfigurationError(
+            "the end of a pause is a time without a zone",
+            found=until.isoformat(),
+            expected="a datetime with tzinfo, such as UTC",
+        )
+    with decision.begin(database) as session:
+        owner = _lock_known(session, decision.group)
+        now = session.now()
+        if until is not None and until <= now:
+            raise ConfigurationError(
+                "the end of a pause has passed; the group is not paused by it",
+                found=until.isoformat(),
+                expected=f"a time after {now.isoformat(timespec='seconds')}, by the database's clock",
+                next_step="Name a later time; or none, and resume the group yourself.",
+            )
+        new = Pause(now, until, decision.reason)
+        session.write_pause(decision.group, new)
+        reason = decision.reason if until is None else f"until {until.isoformat()}: {decision.reason}"
+        session.append_history(decision.group, [decision.event("pause", owner.token, reason)])
+    return new
+
+
+def resume(database: Database, decision: Decision) -> Pause | None:
+    """End the group's pause; see `OffsetStore.resume`."""
+    with decision.begin(database) as session:
+        owner = _lock_known(session, decision.group)
+        if owner.pause is not None:
+            session.write_pause(decision.group, None)
+            session.append_history(decision.group, [decision.event("resume", owner.token, decision.reason)])
+    return owner.pause
+
+
+def _lock_known(session: Session, group: str) -> GroupRow:
+    """Lock the group's row.
+
+    :raises UnknownGroup: it was never claimed.
+    :raises GroupRenamed: it has another name now.
+    """
+    session.lock_group(group)
+    owner = session.group(group)
+    if owner is None:
+        raise UnknownGroup(f"the store has no group {group!r}")
+    if not session.read_partitions(group) and (last := renamed(session.history(group))) is not None:
+        raise GroupRenamed(
+            f"the group {group!r} was renamed", found=last.reason, expected="its new name", next_step="Use that name."
+        )
+    return owner
 
 
 def _arrivals(rows: Mapping[TopicPartition, StoredOffset], token: Token, who: str, why: str) -> list[HistoryEvent]:
@@ -373,11 +462,14 @@ def _expect_group(group: str) -> None:
         raise ConfigurationError("not a consumer group", found=repr(group), expected="a name")
 
 
-def _expect_reason(reason: str, takeover_timeout: float) -> None:
+def _expect_reason(reason: str) -> None:
     if not reason.strip():
         raise ConfigurationError(
             "a decision needs a reason, which the history records", found=repr(reason), expected="a sentence"
         )
+
+
+def _expect_timeout(takeover_timeout: float) -> None:
     if not 0 <= takeover_timeout < math.inf:
         raise ConfigurationError("takeover_timeout must be 0 or more seconds", found=takeover_timeout)
 

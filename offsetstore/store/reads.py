@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime, timedelta
 
+    from offsetstore.offsets import Pause
     from offsetstore.protocol.database import GroupRow, Session
     from offsetstore.protocol.policy import OnUncertain
     from offsetstore.protocol.ports import BrokerOffsets
@@ -88,6 +89,11 @@ class GroupState:
         return self.owner is not None and self.owner.is_live
 
     @property
+    def pause(self) -> Pause | None:
+        """Why the group is paused, and until when; ``None`` if it is not."""
+        return None if self.owner is None else self.owner.pause
+
+    @property
     def lag(self) -> int | None:
         """The sum of the partitions' lags, ``None`` if none is known."""
         known = [one.lag for one in self.partitions.values() if one.lag is not None]
@@ -96,7 +102,7 @@ class GroupState:
 
 def read_group(session: Session, group: str) -> GroupState:
     """Read what the store has of the group, without Kafka's part."""
-    owner, rows = session.group(group), session.read_partitions(group)
+    owner, rows = session.read_group(group)
     decision = _decision(session, group, owner)
     now = session.now()  # last, so that no age is negative
     partitions = {
@@ -109,8 +115,8 @@ def _decision(session: Session, group: str, owner: GroupRow | None) -> str | Non
     """Look it up in the history, which can be long, only if no job holds the group."""
     if owner is None or owner.alive_for is not None:
         return None
-    last = next((line for line in reversed(session.history(group)) if line.token == owner.token), None)
-    return last.event if last is not None and last.event in _DECISIONS else None
+    of_owner = (line.event for line in reversed(session.history(group)) if line.token == owner.token)
+    return next((event for event in of_owner if event in _DECISIONS), None)
 
 
 def add_kafka(state: GroupState, broker: BrokerOffsets, kafka_group: str | None) -> GroupState:

@@ -69,27 +69,35 @@ def transaction(
 
 
 @contextmanager
-def fencing(database: Database, group: str, takeover_timeout: float, *, name: str, again: str) -> Generator[Session]:
-    """One transaction, which jobs of the group can't delay for longer than ``takeover_timeout`` seconds.
+def deciding(database: Database, group: str, *, name: str, lock_timeout: float, again: str) -> Generator[Session]:
+    """One transaction that decides something about a group. A later claim terminates it if it does not end.
 
     :param name: what it does, for its ``application_name``.
     :param again: the next step after `TransactionLost`.
     :raises LockTimeout: another transaction holds the group's rows.
     :raises TransactionLost: the database aborted it, or the connection was lost, perhaps after COMMIT.
     """
-    prefix = name_prefix(group)
+    try:
+        with transaction(database, name=f"{name_prefix(group)}{name}", lock_timeout=lock_timeout) as session:
+            yield session
+    except (ConnectionLost, TransactionConflict) as lost:
+        raise TransactionLost(lost.what, found=lost.found, next_step=again) from lost.__cause__
+
+
+@contextmanager
+def fencing(database: Database, group: str, takeover_timeout: float, *, name: str, again: str) -> Generator[Session]:
+    """Do `deciding`; jobs of the group can't delay it for longer than ``takeover_timeout`` seconds."""
+    limit = takeover_timeout + _GRACE
     try:
         with (
-            transaction(database, name=f"{prefix}{name}", lock_timeout=takeover_timeout + _GRACE) as session,
-            database.unblocking(session, after=takeover_timeout, older_than=prefix),
+            deciding(database, group, name=name, lock_timeout=limit, again=again) as session,
+            database.unblocking(session, after=takeover_timeout, older_than=name_prefix(group)),
         ):
             yield session
     except LockTimeout as error:
         raise LockTimeout(
             f"group {group!r} is locked by a transaction from outside this group", found=error.found
         ) from error.__cause__
-    except (ConnectionLost, TransactionConflict) as lost:
-        raise TransactionLost(lost.what, found=lost.found, next_step=again) from lost.__cause__
 
 
 def read(

@@ -25,10 +25,11 @@ from offsetstore.store.transaction import new_transaction, run_in_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
+    from datetime import datetime
     from types import TracebackType
     from uuid import UUID
 
-    from offsetstore.offsets import StoredOffset
+    from offsetstore.offsets import Pause, StoredOffset
     from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.metadata import Formats
@@ -253,6 +254,34 @@ class OffsetStore:
         :raises LockTimeout, TransactionLost: as for `reset`.
         """
         admin.rename_group(self.database, group, new, reason=reason, actor=actor, takeover_timeout=takeover_timeout)
+
+    def pause(self, group: str, *, reason: str, until: datetime | None = None, actor: str | None = None) -> Pause:
+        """Pause a group: the sink of its running job waits before its next batch, as does that of a later job.
+
+        A batch that is being computed is still written. The job keeps its claim, and nothing is locked while it waits.
+        A second pause replaces the first; a reset or a rename keeps it. Transactions of your own don't wait.
+
+        :param reason: for those who read the history, and the status.
+        :param until: when it ends by itself, by the database's clock; ``None``: only `resume` ends it.
+        :param actor: who decides; by default user, host and process.
+        :raises ConfigurationError: no reason, or a time that has passed or has no zone.
+        :raises UnknownGroup: the group was never claimed.
+        :raises GroupRenamed: the group has another name now.
+        :raises LockTimeout: another transaction holds the group's row for longer than `Timeouts.lock`.
+        :raises TransactionLost: the connection broke; the history shows whether it happened.
+        """
+        return admin.pause(self.database, admin.Decision(group, reason, actor, self.timeouts.lock), until)
+
+    def resume(self, group: str, *, reason: str, actor: str | None = None) -> Pause | None:
+        """End a group's pause; a job that waits goes on within a second or two.
+
+        :param reason: for those who read the history.
+        :param actor: who decides; by default user, host and process.
+        :return: the pause that was ended; ``None`` if the group was not paused, and nothing was written.
+        :raises ConfigurationError: no reason.
+        :raises UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `pause`.
+        """
+        return admin.resume(self.database, admin.Decision(group, reason, actor, self.timeouts.lock))
 
     def offsets(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """The group's rows, in order of (topic, partition), in one query and without a lock."""

@@ -41,6 +41,7 @@ class RunningQuery:
     query_id: str
     run_id: str
     execution: Any = field(repr=False)
+    jvm: Any = field(repr=False)
 
     @classmethod
     def of(cls, batch: DataFrame) -> RunningQuery:
@@ -56,12 +57,27 @@ class RunningQuery:
                 found=f"query id {query_id}",
                 expected="a call by writeStream.foreachBatch(sink)",
             )
-        return cls(query_id, execution.runId().toString(), execution)
+        return cls(query_id, execution.runId().toString(), execution, _session(batch)._jvm)  # noqa: SLF001 - py4j's gateway
 
     def is_active(self) -> bool:
         """Whether the query is running, in this run or a later one; any thread may call this."""
         queries = self.execution.sparkSession().sharedState().activeStreamingQueries()
         return bool(queries.containsKey(self.execution.id()))
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep in the query's own thread, which ``query.stop()`` interrupts; only ``foreachBatch`` may call this.
+
+        ``stop()`` then waits for that thread, and so for ``foreachBatch``. It interrupts calls to Spark, but no sleep
+        and no request of Python's own.
+
+        :raises Py4JJavaError: the query is being stopped. ``foreachBatch`` must pass it on: Spark recognises its own
+            ``InterruptedException``, leaves the batch uncommitted in the checkpoint, and ends the query without an
+            error. If it returned instead, Spark could commit a batch of which nothing is written.
+        """
+        thread = self.jvm.java.lang.Thread
+        if not self.execution.isActive():  # stopped, but the interrupt may have been used up
+            thread.currentThread().interrupt()
+        thread.sleep(round(1000 * seconds))
 
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
         """The exact ranges that the current batch reads, in order, without empty ones.
@@ -101,9 +117,13 @@ class RunningQuery:
 def _execution(batch: DataFrame, query_id: str | None) -> Any:
     if query_id is None:
         return None
-    session: Any = batch.sparkSession
+    session = _session(batch)
     identifier = session._jvm.java.util.UUID.fromString(query_id)  # noqa: SLF001 - py4j's gateway
     return session._jsparkSession.sharedState().activeStreamingQueries().get(identifier)  # noqa: SLF001
+
+
+def _session(batch: DataFrame) -> Any:
+    return batch.sparkSession
 
 
 def _progress(progress: Any) -> dict[str, str]:

@@ -30,5 +30,6 @@ class Way(Protocol):
         """Plan and write one micro-batch, or nothing of it.
 
         :raises PlanOutdated: it must be planned again.
+        :raises GroupPaused: it must be planned again when the group is resumed.
         """
         ...

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from offsetstore.errors import OffsetGap, UnsupportedQuery
 from offsetstore.processing.cycle import Stopwatch, Written, write_and_advance
+from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
@@ -122,7 +123,7 @@ class StatefulWay(BatchWay):
 
     def _plan(self, batch: MicroBatch, query_id: UUID) -> _StatefulPlan:
         claim = self._claim
-        rows = claim.offsets()
+        rows = read_offsets(claim)
         if any(row.token != claim.token for row in rows.values()):
             return _StatefulPlan(rows, None)
         mark = claim.read(lambda session: session.batch_mark(claim.group, query_id))

@@ -25,6 +25,7 @@ from offsetstore.testing.contract.marking import MarkingContract
 from offsetstore.testing.contract.marks import MarkContract
 from offsetstore.testing.contract.metadata import MetadataContract
 from offsetstore.testing.contract.misuse import MisuseContract
+from offsetstore.testing.contract.pauses import PauseContract
 from offsetstore.testing.contract.replays import ReplayContract
 from offsetstore.testing.contract.together import TogetherContract
 
@@ -39,5 +40,6 @@ class OffsetStoreContract(
     MarkContract,
     MarkingContract,
     AdminContract,
+    PauseContract,
 ):
     """The whole suite; see the module."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offsetstore.errors import ConnectionLost
-from offsetstore.offsets import StoredOffset, Token, TopicPartition
+from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
 from offsetstore.protocol.database import Advance, GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.locks import Mode, RowLocks
@@ -32,6 +32,7 @@ class Group:
     token: Token
     owner: str
     claimed_at: datetime
+    pause: Pause | None = None
 
 
 @dataclass(slots=True)
@@ -196,19 +197,33 @@ class MemorySession:
             row = self._group(group)
             if row is None or row.token.epoch == 0:
                 return None
-            beat = self._beat(row.token.claim_id)
-            return GroupRow(row.token, row.owner, row.claimed_at, None if beat is None else self._shared.clock() - beat)
+            beat, now = self._beat(row.token.claim_id), self._shared.clock()
+            is_over = row.pause is not None and row.pause.until is not None and row.pause.until <= now
+            return GroupRow(
+                row.token,
+                row.owner,
+                row.claimed_at,
+                None if beat is None else now - beat,
+                None if is_over else row.pause,
+            )
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
         with self._statement():
             before = self._group(group)
             if before is not None:
                 self._write_beat(before.token.claim_id, None)
-            self._changes.groups[group] = Group(token, owner, self._shared.clock())
+            pause = None if before is None else before.pause
+            self._changes.groups[group] = Group(token, owner, self._shared.clock(), pause)
             for tp, row in self._rows(group).items():
                 self._locks.take(self, _key(group, tp), Mode.UPDATE)
                 self._changes.partitions[group, tp] = replace(row, token=token)
             self._write_beat(token.claim_id, self._shared.clock())
+
+    def write_pause(self, group: str, pause: Pause | None) -> None:
+        with self._statement():
+            row = self._group(group)
+            assert row is not None
+            self._changes.groups[group] = replace(row, pause=pause)
 
     def _group(self, group: str) -> Group | None:
         return self._changes.groups.get(group) or self._shared.contents.groups.get(group)
@@ -236,6 +251,9 @@ class MemorySession:
     def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
         with self._statement():
             return self._rows(group)
+
+    def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
+        return self.group(group), self.read_partitions(group)
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
         inserted: set[TopicPartition] = set()

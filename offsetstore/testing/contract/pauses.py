@@ -1,0 +1,167 @@
+"""A group is paused and resumed, and its job keeps its claim. See `offsetstore.testing.contract.suite`."""
+# ruff: noqa: D102, ARG002 - these are tests: the name is the docstring, fixtures are asked for by their effects
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore.errors import ConfigurationError, GroupRenamed, UnknownGroup
+from offsetstore.offsets import OffsetRange, Pause
+from offsetstore.testing.contract.parts import GROUP, P0, WAIT, ContractParts
+
+if TYPE_CHECKING:
+    from offsetstore.protocol.database import GroupRow
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.store import OffsetStore
+    from offsetstore.testing.broker import StaticBroker
+    from offsetstore.testing.contract.parts import Give
+
+OTHER = "invoicing"
+REASON = "ticket 17"
+LATER = timedelta(hours=1)
+
+
+def paused(store: OffsetStore, group: str = GROUP) -> Pause | None:
+    """The group's pause."""
+    return store.group_state(group).pause
+
+
+class PauseContract(ContractParts):
+    """Pause and resume."""
+
+    @pytest.fixture
+    def running(self, store: OffsetStore, broker: StaticBroker, give: Give) -> Claim:
+        """A claim with 40 stored, which copies nothing to Kafka."""
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        give(claim, {P0: OffsetRange(0, 40)})
+        return claim
+
+    @pytest.mark.behaviour("OPS-2")
+    def test_a_pause_is_there_until_the_group_is_resumed_and_the_history_has_both(
+        self, store: OffsetStore, running: Claim
+    ) -> None:
+        assert paused(store) is None
+        pause = store.pause(GROUP, reason=REASON, actor="ana")
+        assert paused(store) == pause == Pause(pause.at, None, REASON)
+        assert abs(datetime.now(UTC) - pause.at) < timedelta(seconds=60)
+
+        assert store.resume(GROUP, reason="done", actor="bo") == pause
+        assert paused(store) is None
+        lines = store.history(GROUP)[-2:]
+        assert [(line.event, line.actor, line.reason) for line in lines] == [
+            ("pause", "ana", REASON),
+            ("resume", "bo", "done"),
+        ]
+        assert {(line.topic_partition, line.from_offset, line.to_offset, line.token) for line in lines} == {
+            (None, None, None, running.token)
+        }
+
+    @pytest.mark.behaviour("OPS-2")
+    def test_a_pause_ends_by_itself_at_the_time_that_it_names(self, store: OffsetStore, running: Claim) -> None:
+        until = datetime.now(UTC) + timedelta(seconds=1)
+        pause = store.pause(GROUP, until=until, reason=REASON)
+        assert paused(store) == pause
+        assert pause.until == until
+        assert store.history(GROUP)[-1].reason == f"until {until.isoformat()}: {REASON}"
+
+        end = time.monotonic() + WAIT
+        while paused(store) is not None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert paused(store) is None
+        assert datetime.now(UTC) >= until
+        assert store.resume(GROUP, reason="done") is None
+
+    def test_a_second_pause_replaces_the_first(self, store: OffsetStore, running: Claim) -> None:
+        store.pause(GROUP, until=datetime.now(UTC) + LATER, reason=REASON)
+        second = store.pause(GROUP, reason="ticket 18")
+        assert paused(store) == second == Pause(second.at, None, "ticket 18")
+
+    def test_to_resume_a_group_that_is_not_paused_writes_nothing(self, store: OffsetStore, running: Claim) -> None:
+        before = store.history(GROUP)
+        assert store.resume(GROUP, reason=REASON) is None
+        assert store.history(GROUP) == before
+
+    @pytest.mark.behaviour("OPS-2")
+    def test_a_pause_fences_nobody_and_is_read_with_the_rows(
+        self, store: OffsetStore, running: Claim, give: Give
+    ) -> None:
+        pause = store.pause(GROUP, reason=REASON)
+
+        def both() -> GroupRow:
+            owner, rows = running.read(lambda session: session.read_group(GROUP))
+            assert owner is not None
+            assert rows == store.offsets(GROUP)
+            assert {row.token for row in rows.values()} == {owner.token} == {running.token}
+            return owner
+
+        assert both().pause == pause
+        assert both().is_live
+        give(running, {P0: OffsetRange(40, 50)})
+        store.resume(GROUP, reason=REASON)
+        assert both().pause is None
+        give(running, {P0: OffsetRange(50, 60)})
+
+    @pytest.mark.behaviour("OPS-2")
+    def test_a_claim_and_a_reset_keep_the_pause_and_a_rename_takes_it_along(
+        self, store: OffsetStore, broker: StaticBroker, running: Claim
+    ) -> None:
+        pause = store.pause(GROUP, reason=REASON)
+        running.close()
+        store.claim(GROUP, broker, mirror_every=None).close()
+        assert paused(store) == pause
+        store.reset(GROUP, {P0: 10}, reason=REASON)
+        assert paused(store) == pause
+        store.rename_group(GROUP, OTHER, reason=REASON)
+        assert (paused(store), paused(store, OTHER)) == (None, pause)
+        store.rename_group(OTHER, GROUP, reason=REASON)
+        assert (paused(store), paused(store, OTHER)) == (pause, None)
+
+    def test_a_pause_hides_no_reset_and_no_rename(
+        self, store: OffsetStore, broker: StaticBroker, running: Claim
+    ) -> None:
+        store.reset(GROUP, {P0: 10}, reason=REASON)
+        store.pause(GROUP, reason=REASON)
+        assert store.group_state(GROUP).decision == "reset"
+        store.rename_group(GROUP, OTHER, reason=REASON)
+        store.resume(OTHER, reason=REASON)
+        assert store.group_state(OTHER).decision == "rename"
+        with pytest.raises(GroupRenamed, match=OTHER):
+            store.claim(GROUP, broker, mirror_every=None)
+        for decide in (store.pause, store.resume):
+            with pytest.raises(GroupRenamed, match=OTHER):
+                decide(GROUP, reason=REASON)
+
+    def test_a_group_without_offsets_can_be_paused(self, store: OffsetStore) -> None:
+        store.claim(GROUP, topics=["payments"])
+        pause = store.pause(GROUP, reason=REASON)
+        assert paused(store) == pause
+
+    @pytest.mark.parametrize(
+        ("group", "until", "reason", "what"),
+        [
+            pytest.param("nobody", None, REASON, "no group 'nobody'", id="unknown group"),
+            pytest.param("", None, REASON, "not a consumer group", id="no group"),
+            pytest.param(GROUP, None, " ", "needs a reason", id="no reason"),
+            pytest.param(GROUP, datetime(2020, 1, 1, tzinfo=UTC), REASON, "has passed", id="past"),
+            pytest.param(GROUP, datetime(2120, 1, 1), REASON, "without a zone", id="no zone"),  # noqa: DTZ001
+        ],
+    )
+    def test_a_pause_that_cant_be_right_changes_nothing(
+        self, store: OffsetStore, running: Claim, *, group: str, until: datetime | None, reason: str, what: str
+    ) -> None:
+        before = store.history(GROUP)
+        with pytest.raises(ConfigurationError, match=what):
+            store.pause(group, until=until, reason=reason)
+        assert paused(store) is None
+        assert store.history(GROUP) == before
+        assert store.owner("nobody") is None
+
+    def test_to_resume_needs_a_reason_and_a_group(self, store: OffsetStore, running: Claim) -> None:
+        with pytest.raises(UnknownGroup):
+            store.resume("nobody", reason=REASON)
+        with pytest.raises(ConfigurationError, match="needs a reason"):
+            store.resume(GROUP, reason="")

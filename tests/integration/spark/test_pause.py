@@ -1,0 +1,194 @@
+"""A job whose group is paused waits before its next batch, on each way from Spark to the database."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import Append, OffsetStore, TransactionalSink
+from offsetstore.errors import ProtocolMisuse, StaleClaim
+from offsetstore.protocol.events import BatchWritten, Paused, Resumed
+from tests.support.recorder import Recorder
+from tests.support.transforms import EVENTS, traced
+from tests.support.waiting import wait_until
+from tests.support.world import SECONDS
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+VALUES = "SELECT value FROM events ORDER BY value"
+WAYS: dict[str, dict[str, Any]] = {
+    "batch": {},
+    "partition": {"atomicity": "partition", "task_threshold": 0},
+    "stateful": {},
+}
+REASON = "ticket 17"
+
+
+@dataclass
+class Job:
+    """A job that runs until it is stopped, and what it has told its observers."""
+
+    world: World
+    topic: str
+    told: Recorder
+    way: str
+
+    def __post_init__(self) -> None:
+        self.claim = self.world.claim(self.topic)
+
+    @property
+    def checkpoint(self) -> str:
+        return self.claim.checkpoint(self.world.checkpoints, keep=self.way == "stateful")
+
+    def start(self) -> tuple[StreamingQuery, TransactionalSink]:
+        sink = TransactionalSink(self.claim, traced, into=Append("events"), **WAYS[self.way])
+        stream = self.world.read(self.claim, **{"kafka.metadata.max.age.ms": "100"})
+        every = {"processingTime": "100 milliseconds"}
+        return self.world.start(sink, stream, checkpoint=self.checkpoint, trigger=every), sink
+
+    def wait_until_it_waits(self) -> Paused:
+        """Wait until it stands before a batch, and see that it holds no lock."""
+        [paused] = wait_until(lambda: self.told.of(Paused), timeout=SECONDS)
+        for table in ("consumer_groups", "kafka_partitions"):
+            self.world.database.execute(f"SELECT 1 FROM {table} FOR UPDATE NOWAIT")
+        return paused
+
+    def wait_until_written(self, offset: int) -> None:
+        """Wait for the end of the batch that ends there: a task's offset is stored before that."""
+        ends = {offset}
+        wait_until(
+            lambda: ends & {one.until for batch in self.told.of(BatchWritten) for one in batch.ranges.values()},
+            timeout=SECONDS,
+        )
+        assert self.world.stored(self.topic) == {0: offset}
+
+    @property
+    def values(self) -> list[str]:
+        return self.world.database.column(VALUES)
+
+
+@pytest.fixture
+def told(world: World) -> Recorder:
+    world.store.close()
+    recorder = Recorder()
+    world.store = OffsetStore.connect(world.database.url, observers=[recorder])
+    return recorder
+
+
+@pytest.fixture(params=WAYS)
+def job(world: World, offsetstore_topic: NewTopic, told: Recorder, request: pytest.FixtureRequest) -> Job:
+    world.database.execute(EVENTS)
+    return Job(world, offsetstore_topic(1), told, request.param)
+
+
+@pytest.mark.behaviour("OPS-2")
+def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["a"])
+    query, sink = job.start()
+    job.wait_until_written(1)
+    pause = world.store.pause(world.group, reason=REASON)
+    world.produce(job.topic, ["b"])
+
+    assert job.wait_until_it_waits() == Paused(group=world.group, pause=pause)
+    time.sleep(2.5)  # it looks again, more than once
+    assert (job.values, world.stored(job.topic)) == (["a"], {0: 1})
+    owner = world.store.owner(world.group)
+    assert owner is not None
+    assert (owner.is_live, owner.token) == (True, job.claim.token)
+
+    world.store.resume(world.group, reason="done")
+    job.wait_until_written(2)
+    query.stop()
+    assert sink.error is None
+    assert job.values == ["a", "b"]
+    assert [len(job.told.of(kind)) for kind in (Paused, Resumed)] == [1, 1]
+    last = job.told.of(BatchWritten)[-1]
+    assert sum(last.seconds.values()) < 2.5  # the wait belongs to no phase
+
+
+@pytest.mark.behaviour("OPS-2")
+@pytest.mark.parametrize("job", ["batch"], indirect=True)
+def test_a_paused_job_goes_on_by_itself_at_the_time_that_the_pause_names(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["a"])
+    until = datetime.now(UTC) + timedelta(seconds=10)
+    world.store.pause(world.group, until=until, reason=REASON)
+    query, sink = job.start()
+
+    job.wait_until_it_waits()
+    job.wait_until_written(1)
+    [row] = world.store.offsets(world.group).values()
+    assert row.updated_at is not None
+    assert row.updated_at >= until
+    query.stop()
+    assert sink.error is None
+    assert job.values == ["a"]
+
+
+@pytest.mark.behaviour("OPS-2", "SINK-11")
+def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_to_the_next_start(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["a", "b"])
+    world.store.pause(world.group, reason=REASON)
+    query, _ = job.start()
+    job.wait_until_it_waits()
+
+    before = time.monotonic()
+    query.stop()
+    assert time.monotonic() - before < 20
+    assert query.awaitTermination(1)
+    assert query.exception() is None
+    assert not (Path(job.checkpoint) / "commits" / "0").exists()
+    assert (Path(job.checkpoint) / "offsets" / "0").exists()
+    assert (job.values, world.stored(job.topic)) == ([], {0: 0})
+
+    world.store.resume(world.group, reason="done")
+    query, sink = job.start()  # on the same checkpoint
+    job.wait_until_written(2)
+    query.stop()
+    assert sink.error is None
+    assert job.values == ["a", "b"]
+
+
+@pytest.mark.behaviour("OPS-2", "START-14")
+def test_a_claim_that_comes_while_a_job_waits_fences_it_soon(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["a"])
+    world.store.pause(world.group, reason=REASON)
+    query, sink = job.start()
+    job.wait_until_it_waits()
+
+    second = world.claim(job.topic)
+    failed = world.failure(query, sink)
+    assert isinstance(failed.error, StaleClaim)
+    assert (job.values, world.stored(job.topic)) == ([], {0: 0})
+    assert job.told.of(Resumed) == []
+    world.store.resume(world.group, reason="done")
+    world.run(second, traced, Append("events"))
+    assert job.values == ["a"]
+
+
+@pytest.mark.behaviour("OPS-2")
+@pytest.mark.parametrize("job", ["batch"], indirect=True)
+def test_a_claim_that_is_closed_while_its_job_waits_ends_the_query(job: Job) -> None:
+    world = job.world
+    world.produce(job.topic, ["a"])
+    world.store.pause(world.group, reason=REASON)
+    query, sink = job.start()
+    job.wait_until_it_waits()
+
+    job.claim.close()
+    failed = world.failure(query, sink)
+    assert isinstance(failed.error, ProtocolMisuse)
+    assert "was closed before the query ended" in failed.text
+    assert job.values == []

@@ -1,0 +1,120 @@
+"""How a job waits while its group is paused; the store is in memory, and each sleep does what the test wants."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetRange, TopicPartition
+from offsetstore.errors import StaleClaim, StoreUnavailable
+from offsetstore.processing.pause import GroupPaused, when_not_paused
+from offsetstore.processing.plan import Plan
+from offsetstore.protocol.events import Resumed
+from offsetstore.testing import InMemoryOffsetStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from offsetstore import Claim
+
+GROUP = "billing"
+RANGES = {TopicPartition("payments", 0): OffsetRange(0, 10)}
+REASON = "ticket 17"
+
+
+@pytest.fixture
+def store() -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore() as made:
+        yield made
+
+
+@pytest.fixture
+def claim(store: InMemoryOffsetStore) -> Claim:
+    """The job of a group that is paused."""
+    claim = store.claim(GROUP, topics=["payments"])
+    store.pause(GROUP, reason=REASON)
+    return claim
+
+
+def process(claim: Claim, *in_each_sleep: Callable[[], object]) -> int:
+    """Plan and write a batch, as the sink does; return how often it slept."""
+    left = list(in_each_sleep)
+
+    def work() -> None:
+        plan = Plan.of(claim, RANGES)
+        claim.run(lambda tx: tx.advance({tp: one.remaining for tp, one in tx.lock(RANGES).items()}))
+        assert plan.remaining() == RANGES
+
+    def sleep(_: float) -> None:
+        left.pop(0)()
+
+    when_not_paused(claim, work, sleep)
+    return len(in_each_sleep) - len(left)
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_batch_is_planned_again_when_the_group_is_resumed(
+    store: InMemoryOffsetStore, claim: Claim, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="offsetstore"):
+        slept = process(claim, nothing, nothing, lambda: store.resume(GROUP, reason="done"), nothing)
+    assert slept == 3
+    assert [row.next_offset for row in store.offsets(GROUP).values()] == [10]
+    first, second = caplog.messages
+    assert first.startswith(f"group '{GROUP}' is paused since ")
+    assert first.endswith(f": {REASON}; the job waits")
+    assert second == f"group '{GROUP}' is no longer paused; the job goes on"
+
+
+def test_a_group_that_is_paused_again_in_between_is_waited_for_again(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resume() -> None:
+        store.resume(GROUP, reason="done")
+
+    def resumed_and_paused_again(event: object) -> None:
+        if isinstance(event, Resumed) and len(store.history(GROUP)) == 3:
+            store.pause(GROUP, reason="again")
+
+    monkeypatch.setattr(claim.observers, "on", resumed_and_paused_again)
+    assert process(claim, resume, nothing, resume) == 3
+    assert [line.event for line in store.history(GROUP)] == ["claim", "pause", "resume", "pause", "resume", "adopt"]
+
+
+def test_a_database_that_is_away_does_not_end_the_wait(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(**_: object) -> object:
+        raise StoreUnavailable("the server is shut down")
+
+    def back() -> None:
+        monkeypatch.undo()
+        store.resume(GROUP, reason="done")
+
+    assert process(claim, lambda: monkeypatch.setattr(store.memory, "begin", away), nothing, back) == 3
+
+
+def test_a_claim_that_becomes_stale_is_told_so_although_the_group_is_still_paused(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    with pytest.raises(StaleClaim):
+        process(claim, lambda: store.claim(GROUP, topics=["payments"]))
+    assert store.offsets(GROUP) == {}
+
+
+def test_what_the_sleep_raises_ends_the_wait(claim: Claim) -> None:
+    def stopped() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        process(claim, nothing, stopped)
+
+
+def test_a_plan_of_a_paused_group_is_refused(claim: Claim) -> None:
+    with pytest.raises(GroupPaused, match=REASON):
+        Plan.of(claim, RANGES)
