@@ -296,7 +296,10 @@ class PostgresSession:
             next_step=f"Run as the owner of the table: SELECT setval(pg_get_serial_sequence('{table}', 'id'), {last}).",
         )
 
-    def history(self, group: str) -> list[HistoryEvent]:
+    def history(
+        self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
+    ) -> list[HistoryEvent]:
+        kinds = list(events) or None
         return [
             HistoryEvent(
                 row.event,
@@ -308,7 +311,7 @@ class PostgresSession:
                 row.reason,
                 row.at,
             )
-            for row in self._rows(sql.HISTORY, group=group)
+            for row in self._rows(sql.HISTORY, group=group, since=since, events=kinds, limit=limit)
         ]
 
     def renamed_since(self, group: str, epoch: int) -> bool:

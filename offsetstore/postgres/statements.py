@@ -253,8 +253,14 @@ RETURNING 1
 STORE_ID = "SELECT store_id FROM {s}store_identity"
 
 HISTORY = """
-SELECT topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, at
-FROM {s}offset_history WHERE consumer_group = :group ORDER BY id
+SELECT * FROM (
+SELECT id, topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, at
+FROM {s}offset_history
+WHERE consumer_group = :group
+  AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
+  AND (CAST(:events AS text[]) IS NULL OR event = ANY(CAST(:events AS text[])))
+ORDER BY id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
+ORDER BY id
 """
 
 RENAMED_SINCE = """

@@ -23,6 +23,22 @@ LIVE: Final = timedelta(seconds=15)
 """An owner is live if its last heartbeat is younger, by the database's clock. It may miss two."""
 
 
+EVENTS: Final = (
+    "claim",
+    "adopt",
+    "skip",
+    "restart",
+    "rewound",
+    "contested",
+    "reset",
+    "rename",
+    "pause",
+    "resume",
+    "metadata",
+)
+"""What the history records; see `HistoryEvent`."""
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
     """One line of the audit trail: anything that is decided about a group, except an advance.
@@ -30,8 +46,9 @@ class HistoryEvent:
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
     have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
     older than its copy in Kafka), ``contested`` (another application uses the group in Kafka, or a decision ignored its
-    offset), ``reset``, ``rename``, ``pause`` or ``resume`` (both without a partition). ``from_offset`` is ``None`` if
-    there was no row. ``at`` comes from the database's clock, and is ``None`` until the event is written.
+    offset), ``reset``, ``rename``, ``pause`` or ``resume`` (both without a partition), or ``metadata`` (rewritten by an
+    operator). ``from_offset`` is ``None`` if there was no row. ``at`` comes from the database's clock, and is ``None``
+    until the event is written.
     """
 
     event: str
@@ -254,8 +271,10 @@ class Session(Protocol):
         """Write the events in order; the database sets ``at``."""
         ...
 
-    def history(self, group: str) -> list[HistoryEvent]:
-        """All events of the group, oldest first."""
+    def history(
+        self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
+    ) -> list[HistoryEvent]:
+        """The group's events, oldest first: those since a time, of some kinds, or only the last ones."""
         ...
 
     def renamed_since(self, group: str, epoch: int) -> bool:

@@ -25,14 +25,17 @@ from offsetstore.errors import (
 )
 from offsetstore.offsets import MAX_OFFSET, Pause, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol.database import HistoryEvent, NewOffset, renamed
+from offsetstore.protocol.metadata import format_of
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, fencing, read
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from offsetstore.offsets import BrokerView
     from offsetstore.protocol.database import Database, GroupRow, Session
+    from offsetstore.protocol.metadata import Formats
     from offsetstore.protocol.ports import BrokerOffsets
 
 _AGAIN: Final = "Check the group's history; if it does not show this change, repeat it."
@@ -425,6 +428,24 @@ def resume(database: Database, decision: Decision) -> Pause | None:
     return owner.pause
 
 
+def write_metadata(database: Database, decision: Decision, tp: TopicPartition, value: object, formats: Formats) -> int:
+    """Rewrite a partition's metadata; see `OffsetStore.write_metadata`."""
+    group = decision.group
+    text = format_of(formats, tp.topic).dump(value)
+    with decision.begin(database) as session:
+        session.share_group(group)  # before any partition's row: no claim can be made meanwhile
+        row = session.lock_partitions(group, [tp]).get(tp)
+        if row is None:
+            rows = session.read_partitions(group)
+            if not rows:
+                raise UnknownGroup(f"the store has no offsets of group {group!r}")
+            raise _unknown_partition(group, rows, tp)
+        session.write_metadata(group, row.token, {tp: text})
+        event = decision.event("metadata", row.token, decision.reason, tp, row.next_offset)
+        session.append_history(group, [event])
+    return row.next_offset
+
+
 def _lock_known(session: Session, group: str) -> GroupRow:
     """Lock the group's row.
 
@@ -490,11 +511,13 @@ def _expect_rows(
     """Refuse partitions without a row: a misspelt topic would silently get one."""
     unknown = sorted(offsets.keys() - rows.keys())
     if unknown:
-        what = f"the store has no offset of this partition for group {group!r}"
-        topics = ", ".join(sorted({tp.topic for tp in rows}))
-        raise ConfigurationError(
-            what,
-            topic_partition=unknown[0],
-            expected=f"one of {topics}",
-            next_step="Correct the topic or the partition; a partition gets its row from a claim.",
-        )
+        raise _unknown_partition(group, rows, unknown[0])
+
+
+def _unknown_partition(group: str, rows: Iterable[TopicPartition], tp: TopicPartition) -> ConfigurationError:
+    return ConfigurationError(
+        f"the store has no offset of this partition for group {group!r}",
+        topic_partition=tp,
+        expected=f"one of {', '.join(sorted({one.topic for one in rows}))}",
+        next_step="Correct the topic or the partition; a partition gets its row from a claim.",
+    )

@@ -6,24 +6,29 @@ Nothing is locked and nothing is written. There is one definition of lag, `lag_o
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from offsetstore.errors import BrokerError, UncertainBatch
+from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition, Watermarks
+from offsetstore.protocol.database import EVENTS
 from offsetstore.protocol.policy import StartPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime, timedelta
+    from collections.abc import Callable, Collection, Generator, Mapping
+    from datetime import datetime
 
     from offsetstore.offsets import Pause
-    from offsetstore.protocol.database import GroupRow, Session
+    from offsetstore.protocol.database import GroupRow, HistoryEvent, Session
     from offsetstore.protocol.policy import OnUncertain
     from offsetstore.protocol.ports import BrokerOffsets
     from offsetstore.store.adoption import QueryCheckpoint
 
 _DECISIONS: Final = frozenset({"reset", "rename"})
+_INTERVAL: Final = 1.0
+_OVERLAP: Final = timedelta(minutes=1)
 
 
 def lag_of(next_offset: int, log: Watermarks) -> int:
@@ -117,6 +122,55 @@ def _decision(session: Session, group: str, owner: GroupRow | None) -> str | Non
         return None
     of_owner = (line.event for line in reversed(session.history(group)) if line.token == owner.token)
     return next((event for event in of_owner if event in _DECISIONS), None)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFilter:
+    """Which of a group's events to read; see `OffsetStore.history`."""
+
+    since: datetime | None
+    events: Collection[str]
+    limit: int | None
+
+    def __post_init__(self) -> None:
+        """Refuse invalid arguments.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        if self.since is not None and self.since.tzinfo is None:
+            raise ConfigurationError(
+                "since is a time without a zone",
+                found=self.since.isoformat(),
+                expected="a datetime with tzinfo, such as UTC",
+            )
+        if unknown := sorted(set(self.events) - set(EVENTS)):
+            raise ConfigurationError(
+                "the history has no such events", found=", ".join(unknown), expected=", ".join(EVENTS)
+            )
+        if self.limit is not None and self.limit < 1:
+            raise ConfigurationError("limit must be 1 or more events", found=self.limit)
+
+    def read(self, session: Session, group: str) -> list[HistoryEvent]:
+        """Read them, oldest first."""
+        return session.history(group, since=self.since, events=self.events, limit=self.limit)
+
+
+def follow(chosen: HistoryFilter, read: Callable[[HistoryFilter], list[HistoryEvent]]) -> Generator[HistoryEvent]:
+    """Yield what is there, and then each event that is added.
+
+    An event's time is that of its statement and not of the COMMIT, so the last minute is read again each time.
+
+    :param read: reads the events.
+    """
+    found = read(replace(chosen, limit=None))
+    yield from found if chosen.limit is None else found[-chosen.limit :]
+    while True:
+        time.sleep(_INTERVAL)
+        seen = set(found)
+        times = [line.at - _OVERLAP for line in found if line.at is not None]
+        since = max([*times, *([] if chosen.since is None else [chosen.since])], default=None)
+        found = read(replace(chosen, since=since, limit=None))
+        yield from (line for line in found if line not in seen)
 
 
 def add_kafka(state: GroupState, broker: BrokerOffsets, kafka_group: str | None) -> GroupState:

@@ -24,7 +24,7 @@ from offsetstore.store.sessions import read
 from offsetstore.store.transaction import new_transaction, run_in_transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from datetime import datetime
     from types import TracebackType
     from uuid import UUID
@@ -318,13 +318,62 @@ class OffsetStore:
         found = {tp: format_of(formats, topic).load(row.text) for tp, row in rows.items()}
         return found if partition is None else found.get(TopicPartition(topic, partition))
 
+    def write_metadata(
+        self,
+        group: str,
+        tp: TopicPartition,
+        value: object,
+        *,
+        reason: str,
+        actor: str | None = None,
+        formats: Formats = None,
+    ) -> int:
+        """Rewrite the metadata of a partition, at the offset that is stored; the history records it.
+
+        No job is fenced. A running job's transaction on that partition is waited for. After that, the job's reads with
+        ``cache=False`` return the new value, its cached reads the one from when it claimed the group; its next advance
+        keeps the new value, unless it writes one of its own.
+
+        :param value: ``None`` clears it.
+        :param reason: for those who read the history.
+        :param actor: who decides; by default user, host and process.
+        :param formats: as for `claim`; by default JSON.
+        :return: the stored offset, to which the metadata belongs.
+        :raises MetadataError: the serializer fails, or its text is too long.
+        :raises ConfigurationError: no reason, or no such partition.
+        :raises UnknownGroup: the store has no offsets of the group.
+        :raises LockTimeout: another transaction holds the row for longer than `Timeouts.lock`.
+        :raises TransactionLost: the connection broke; the history shows whether it happened.
+        """
+        decision = admin.Decision(group, reason, actor, self.timeouts.lock)
+        return admin.write_metadata(self.database, decision, tp, value, formats)
+
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
         """The last batch of a stateful query that is in the results, ``None`` before the first."""
         return self._read(lambda session: session.batch_mark(group, query_id))
 
-    def history(self, group: str) -> list[HistoryEvent]:
-        """All decisions about the group's offsets, oldest first; advances are not included."""
-        return self._read(lambda session: session.history(group))
+    def history(
+        self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
+    ) -> list[HistoryEvent]:
+        """All decisions about the group, oldest first; advances are not included.
+
+        :param since: only those since then.
+        :param events: only these, such as ``["reset", "pause"]``; see `HistoryEvent`.
+        :param limit: only so many, the last ones.
+        :raises ConfigurationError: an argument is invalid.
+        """
+        chosen = reads.HistoryFilter(since, events, limit)
+        return self._read(lambda session: chosen.read(session, group))
+
+    def follow_history(
+        self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
+    ) -> Iterator[HistoryEvent]:
+        """Iterate over what `history` returns, and then over each event that is added, about a second later.
+
+        It has no end: leave the loop. The arguments are those of `history`.
+        """
+        chosen = reads.HistoryFilter(since, events, limit)
+        return reads.follow(chosen, lambda one: self._read(lambda session: one.read(session, group)))
 
     def owner(self, group: str) -> GroupRow | None:
         """Who claimed the group last, ``None`` before the first claim."""

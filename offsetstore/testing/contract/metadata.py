@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore.errors import AdvanceMismatch, ConfigurationError, LockFirst, MetadataError, StaleClaim
+from offsetstore.errors import AdvanceMismatch, ConfigurationError, LockFirst, MetadataError, StaleClaim, UnknownGroup
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.protocol.metadata import KEEP, MAX_BYTES, Metadata
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing.broker import StaticBroker
-from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, ContractParts, Stop, assert_untouched
+from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Stop, assert_untouched, held
 
 if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
@@ -351,6 +352,75 @@ class MetadataContract(ContractParts):
         assert store.find_metadata(GROUP, "payments", 9) is None
         assert store.find_metadata(GROUP, "payments") == {P0: {"trace": "7f3a"}, P1: None, P2: None}
         assert store.find_metadata("unknown", "payments") == {}
+
+    # -- by an operator
+
+    @pytest.mark.behaviour("META-4")
+    def test_an_operator_rewrites_and_clears_metadata_and_the_history_has_it(
+        self, store: OffsetStore, claim: Claim
+    ) -> None:
+        advance(store, claim, P0, 7, metadata="the job's")
+        assert store.write_metadata(GROUP, P0, {"checked": True}, reason="ticket 17", actor="ana") == 7
+        assert store.metadata(GROUP) == {P0: {"checked": True}, P1: None, P2: None}
+        [line] = store.history(GROUP, events=["metadata"])
+        assert (line.topic_partition, line.from_offset, line.to_offset) == (P0, 7, 7)
+        assert (line.actor, line.reason, line.token) == ("ana", "ticket 17", claim.token)
+
+        assert store.write_metadata(GROUP, P1, None, reason="ticket 18") == 0
+        assert store.write_metadata(GROUP, P0, None, reason="ticket 18") == 7
+        assert store.offsets(GROUP)[P0].metadata is None
+        plain = Metadata(serializer=str, deserializer=int)
+        store.write_metadata(GROUP, P0, 7, reason="ticket 19", formats={"payments": plain})
+        assert store.offsets(GROUP)[P0].metadata == "7"
+
+    @pytest.mark.behaviour("META-3", "META-4")
+    def test_a_running_job_keeps_what_an_operator_has_written(self, store: OffsetStore, claim: Claim) -> None:
+        advance(store, claim, P0, 1, metadata="the job's")
+        claim = store.claim(GROUP, topics=["payments"])
+        store.write_metadata(GROUP, P0, "the operator's", reason="ticket 17")
+        assert claim.metadata(P0) == "the job's"
+        assert claim.metadata(P0, cache=False) == "the operator's"
+        advance(store, claim, P0, 2)
+        assert store.metadata(GROUP)[P0] == "the operator's"
+        advance(store, claim, P0, 3, metadata="the job's next")
+        assert store.metadata(GROUP)[P0] == "the job's next"
+
+    def test_an_operator_waits_for_the_job_s_transaction(self, store: OffsetStore, claim: Claim) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            with held(store, claim, P0):
+                waiting = pool.submit(store.write_metadata, GROUP, P0, "the operator's", reason="ticket 17")
+                with pytest.raises(TimeoutError):
+                    waiting.result(0.2)
+            waiting.result(WAIT)
+        assert store.metadata(GROUP)[P0] == "the operator's"
+
+    @pytest.mark.parametrize(
+        ("group", "tp", "value", "reason", "error", "what"),
+        [
+            pytest.param("nobody", P0, 1, "why", UnknownGroup, "no offsets of group 'nobody'", id="group"),
+            pytest.param(GROUP, NEW, 1, "why", ConfigurationError, "no offset of this partition", id="partition"),
+            pytest.param(GROUP, P0, 1, " ", ConfigurationError, "needs a reason", id="reason"),
+            pytest.param(GROUP, P0, "x" * MAX_BYTES, "why", MetadataError, "too large", id="too long"),
+            pytest.param(GROUP, P0, {1: 2}, "why", MetadataError, "as JSON", id="not JSON"),
+        ],
+    )
+    def test_metadata_that_an_operator_cant_write_changes_nothing(
+        self,
+        store: OffsetStore,
+        claim: Claim,
+        *,
+        group: str,
+        tp: TopicPartition,
+        value: object,
+        reason: str,
+        error: type[Exception],
+        what: str,
+    ) -> None:
+        advance(store, claim, P0, 1, metadata="the job's")
+        with pytest.raises(error, match=what):
+            store.write_metadata(group, tp, value, reason=reason)
+        assert store.metadata(GROUP) == {P0: "the job's", P1: None, P2: None}
+        assert store.history(GROUP, events=["metadata"]) == []
 
     @pytest.mark.behaviour("META-11")
     def test_a_megabyte_with_unicode_and_quotes_comes_back(

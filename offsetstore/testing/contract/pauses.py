@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,7 +31,7 @@ def paused(store: OffsetStore, group: str = GROUP) -> Pause | None:
 
 
 class PauseContract(ContractParts):
-    """Pause and resume."""
+    """Pause and resume, and what the history says."""
 
     @pytest.fixture
     def running(self, store: OffsetStore, broker: StaticBroker, give: Give) -> Claim:
@@ -139,6 +139,49 @@ class PauseContract(ContractParts):
         store.claim(GROUP, topics=["payments"])
         pause = store.pause(GROUP, reason=REASON)
         assert paused(store) == pause
+
+    # -- the history
+
+    @pytest.mark.behaviour("OPS-1")
+    def test_the_history_is_read_in_part(self, store: OffsetStore, running: Claim) -> None:
+        for number in range(3):
+            store.pause(GROUP, reason=f"pause {number}")
+            store.resume(GROUP, reason=f"resume {number}")
+        lines = store.history(GROUP)
+
+        assert store.history(GROUP, limit=2) == lines[-2:]
+        assert store.history(GROUP, limit=100) == lines
+        assert [line.reason for line in store.history(GROUP, events=["pause"], limit=2)] == ["pause 1", "pause 2"]
+        assert store.history(GROUP, events=["pause", "resume"]) == lines[-6:]
+        assert store.history(GROUP, since=lines[-3].at) == lines[-3:]
+        assert store.history(GROUP, since=datetime.now(UTC) + LATER) == []
+
+    def test_the_history_is_followed(self, store: OffsetStore, running: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("offsetstore.store.reads._INTERVAL", 0.05)
+        store.pause(GROUP, reason="0")
+        following = store.follow_history(GROUP, events=["pause", "resume"], limit=1)
+        assert next(following).reason == "0"
+        for number in range(1, 6):
+            (store.resume if number % 2 else store.pause)(GROUP, reason=f"{number}")
+            store.write_metadata(GROUP, P0, number, reason="not asked for")
+            assert next(following).reason == f"{number}"
+
+    @pytest.mark.parametrize(
+        ("chosen", "what"),
+        [
+            pytest.param({"since": datetime(2026, 1, 1)}, "without a zone", id="no zone"),  # noqa: DTZ001
+            pytest.param({"events": ["pauze"]}, "no such events; found pauze", id="unknown event"),
+            pytest.param({"limit": 0}, "1 or more", id="limit"),
+        ],
+    )
+    def test_a_part_of_the_history_that_is_none_is_refused(
+        self, store: OffsetStore, chosen: dict[str, Any], what: str
+    ) -> None:
+        for read in (store.history, store.follow_history):
+            with pytest.raises(ConfigurationError, match=what):
+                read(GROUP, **chosen)
+
+    # -- what is refused
 
     @pytest.mark.parametrize(
         ("group", "until", "reason", "what"),

@@ -383,9 +383,15 @@ class MemorySession:
         with self._statement():
             self._changes.history += [(group, replace(event, at=self._shared.clock())) for event in events]
 
-    def history(self, group: str) -> list[HistoryEvent]:
+    def history(
+        self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
+    ) -> list[HistoryEvent]:
         with self._statement() as committed:
-            return [event for name, event in [*committed.history, *self._changes.history] if name == group]
+            lines = [line for name, line in [*committed.history, *self._changes.history] if name == group]
+        if since is not None:
+            lines = [line for line in lines if line.at is not None and line.at >= since]
+        lines = [line for line in lines if not events or line.event in events]
+        return lines if limit is None else lines[-limit:]
 
     def renamed_since(self, group: str, epoch: int) -> bool:
         return any(line.event == "rename" and line.token.epoch > epoch for line in self.history(group))
