@@ -50,7 +50,13 @@ COMMANDS: Final = {
         LazyCommand("resolve", "offsetstore.cli.resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "offsetstore.cli.adopt", "Show what a job would take over from a checkpoint."),
         LazyCommand("status", "offsetstore.cli.status", "Show a consumer group's owner, offsets and lag."),
+        LazyCommand("history", "offsetstore.cli.history", "Show what was decided about a consumer group, and by whom."),
         LazyCommand("reset", "offsetstore.cli.reset", "Move a group's stored offsets."),
+        LazyCommand("pause", "offsetstore.cli.pause", "Pause a consumer group."),
+        LazyCommand("resume", "offsetstore.cli.pause", "End a consumer group's pause."),
+        LazyCommand(
+            "metadata", "offsetstore.cli.metadata", "Show or rewrite the metadata of a consumer group's offsets."
+        ),
         LazyCommand(
             "local",
             "offsetstore.cli.local",

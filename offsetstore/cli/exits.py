@@ -54,7 +54,9 @@ def describe() -> str:
 def exit_code(error: errors.OffsetStoreError) -> ExitCode:
     """Return the exit code of an error: it says what has to be corrected."""
     match error:
-        case errors.StartError() | errors.UnknownGroup() | errors.OffsetMoved() | errors.GroupBusy():
+        case errors.StartError() | errors.UnknownGroup() | errors.OffsetMoved():
+            return ExitCode.NO
+        case errors.GroupBusy() | errors.GroupRenamed():
             return ExitCode.NO
         case errors.ConfigurationError():
             return ExitCode.USAGE

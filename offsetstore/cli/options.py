@@ -44,6 +44,11 @@ def group_option(function: _F) -> _F:
     )(function)
 
 
+def reason_option(function: _F) -> _F:
+    """``--reason``."""
+    return click.option("--reason", required=True, metavar="TEXT", help="Why; recorded in the history.")(function)
+
+
 def format_option(function: _F) -> _F:
     """``--format``."""
     return click.option(

@@ -71,7 +71,7 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     metavar="N",
     help="Reset only if this is the stored offset; otherwise do nothing.",
 )
-@click.option("--reason", required=True, metavar="TEXT", help="Why; recorded in the history.")
+@options.reason_option
 @click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")
 @click.option("--force", is_flag=True, help="Do it even if a job is live: its next write fails with StaleClaim.")
 @options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime")

@@ -10,6 +10,7 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.exits import ExitCode
 from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.cli.pause import document as pause_document
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +53,8 @@ def status(
     The lag is the number of offsets from the stored one to the end of the log. The age is the time since the stored
     offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision: it takes
     precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another application
-    used the group in Kafka while the job ran: the next start fails until you choose an offset.
+    used the group in Kafka while the job ran: the next start fails until you choose an offset. While the group is
+    paused, its job waits.
 
     If Kafka does not answer, the stored offsets are shown all the same, and the exit code is 4. The exit code is 1 if
     the store does not know the group.
@@ -62,6 +64,7 @@ def status(
       group
       owner         name, epoch, claim_id, claimed_at, heartbeat_age_seconds,
                     live; null if the group was never claimed
+      paused        at, until, reason; null if the group is not paused
       lag           of all partitions, null if no broker was asked
       partitions[]  topic, partition, stored, committed, beginning, end, lag,
                     epoch, claim_id, pinned, contested, updated_at,
@@ -89,6 +92,8 @@ def status(
 
 def _print(state: GroupState) -> None:
     print_lines(f"Group {state.group}: {_owner_in_words(state)}")
+    if state.pause is not None:
+        print_lines(f"The group is {state.pause}.")
     print_table(
         _COLUMNS,
         [
@@ -156,6 +161,7 @@ def _document(state: GroupState) -> dict[str, object]:
         }
         if owner is not None
         else None,
+        "paused": pause_document(state.pause),
         "lag": state.lag,
         "partitions": [_partition(tp, one) for tp, one in state.partitions.items()],
     }

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka.admin import delete_topic
@@ -13,8 +14,6 @@ from offsetstore.local.free_ports import free_port
 from offsetstore.store import heartbeat
 
 if TYPE_CHECKING:
-    import pytest
-
     from offsetstore.local.kafka.server import KafkaBroker
     from tests.integration.cli.conftest import Run
 
@@ -44,7 +43,7 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
     arguments = ["status", "-g", billing, "--format", "json"]
     result = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
     found: dict[str, Any] = json.loads(result.stdout)
-    assert found.keys() == {"group", "owner", "lag", "partitions"}
+    assert found.keys() == {"group", "owner", "paused", "lag", "partitions"}
     assert found["owner"].keys() == {"name", "epoch", "claim_id", "claimed_at", "heartbeat_age_seconds", "live"}
     assert found["owner"]["live"] is True
     first = found["partitions"][0]
@@ -138,6 +137,20 @@ def test_after_an_operators_decision_the_owner_is_no_job_and_what_was_set_is_mar
         store.rename_group(offsetstore_group, f"{offsetstore_group}-eu", reason="ticket 18", actor="alice")
     renamed = run("status", "-g", f"{offsetstore_group}-eu", url=offsetstore_database)
     assert "epoch 3, renamed by alice" in renamed.stdout
+
+
+@pytest.mark.behaviour("OPS-2")
+def test_a_pause_is_shown_with_its_end_and_its_reason(
+    run: Run, offsetstore_database: str, offsetstore_group: str
+) -> None:
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.claim(offsetstore_group, topics=["payments"])
+        until = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+        pause = store.pause(offsetstore_group, until=until, reason="ticket 17")
+    told = run("status", "-g", offsetstore_group, url=offsetstore_database).stdout.splitlines()[1]
+    found = json.loads(run("status", "-g", offsetstore_group, "--format", "json", url=offsetstore_database).stdout)
+    assert re.fullmatch(rf"The group is paused since \S+ until {re.escape(until.isoformat())}: ticket 17\.", told), told
+    assert found["paused"] == {"at": pause.at.isoformat(), "until": until.isoformat(), "reason": "ticket 17"}
 
 
 def test_a_group_that_nobody_has_is_an_answer_of_no(run: Run, offsetstore_database: str) -> None:

@@ -36,6 +36,7 @@ def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Result:
     [
         (errors.OffsetOutOfRange("x"), 1),
         (errors.WrongCluster("x"), 1),
+        (errors.GroupRenamed("x"), 1),
         (errors.ConfigurationError("x"), 2),
         (errors.MissingDependency("x"), 2),
         (errors.StoreUnavailable("x"), 3),

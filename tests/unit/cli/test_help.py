@@ -68,6 +68,15 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
             ],
         ),
         (
+            "history",
+            [
+                "--group", "--since", "--event", "--limit", "--follow", "--format", "contested", "metadata", "130",
+                "Keys of --format json", "Example",
+            ],
+        ),
+        ("pause", ["--group", "--until", "--reason", "--format", "Exit codes", "Keys of --format json", "Example"]),
+        ("resume", ["--group", "--reason", "--format", "Exit codes", "Keys of --format json", "Example"]),
+        (
             "status",
             ["--group", "--format", "OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS", "Keys of --format json", "age"],
         ),

@@ -1,0 +1,117 @@
+"""``offsetstore history``: what was decided about a group."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.exits import ExitCode
+from offsetstore.cli.output import Column, print_json, print_lines, print_table, visible
+from offsetstore.protocol.database import EVENTS
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from offsetstore.protocol.database import HistoryEvent
+
+_COLUMNS = (
+    Column("at"),
+    Column("event"),
+    Column("partition"),
+    Column("from", number=True),
+    Column("to", number=True),
+    Column("actor"),
+    Column("reason"),
+)
+
+
+@click.command()
+@options.group_option
+@click.option(
+    "--since",
+    callback=options.moment,
+    metavar="TIME",
+    help="Only what was decided since then (2025-03-01T00:00Z), by the database's clock.",
+)
+@click.option(
+    "--event",
+    "events",
+    multiple=True,
+    type=click.Choice(EVENTS),
+    metavar="EVENT",
+    help=f"Only this event. May be repeated. One of {', '.join(EVENTS)}.",
+)
+@click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Only the last N events.")
+@click.option("--follow", "-f", is_flag=True, help="Then print each new event, until the command is interrupted.")
+@options.database_options
+@options.format_option
+@click.pass_context
+def history(
+    context: click.Context,
+    *,
+    group: str,
+    since: datetime | None,
+    events: tuple[str, ...],
+    limit: int | None,
+    follow: bool,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+) -> None:
+    """Show what was decided about a consumer group, and by whom.
+
+    Each claim, reset, rename and pause, each offset that was adopted or skipped, and metadata rewritten by hand; the
+    newest event is the last. Advances are not included.
+
+    The exit code is 1 if the store does not know the group, and 130 if --follow was interrupted.
+
+    \b
+    Keys of --format json; with --follow, each event is one line:
+      group
+      events[]  at, event, topic, partition, from, to, epoch, claim_id, actor,
+                reason
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore history -g billing --event reset --since 2025-03-01T00:00Z
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    with options.open_store(url, schema) as store:
+        if store.owner(group) is None:
+            click.echo(f"The store has no group {group!r}.", err=True)
+            context.exit(ExitCode.NO)
+        if follow:
+            for line in store.follow_history(group, since=since, events=events, limit=limit):
+                if format_ == "json":
+                    click.echo(json.dumps(_document(line)))
+                else:
+                    print_lines("  ".join(map(visible, _cells(line))))
+            return
+        found = store.history(group, since=since, events=events, limit=limit)
+    if format_ == "json":
+        print_json({"group": group, "events": [_document(line) for line in found]})
+    else:
+        print_table(_COLUMNS, [_cells(line) for line in found])
+
+
+def _cells(line: HistoryEvent) -> tuple[object, ...]:
+    at = None if line.at is None else line.at.isoformat(timespec="seconds")
+    return (at, line.event, line.topic_partition, line.from_offset, line.to_offset, line.actor, line.reason)
+
+
+def _document(line: HistoryEvent) -> dict[str, object]:
+    tp = line.topic_partition
+    return {
+        "at": None if line.at is None else line.at.isoformat(),
+        "event": line.event,
+        "topic": None if tp is None else tp.topic,
+        "partition": None if tp is None else tp.partition,
+        "from": line.from_offset,
+        "to": line.to_offset,
+        "epoch": line.token.epoch,
+        "claim_id": str(line.token.claim_id),
+        "actor": line.actor,
+        "reason": line.reason,
+    }
