@@ -1,0 +1,57 @@
+"""docs/operations.md: its commands and its Python run as they stand there, in order, on a group `billing`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+
+if TYPE_CHECKING:
+    from tests.integration.cli.conftest import Run
+
+PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
+GROUP = "billing"
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Each block's language and text."""
+    return re.findall(r"^```(python|console)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.behaviour("OPS-1", "OPS-2", "META-4")
+def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
+    tp = TopicPartition("payments", 0)
+    with OffsetStore.connect(offsetstore_database) as store:
+        claim = store.claim(GROUP, topics=["payments"])
+        with store.transaction(claim) as tx:
+            tx.advance({tp: tx.lock({tp: OffsetRange(0, 4)})[tp].remaining})
+        names: dict[str, Any] = {
+            "store": store,
+            "TopicPartition": TopicPartition,
+            "datetime": datetime,
+            "timedelta": timedelta,
+            "UTC": UTC,
+        }
+        printed = ""
+        for language, text in blocks():
+            if language == "python":
+                exec(text, names)  # noqa: S102 - the page's own words
+                continue
+            for line in text.splitlines():
+                prompt, command, *arguments = shlex.split(line, comments=True)
+                assert (prompt, command) == ("$", "offsetstore")
+                result = run(*arguments, url=offsetstore_database)
+                assert result.exit_code == 0, result.output
+                printed += result.stdout
+
+        assert "until 2030-03-01T06:00:00+00:00: nightly load, ticket 18" in printed
+        assert [line.event for line in names["decisions"]] == ["pause", "pause", "resume", "pause", "resume"]
+        assert next(names["following"]).event == "metadata"
+        assert store.find_metadata(GROUP, "payments", 0) == {"checked": True}
+        assert store.group_state(GROUP).pause is None
