@@ -449,7 +449,10 @@ class MarkBackwards(ProtocolMisuse):
 class MarkBeyondDelivered(ProtocolMisuse):
     """A mark above what the job was given: the records in between would be lost."""
 
-    default_next_step = "Mark at most the end of the range: work.ranges[topic_partition].until."
+    default_next_step = (
+        "Mark at most the end of the range, work.ranges[topic_partition].until; of a partition without new records, at "
+        "most claim.delivered[topic_partition]."
+    )
 
 
 class UnexpectedCommit(ProtocolMisuse):

@@ -183,7 +183,7 @@ class PostgresSession:
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
         with translated():
-            owner, stored = self._send_together(sql.GROUP, sql.READ_PARTITIONS, group=group)
+            owner, stored = self._send_together(sql.GROUP, sql.READ_OFFSETS, group=group)
         return _group(owner.rows), _stored(stored.rows)
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
@@ -209,6 +209,10 @@ class PostgresSession:
         moved = self._one(sql.ADVANCE, **self._values(move)).moved
         self._moved += moved
         return cast("int", moved)
+
+    def count_mark(self) -> None:
+        self._run(sql.COUNT_MARK, moved=self._moved + 1)
+        self._moved += 1
 
     def finish(self, move: Advance) -> tuple[int, bool]:
         with refusals(None):

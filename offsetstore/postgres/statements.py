@@ -108,6 +108,9 @@ WHERE p.consumer_group = :group
 ORDER BY p.topic, p.partition
 """
 
+# Each batch begins with this read, and a note may be as long as 1 MiB.
+READ_OFFSETS = READ_PARTITIONS.replace("p.metadata", "NULL AS metadata")
+
 LOCK_ALL_PARTITIONS = READ_PARTITIONS + "FOR UPDATE OF p"
 
 # All partitions that were last advanced by the same transaction come as one row: reading ten thousand rows takes longer
@@ -175,6 +178,9 @@ RETURNING 1)
 SELECT count(*) AS moved, set_config('offsetstore.moved', CAST(:moved_before + count(*) AS text), true) AS kept
 FROM moved
 """
+
+# The same setting shows that a mark was rolled back.
+COUNT_MARK = "SELECT set_config('offsetstore.moved', CAST(:moved AS text), true) AS kept"
 
 READ_METADATA = """
 SELECT partition, metadata, epoch, claim_id FROM {s}kafka_partitions

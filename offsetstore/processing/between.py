@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError
-from offsetstore.postgres.errors import refusals, strip_chain, stripped
+from offsetstore.errors import ConfigurationError, SinkError
+from offsetstore.postgres.errors import raise_stripped, refusals, strip_chain, stripped
 from offsetstore.postgres.session import discard_at_end
+from offsetstore.processing.pause import is_paused
 from offsetstore.protocol.background import Background
-from offsetstore.protocol.events import IdleWorkFailed
+from offsetstore.protocol.events import FlushFailed, IdleWorkFailed
+from offsetstore.protocol.retries import may_pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from offsetstore.store.transaction import Transaction
 
 _LONGEST: Final = 1.0  # seconds between two looks
+_PATIENCE: Final = 60.0  # seconds to wait for a batch, or for idle work, at the end
 
 _log = logging.getLogger("offsetstore")
 
@@ -32,8 +36,9 @@ class Tick:
 
     :param function: called with a transaction of the claim that has locked no partition: what it writes with
         ``work.connection`` is committed only if the claim is still the group's. An exception rolls it back, and is
-        logged; it is called again later. If the answer to COMMIT is lost, that is logged too, and the work is not
-        repeated, so it should do no harm twice. Statements that fail because of the connection are repeated.
+        logged with its traceback; it is called again later. If the connection is lost before COMMIT it is called again
+        at once; if the answer to COMMIT is lost, that is logged, and the work may have been done. Batches wait while it
+        runs, and so does ``claim.close()``.
     :param every: seconds between two calls, and between the end of a batch and the next call.
     :raises ConfigurationError: ``every`` is not above 0.
     """
@@ -51,12 +56,21 @@ class Buffered(Protocol):
     """Keeps batches; see `offsetstore.spark.ways.buffered`."""
 
     @property
+    def has_any(self) -> bool:
+        """Whether it keeps any."""
+        ...
+
+    @property
     def is_due(self) -> bool:
         """Whether it has to be flushed now."""
         ...
 
     def flush(self) -> None:
         """Write all that is kept."""
+        ...
+
+    def forget(self) -> None:
+        """Drop all that is kept."""
         ...
 
 
@@ -76,10 +90,12 @@ class Between:
         self._buffered = buffered
         self._is_running: Callable[[], bool] = _yes
         self._last = time.monotonic()
+        self._next_flush = 0.0
+        self._seconds = seconds or _LONGEST
         limits = [_LONGEST * 4, *([tick.every] if tick else []), *([seconds] if seconds else [])]
         interval = min(limits) / 4
-        self._background = Background("offsetstore-between-batches", self._turn, lambda: interval)
         claim.at_close(self._close)
+        self._background = Background("offsetstore-between-batches", self._turn, lambda: interval)
 
     def batch_ended(self, is_running: Callable[[], bool]) -> None:
         """Take note that a batch was written, or has failed.
@@ -88,27 +104,44 @@ class Between:
         """
         self._is_running = is_running
         self._last = time.monotonic()
+        self._next_flush = 0.0
 
     def _turn(self) -> bool:
-        if self._claim.is_lost:
+        if self._claim.is_lost or self._claim.is_closed:
             return False
+        wants_tick = self._wants_tick()
         if self._lock.acquire(blocking=False):  # a batch needs no help
             try:
-                self._work()
+                self._flush_if_due()
+                if wants_tick and self._tick is not None and not self._claim.is_closed:
+                    self._run(self._tick)
+                    self._last = time.monotonic()
             finally:
                 self._lock.release()
         return True
 
-    def _work(self) -> None:
-        if self._buffered is not None and self._buffered.is_due:
-            try:
-                self._buffered.flush()
-            except Exception as error:  # noqa: BLE001 - the next batch raises it
-                text = f": {error}" if isinstance(error, OffsetStoreError) else ""
-                _log.warning("could not flush between batches: %s%s", type(error).__name__, text)
-        if self._tick is not None and time.monotonic() - self._last >= self._tick.every and self._is_running():
-            self._run(self._tick)
-            self._last = time.monotonic()
+    def _wants_tick(self) -> bool:
+        """Whether it is time, and the query runs; asked without the lock, since Java may be slow to answer."""
+        if self._tick is None or time.monotonic() - self._last < self._tick.every:
+            return False
+        try:
+            return self._is_running()
+        except Exception:  # noqa: BLE001 - Java is gone, or busy: the claim has the last word
+            return True
+
+    def _flush_if_due(self) -> None:
+        if self._buffered is None or not self._buffered.is_due or time.monotonic() < self._next_flush:
+            return
+        try:
+            if is_paused(self._claim):
+                self._next_flush = time.monotonic() + _LONGEST
+                return
+            self._buffered.flush()
+        except Exception as error:  # noqa: BLE001 - the next batch tries again, and raises it
+            # What can pass is tried again here too; the rest only by the next batch, or at the end.
+            self._next_flush = time.monotonic() + (self._seconds if may_pass(error) else math.inf)
+            strip_chain(error)
+            self._claim.observers.on(FlushFailed(group=self._claim.group, error=stripped(error)))
 
     def _run(self, tick: Tick) -> None:
         def work(tx: Transaction) -> None:
@@ -118,17 +151,38 @@ class Between:
                 tick.function(tx)
 
         try:
-            self._claim.run(work)
-        except Exception as error:  # noqa: BLE001 - the user's own; the job goes on
+            if not is_paused(self._claim):
+                self._claim.run(work)
+        except BaseException as error:  # noqa: BLE001 - the user's own; the job goes on
             strip_chain(error)
             self._claim.observers.on(IdleWorkFailed(group=self._claim.group, error=stripped(error)))
 
     def _close(self) -> None:
-        """Write what is kept, unless another claim has taken over, which reads it again."""
-        self._background.stop()
-        with self._lock:
-            if self._buffered is not None and not self._claim.is_lost:
+        """Write what is kept, unless another claim has taken over, or the group is paused: then it is read again.
+
+        :raises SinkError: a batch is still being written.
+        """
+        self._background.stop(_PATIENCE)
+        if self._buffered is None:
+            return
+        if not self._lock.acquire(timeout=_PATIENCE):
+            raise SinkError(
+                "the claim was closed while a batch is being written; what is kept in memory was not written",
+                found=f"a batch, or idle work, that has taken longer than {_PATIENCE:g} s",
+                next_step="Stop the query before closing the claim. The next start reads those records again.",
+            )
+        try:
+            if not self._claim.is_lost and self._buffered.has_any and is_paused(self._claim):
+                _log.warning("group %r is paused: what is kept is read again by the next start", self._claim.group)
+            elif not self._claim.is_lost:
                 self._buffered.flush()
+            self._buffered.forget()
+        except BaseException as error:
+            strip_chain(error)
+            raise_stripped(error)
+            raise
+        finally:
+            self._lock.release()
 
 
 def _yes() -> bool:

@@ -10,7 +10,7 @@ from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from offsetstore.offsets import TopicPartition
 
@@ -56,29 +56,29 @@ class Buffer(Generic[_Rows]):
 
     def __init__(self, limits: Flush) -> None:
         self._limits = limits
-        self.batches: list[Kept[_Rows]] = []
+        self.batches: tuple[Kept[_Rows], ...] = ()
+        self.ranges: dict[TopicPartition, OffsetRange] = {}
+        self._rows = self._bytes = 0
+
+    def append(self, kept: Kept[_Rows]) -> None:
+        """Keep another batch; each of its ranges begins where that partition's last one ends."""
+        self.batches = (*self.batches, kept)
+        for tp, range_ in kept.ranges.items():
+            self.ranges[tp] = OffsetRange(self.ranges[tp].from_ if tp in self.ranges else range_.from_, range_.until)
+        self._rows += kept.rows
+        self._bytes += kept.bytes
+
+    def remove(self, gone: Collection[Kept[_Rows]]) -> None:
+        """Forget these batches: the first ones, which are written, or the last, which is delivered again."""
+        left = [kept for kept in self.batches if not any(kept is one for one in gone)]
+        self.batches, self.ranges, self._rows, self._bytes = (), {}, 0, 0
+        for kept in left:
+            self.append(kept)
 
     @property
     def is_due(self) -> bool:
         """Whether it has reached one of its limits."""
         if not self.batches:
             return False
-        limits = self._limits
-        return (
-            sum(batch.rows for batch in self.batches) >= limits.rows
-            or sum(batch.bytes for batch in self.batches) >= limits.bytes
-            or time.monotonic() - self.batches[0].since >= limits.seconds
-        )
-
-    def ends(self) -> dict[TopicPartition, int]:
-        """The next offset that was not delivered yet, of each partition that has records here."""
-        return {tp: range_.until for tp, range_ in joined(self.batches).items()}
-
-
-def joined(batches: Iterable[Kept[_Rows]]) -> dict[TopicPartition, OffsetRange]:
-    """The ranges of successive batches: each one begins where the one before it ends."""
-    ranges: dict[TopicPartition, OffsetRange] = {}
-    for batch in batches:
-        for tp, range_ in batch.ranges.items():
-            ranges[tp] = OffsetRange(ranges[tp].from_ if tp in ranges else range_.from_, range_.until)
-    return ranges
+        is_full = self._rows >= self._limits.rows or self._bytes >= self._limits.bytes
+        return is_full or time.monotonic() - self.batches[0].since >= self._limits.seconds

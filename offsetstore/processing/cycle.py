@@ -16,6 +16,7 @@ from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
+from offsetstore.protocol.retries import may_pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -102,7 +103,8 @@ def commit_plan(
 
     :param computed: the rows of what remains of the plan; ``None`` if it was not worth computing.
     :param metadata: the text of each partition that gets another one.
-    :param marking: with ``"manual"`` the rows' writer marks what is stored.
+    :param marking: with ``"manual"`` the rows' writer marks what is stored. It may keep rows of its own, and can't know
+        of a rollback: so it is called once, and nothing is repeated after that.
     :return: ``None`` if nothing remained.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
@@ -120,11 +122,14 @@ def commit_plan(
             return None
         if computed is None:  # the reason not to compute is gone
             raise PlanOutdated
+        nonlocal may_repeat
+        may_repeat = marking == "automatic"
         rows = write_and_advance(computed, tx, remaining, metadata)
         watch.lap("write")
         return rows
 
-    rows = claim.run(work, marking=marking)
+    may_repeat = True
+    rows = claim.run(work, marking=marking, retry_if=lambda error: may_repeat and may_pass(error))
     watch.lap("commit")
     return None if rows is None else Written(rows, watch.seconds)
 

@@ -41,6 +41,11 @@ def read_offsets(claim: Claim) -> dict[TopicPartition, StoredOffset]:
     return rows
 
 
+def is_paused(claim: Claim) -> bool:
+    """Whether the group is paused, and still the claim's."""
+    return _pause_of(claim, claim.read(lambda session: session.group(claim.group))) is not None
+
+
 def when_not_paused(claim: Claim, work: Callable[[], _T], sleep: Callable[[float], None]) -> _T:
     """Call ``work``; if the group is paused, wait until it no longer is, and call it again.
 

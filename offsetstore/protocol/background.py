@@ -43,9 +43,13 @@ class Background:
         return self._thread.is_alive()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Tell the thread to end, wait at most ``timeout`` seconds (``None``: no limit), and return whether it did."""
+        """Tell the thread to end, wait at most ``timeout`` seconds (``None``: no limit), and return whether it did.
+
+        The thread itself does not wait.
+        """
         self._stopping.set()
-        self._thread.join(timeout)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

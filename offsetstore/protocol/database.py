@@ -213,7 +213,7 @@ class Session(Protocol):
         ...
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
-        """Do `group` and `read_partitions`, in one round trip."""
+        """Do `group` and `read_partitions`, in one round trip, and without the metadata."""
         ...
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
@@ -229,6 +229,10 @@ class Session(Protocol):
 
     def advance(self, move: Advance) -> int:
         """Move partitions from ``from_`` to ``until`` if their rows have that offset and the token; return how many."""
+        ...
+
+    def count_mark(self) -> None:
+        """Count a mark: `is_whole` is ``False`` if a ROLLBACK TO takes back what was written before it."""
         ...
 
     def finish(self, move: Advance) -> tuple[int, bool]:

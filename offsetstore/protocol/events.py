@@ -79,6 +79,14 @@ class BufferFlushed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlushFailed:
+    """A flush between two batches failed; the next batch, or `Claim.close`, tries again and raises the error."""
+
+    group: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IdleWorkFailed:
     """The sink's `Tick` raised; it will be called again. ``error`` is `CommitUnknown` if it may be committed."""
 
@@ -176,6 +184,7 @@ Event: TypeAlias = (
     | BatchKept
     | BatchFailed
     | BufferFlushed
+    | FlushFailed
     | IdleWorkFailed
     | Paused
     | Resumed

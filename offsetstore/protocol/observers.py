@@ -11,6 +11,7 @@ from offsetstore.protocol.events import (
     ClaimLost,
     ClaimTaken,
     CommitResolved,
+    FlushFailed,
     IdleWorkFailed,
     MirrorCopied,
     MirrorFailed,
@@ -70,12 +71,8 @@ class LogObserver:
             case Retried():
                 name = type(event.error).__name__
                 _log.warning("attempt %d failed (%s), retrying in %.2f s", event.attempt, name, event.wait)
-            case BatchFailed():
-                # Spark's own report of it is a hundred lines long; other texts may contain values of rows.
-                text = f": {event.error}" if isinstance(event.error, OffsetStoreError) else ""
-                _log.error("batch %d failed: %s%s", event.batch, type(event.error).__name__, text)
-            case IdleWorkFailed():
-                _log.error("idle work failed, and is called again later", exc_info=event.error)
+            case BatchFailed() | FlushFailed() | IdleWorkFailed():
+                _log_failure(event)
             case Paused():
                 _log.warning("group %r is %s; the job waits", event.group, event.pause)
             case Resumed():
@@ -106,6 +103,16 @@ class LogObserver:
                 event.group,
                 event.reason,
             )
+
+
+def _log_failure(event: BatchFailed | FlushFailed | IdleWorkFailed) -> None:
+    if isinstance(event, IdleWorkFailed):  # no one else reports it
+        _log.error("idle work failed, and is called again later", exc_info=event.error)
+        return
+    what = f"batch {event.batch} failed" if isinstance(event, BatchFailed) else "could not flush between batches"
+    # Spark's own report of a batch is a hundred lines long; other texts may contain values of rows.
+    text = f": {event.error}" if isinstance(event.error, OffsetStoreError) else ""
+    _log.error("%s: %s%s", what, type(event.error).__name__, text)
 
 
 def _log_skipped(event: ClaimTaken) -> None:

@@ -48,13 +48,12 @@ class Work(Protocol):
     def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
         """Store this offset when the transaction ends: all below it is done. Only with ``marking="manual"``.
 
-        Of several marks of a partition the last counts; marking is free until the end. See docs/marking.md.
+        Of several marks of a partition the last counts, with its metadata. See docs/marking.md.
 
         :param next_offset: one above the last offset that is done; above the stored offset, and at most the end of what
             the job was given.
         :param metadata: as for `Transaction.advance`.
         :raises MarkBackwards, MarkBeyondDelivered: it is not in between.
-        :raises LockInSavepoint: inside a savepoint, whose end may drop the results and keep the mark.
         :raises MetadataError: the serializer fails, or its text is too long.
         :raises AdvanceMismatch: the partition was not locked.
         :raises ProtocolMisuse: marking is automatic.

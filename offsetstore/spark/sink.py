@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 from pyspark.sql.utils import is_remote
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError, ProtocolMisuse, UnsupportedQuery
+from offsetstore.errors import ConfigurationError, OffsetStoreError, UnsupportedQuery
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.batch_metadata import BatchMetadata
@@ -54,6 +54,7 @@ __all__ = ["TransactionalSink", "Transform"]
 Atomicity: TypeAlias = Literal["batch", "partition"]
 
 _RETAINED_CHECKPOINTS: Final = 3
+_LOOK: Final = 0.5  # seconds between two looks at whether the query is being stopped
 
 
 class TransactionalSink:
@@ -127,6 +128,8 @@ class TransactionalSink:
         self._flush = flush
         self._check_marking(has_metadata=metadata is not None)
         self._way = self._way_of(atomicity, self._policy, task_threshold)
+        if self._has_unstored:
+            claim.reserve()
         self._lock = threading.RLock()  # for batches, and for what is done between them
         self._between = self._between_batches(tick)
         self._stateful: StatefulWay | None = None
@@ -145,8 +148,16 @@ class TransactionalSink:
             stored before the refused record, `CommitUnknown`, which leaves this open, and `UnexpectedCommit`,
             where an `Execute` has committed.
         """
-        with self._lock:
+        self._acquire(batch)
+        try:
             self._call(batch, batch_id)
+        finally:
+            self._lock.release()
+
+    def _acquire(self, batch: DataFrame) -> None:
+        """Wait for what is done between batches; it may be stopping the query, which waits for us."""
+        while not self._lock.acquire(timeout=_LOOK):
+            RunningQuery.of(batch).sleep(0)
 
     def _call(self, batch: DataFrame, batch_id: int) -> None:
         self.error = None
@@ -175,7 +186,7 @@ class TransactionalSink:
     def _process(self, batch: DataFrame, batch_id: int) -> None:
         if is_remote():
             raise _connect_refused()
-        self._refuse_closed()
+        self._claim.require_open()
         query = RunningQuery.of(batch)
         if query.run_id != self._run_id:
             self._admit(query, batch.columns)
@@ -218,7 +229,7 @@ class TransactionalSink:
 
         def sleep(seconds: float) -> None:
             batch.query.sleep(seconds)
-            self._refuse_closed()
+            self._claim.require_open()
 
         written = when_not_paused(
             self._claim, lambda: with_replanning(lambda: way.write(batch), f"batch {number}"), sleep
@@ -241,6 +252,12 @@ class TransactionalSink:
         if atomicity != "batch":
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(atomicity))
         if self._flush is not None:
+            if staging.mode == "always":
+                raise ConfigurationError(
+                    "staged rows are written at once, and a flush keeps them",
+                    found='staging="always", flush=',
+                    expected="one of them",
+                )
             return BufferedWay(self._claim, self._outputs, self._metadata, staging, self._flush)
         return BatchWay(self._claim, self._outputs, self._metadata, staging, self._marking)
 
@@ -279,7 +296,6 @@ class TransactionalSink:
                 found='metadata= and marking="manual"',
                 expected="work.mark(topic_partition, next_offset, metadata=...)",
             )
-        self._claim.reserve()
 
     def _check_checkpoint(self, query: RunningQuery) -> None:
         """A checkpoint that outlives the claim would begin above what is stored."""
@@ -304,14 +320,6 @@ class TransactionalSink:
                 found='atomicity="partition"',
                 expected='atomicity="batch"',
                 next_step="If the query has no state, use claim.checkpoint(base) without keep=True.",
-            )
-
-    def _refuse_closed(self) -> None:
-        """A closed claim sends no heartbeats: others would be told that it no longer writes."""
-        if self._claim.is_closed:
-            raise ProtocolMisuse(
-                f"the claim of group {self._claim.group!r} was closed before the query ended; nothing was written",
-                next_step="Keep the query inside the store's with block until awaitTermination() returns.",
             )
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:

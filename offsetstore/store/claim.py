@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
 
-from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, StaleClaim
+from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.events import ClaimLost, ClaimTaken
 from offsetstore.protocol.metadata import check_formats
@@ -213,13 +213,13 @@ class Claim:
 
         Only with manual marking or a `Flush`: otherwise the stored offsets say it. See docs/marking.md.
         """
-        return {tp: position.delivered for tp, position in self.positions.items()}
+        return {tp: position.delivered for tp, position in dict(self.positions).items()}
 
     def unmarked(self) -> dict[TopicPartition, OffsetRange]:
         """An empty range at the end of what was delivered, for each partition where that is not all stored."""
         return {
             tp: OffsetRange(position.delivered, position.delivered)
-            for tp, position in self.positions.items()
+            for tp, position in dict(self.positions).items()
             if position.stored < position.delivered
         }
 
@@ -233,9 +233,10 @@ class Claim:
         *,
         lock_timeout: float | None = None,
         marking: Marking = "automatic",
+        retry_if: Callable[[Exception], bool] = may_pass,
     ) -> _T:
         """Run ``work(tx)`` in a transaction of this claim, with retries; see `OffsetStore.run`."""
-        return run_in_transaction(self, self, work, lock_timeout=lock_timeout, marking=marking)
+        return run_in_transaction(self, self, work, lock_timeout=lock_timeout, marking=marking, retry_if=retry_if)
 
     def read(self, query: Callable[[Session], _T]) -> _T:
         """Read without a lock, and retry while the database is unavailable.
@@ -333,8 +334,23 @@ class Claim:
             )
 
     def at_close(self, last: Callable[[], object]) -> None:
-        """Have `close` call this, before the last offsets are copied to Kafka."""
+        """Have `close` call this, before the last offsets are copied to Kafka.
+
+        :raises ProtocolMisuse: the claim is closed.
+        """
+        self.require_open()
         self._at_close.append(last)
+
+    def require_open(self) -> None:
+        """Refuse work for a closed claim, which sends no heartbeats: others would be told that it no longer writes.
+
+        :raises ProtocolMisuse: it is closed.
+        """
+        if self.is_closed:
+            raise ProtocolMisuse(
+                f"the claim of group {self.group!r} was closed before the query ended; nothing was written",
+                next_step="Keep the query inside the store's with block until awaitTermination() returns.",
+            )
 
     def close(self) -> None:
         """Write what the sink keeps, copy the last offsets to Kafka, and end the heartbeat. Offsets stay.
@@ -348,7 +364,8 @@ class Claim:
         self.is_closed = True
         try:
             while self._at_close:
-                self._at_close.pop()()
+                self._at_close[-1]()  # if it fails, the next close tries again
+                self._at_close.pop()
         finally:
             self._stop()
 
@@ -379,7 +396,8 @@ def not_hiding(error: BaseException | None) -> Generator[None]:
     """Log what closing raises if another error is under way already, which it would hide."""
     try:
         yield
-    except OffsetStoreError as second:
+    except Exception as second:
         if error is None:
             raise
-        _log.warning("%s, while closing after %s", second, type(error).__name__)
+        text = str(second) if isinstance(second, OffsetStoreError) else type(second).__name__
+        _log.warning("%s, while closing after %s", text, type(error).__name__)

@@ -35,6 +35,7 @@ from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.marking import Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text
 from offsetstore.protocol.replay import Decision, Outcome, decide
+from offsetstore.protocol.retries import may_pass
 from offsetstore.store.sessions import repeat
 from offsetstore.store.unknown_commit import Advanced, settle
 
@@ -181,7 +182,8 @@ class Transaction:
         for tp, decision in decisions.items():
             if decision.outcome is Outcome.GAP:
                 raise OffsetGap(
-                    f"the range begins above the stored offset: [{decision.stored}, {ranges[tp].from_}) is missing",
+                    f"the range begins above the {'delivered' if self._is_manual else 'stored'} offset: "
+                    f"[{decision.stored}, {ranges[tp].from_}) is missing",
                     topic_partition=tp,
                     found=f"range {ranges[tp]}",
                     expected=f"a range from {decision.stored}",
@@ -224,6 +226,8 @@ class Transaction:
         :raises AdvanceMismatch, StaleClaim, RowsRefused, UnexpectedCommit: as those two, and the block's end, do.
         """
         session, wanted = self._wanted(ranges)
+        if self._is_manual and metadata:
+            raise ProtocolMisuse("tx.finish was given metadata with manual marking", next_step="Give it to tx.mark.")
         written = self._written_metadata
         given = {tp: text for tp, text in (metadata or {}).items() if tp in wanted and tp not in written}
         if self._is_manual:
@@ -254,8 +258,6 @@ class Transaction:
             )
         if self._is_finished:
             raise ProtocolMisuse("tx.mark was called after tx.finish", next_step="Mark before it.")
-        if session.in_savepoint():
-            raise LockInSavepoint("tx.mark was called inside a savepoint", next_step="Call it after the savepoint.")
         if tp not in decisions:
             raise AdvanceMismatch(
                 "tx.mark names a partition that was not locked",
@@ -268,6 +270,9 @@ class Transaction:
         check_mark(tp, next_offset, above=above, delivered=self._delivered(decisions[tp]))
         if not isinstance(metadata, Keep):
             self._mark_metadata |= self._claim.claim_metadata.dump([tp], metadata)
+        else:
+            self._mark_metadata.pop(tp, None)  # it was given for an earlier mark
+        session.count_mark()
         self._marks[tp] = next_offset
 
     def _delivered(self, decision: Decision) -> int:
@@ -275,10 +280,12 @@ class Transaction:
         return max(decision.stored, decision.range.until)
 
     def _store_marks(self, session: Session) -> None:
-        """Advance to the marks.
+        """Advance to the marks, if nothing that was written before one was rolled back.
 
         A partition without one is advanced by nothing: if the answer to COMMIT is lost, its row shows the outcome.
         """
+        if self._marks:
+            self._check_whole(is_whole=session.is_whole())
         ranges: dict[TopicPartition, OffsetRange] = {}
         for tp, decision in (self._decisions or {}).items():
             if tp in self._marks or decision.outcome is not Outcome.SKIP:
@@ -599,6 +606,7 @@ def run_in_transaction(
     *,
     lock_timeout: float | None = None,
     marking: Marking = "automatic",
+    retry_if: Callable[[Exception], bool] = may_pass,
 ) -> _T:
     """Run ``work(tx)`` with retries; see `OffsetStore.run`."""
 
@@ -606,4 +614,4 @@ def run_in_transaction(
         with new_transaction(store, claim, lock_timeout=lock_timeout, marking=marking) as tx:
             return work(tx)
 
-    return repeat(store, claim.group, attempt)
+    return repeat(store, claim.group, attempt, retry_if=retry_if)

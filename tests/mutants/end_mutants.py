@@ -41,8 +41,8 @@ ENDS: Final[tuple[Mutant, ...]] = (
         "end-behind-our-back",
         (
             _TX,
-            "self._check_whole(is_whole=session.is_whole())",
-            "session.is_whole()",
+            "not self._is_finished:\n            self._check_whole(is_whole=session.is_whole())",
+            "not self._is_finished:\n            session.is_whole()",
         ),
         tests=(f"{_STORE}test_transaction_statements.py::test_an_end_after_the_advance_is_noticed_too",),
         why="A COMMIT or ROLLBACK among the job's SQL would tear results and offset apart.",

@@ -311,35 +311,35 @@ _MARKING: Final = f"{_SPARK}test_marking.py::"
 KEPT: Final[tuple[Mutant, ...]] = (
     mutant(
         "kept-although-it-failed",
-        (_BUFFERED, "            batches[:] = [kept for kept in batches if kept is not last]\n", ""),
+        (_BUFFERED, "            self._buffer.remove([last])\n", ""),
         tests=(f"{_BUFFERING}test_a_batch_that_fails_is_not_kept_twice",),
         why="Spark delivers a batch again that has failed: its rows would be there twice.",
     ),
     mutant(
         "delivered-by-this-run",
-        (_BUFFERED, "plan = Plan.of(claim, batch.ranges, self._buffer.ends())", "plan = Plan.of(claim, batch.ranges)"),
+        (_BUFFERED, "plan = Plan.of(claim, batch.ranges, delivered)", "plan = Plan.of(claim, batch.ranges)"),
         tests=(f"{_BUFFERING}test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_end",),
         why="What is kept would be decided on again, as if it had not been delivered.",
     ),
     mutant(
         "flush-at-the-end",
-        (
-            _BETWEEN,
-            "            if self._buffered is not None and not self._claim.is_lost:\n",
-            "            if not self._lock:\n",
-        ),
+        (_BETWEEN, "            elif not self._claim.is_lost:\n", "            elif self._claim.is_lost:\n"),
         tests=(f"{_BUFFERING}test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_end",),
         why="A job that ends well would leave its last rows to the next start.",
     ),
     mutant(
         "one-lock-for-the-sink",
-        (_SINK, "        with self._lock:\n            self._call(", "        if self._lock:\n            self._call("),
+        (
+            _SINK,
+            "        self._acquire(batch)\n        try:",
+            "        self._lock = threading.RLock()\n        self._acquire(batch)\n        try:",
+        ),
         tests=(f"{_MARKING}test_idle_work_waits_for_a_batch",),
         why="A flush by the clock would write a batch that is just being kept, or fail.",
     ),
     mutant(
         "one-sink-for-what-is-kept",
-        (_SINK, "        self._claim.reserve()\n", ""),
+        (_SINK, "            claim.reserve()\n", "            pass\n"),
         tests=(f"{_MARKING}test_a_second_sink_on_the_claim_is_refused",),
         why="The offsets would move over what another sink keeps.",
     ),
@@ -348,6 +348,24 @@ KEPT: Final[tuple[Mutant, ...]] = (
         (_SINK, "            self._check_checkpoint(query)\n", "            pass\n"),
         tests=(f"{_MARKING}test_a_checkpoint_that_outlives_the_claim_is_refused",),
         why="The next start would begin above what is stored, and fail for ever.",
+    ),
+    mutant(
+        "row-of-what-is-kept",
+        (_BUFFERED, "        create_rows(claim, plan)  #", "        #"),
+        tests=(f"{_BUFFERING}test_the_first_records_of_a_new_partition_are_not_forgotten_with_the_buffer",),
+        why="After a crash nothing would show that they are missing, if no broker says where the partition begins.",
+    ),
+    mutant(
+        "once-for-a-function-that-keeps-rows",
+        (_CYCLE, "may_repeat and may_pass(error)", "may_pass(error)"),
+        tests=(f"{_MARKING}test_a_function_that_keeps_rows_is_not_called_again",),
+        why="The function's own memory is not rolled back: rows would be lost and doubled.",
+    ),
+    mutant(
+        "sink-whose-function-has-failed",
+        (_BATCH, "        if self._broken_by is not None:\n", "        if not self._claim:\n"),
+        tests=(f"{_MARKING}test_a_function_that_keeps_rows_is_not_called_again",),
+        why="The same, where the query is started again on the same sink.",
     ),
     mutant(
         "search-with-marks",

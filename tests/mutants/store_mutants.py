@@ -327,14 +327,20 @@ MARKING: Final[tuple[Mutant, ...]] = (
         why="It would fail with no word of why.",
     ),
     mutant(
-        "mark-inside-a-savepoint",
+        "mark-that-was-rolled-back",
         (
             _TX,
-            '        if session.in_savepoint():\n            raise LockInSavepoint("tx.mark was',
-            '        if not session:\n            raise LockInSavepoint("tx.mark was',
+            "        if self._marks:\n            self._check_whole(",
+            "        if not self._id:\n            self._check_whole(",
         ),
-        tests=(f"{_MEMORY}test_a_mark_inside_a_savepoint_is_refused",),
-        why="ROLLBACK TO would drop the results and keep the mark: they would be lost.",
+        tests=(f"{_MEMORY}test_a_mark_in_a_savepoint_counts_and_one_that_was_rolled_back_is_noticed",),
+        why="ROLLBACK TO drops the results, and the mark would stay: they would be lost.",
+    ),
+    mutant(
+        "metadata-of-an-earlier-mark",
+        (_TX, "            self._mark_metadata.pop(tp, None)", "            pass"),
+        tests=(f"{_MEMORY}test_metadata_goes_with_the_mark_and_not_with_a_block_without_one",),
+        why="The note would be older than its offset.",
     ),
     mutant(
         "metadata-without-a-mark",

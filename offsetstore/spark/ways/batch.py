@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from pyspark import StorageLevel
 
-from offsetstore.errors import RowsRefused
+from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.offsets import count_offsets
 from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, write_all
@@ -130,6 +130,7 @@ class BatchWay:
         self._marking: Marking = marking
         self._area = StagingArea(claim)
         self._has_begun = False
+        self._broken_by: str | None = None
 
     def write(self, batch: MicroBatch) -> Written | None:
         """Write one micro-batch; return ``None`` if all of it was in the results already.
@@ -147,6 +148,7 @@ class BatchWay:
             self._area.drop_made()
 
     def _write(self, batch: MicroBatch) -> Written | None:
+        self._require_whole()
         watch = Stopwatch()
         plan = Plan.of(self._claim, batch.ranges, self._claim.delivered if self._marking == "manual" else None)
         watch.lap("plan")
@@ -154,6 +156,18 @@ class BatchWay:
             return self._compute_and_commit(plan, crop(batch.frame, plan.decisions), batch.number, watch)
         except RowsRefused as refused:
             raise self._isolate(refused, batch, plan) from None
+
+    def _require_whole(self) -> None:
+        """Refuse to go on after an error that the memory of the sink, or of the user's function, may not agree with.
+
+        :raises SinkError: there was one.
+        """
+        if self._broken_by is not None:
+            raise SinkError(
+                "an earlier batch of this sink failed; what is kept in memory may differ from what is stored",
+                found=self._broken_by,
+                next_step="Start the job again with a new claim: it reads from the stored offsets.",
+            )
 
     def _isolate(self, refused: RowsRefused, batch: MicroBatch, plan: Plan) -> RowsRefused:
         """Find the refused record, and store those before it.
@@ -191,7 +205,15 @@ class BatchWay:
         remaining = plan.remaining()
         computed = self._compute(frame, remaining)
         texts = self._texts(number, remaining, computed)
-        return commit_plan(self._claim, plan, computed, watch, texts, marking=self._marking)
+        if self._marking == "automatic":
+            return commit_plan(self._claim, plan, computed, watch, texts)
+        try:
+            return commit_plan(self._claim, plan, computed, watch, marking="manual")
+        except PlanOutdated:  # the function was not called
+            raise
+        except BaseException as error:
+            self._broken_by = type(error).__name__
+            raise
 
     def _texts(self, number: int, ranges: Ranges, computed: Mapping[str, Counted]) -> dict[TopicPartition, Text]:
         """The metadata that the batch takes along."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from offsetstore.errors import OffsetGap, RowsRefused, SinkError
-from offsetstore.offsets import describe
-from offsetstore.processing.buffer import Buffer, Flush, Kept, joined
+from offsetstore.errors import CommitUnknown, OffsetGap, RowsRefused, SinkError
+from offsetstore.offsets import count_offsets, describe
+from offsetstore.processing.buffer import Buffer, Flush, Kept
 from offsetstore.processing.cycle import Stopwatch, Written, commit_plan
-from offsetstore.processing.plan import Plan, PlanOutdated, check_topics
+from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol.events import BufferFlushed
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.replay import Outcome, decide
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from offsetstore.processing.batch_metadata import BatchMetadata
+    from offsetstore.processing.plan import Ranges
     from offsetstore.protocol.work import Work
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.staging_area import StagingPolicy
@@ -67,6 +68,11 @@ class BufferedWay(BatchWay):
         self._buffer = Buffer[OnDriver](limits)
 
     @property
+    def has_any(self) -> bool:
+        """Whether any batch is kept."""
+        return bool(self._buffer.batches)
+
+    @property
     def is_due(self) -> bool:
         """Whether the buffer has to be flushed now."""
         return self._buffer.is_due
@@ -74,32 +80,45 @@ class BufferedWay(BatchWay):
     def _write(self, batch: MicroBatch) -> Written | None:
         """Compute and keep one micro-batch, and flush if that is due.
 
-        A batch that executors have staged is written at once, after the kept ones: staged rows can't wait.
+        A batch that executors stage is written at once, after the kept ones: staged rows can't wait.
         """
-        watch = Stopwatch()
-        claim = self._claim
-        plan = Plan.of(claim, batch.ranges, self._buffer.ends())
+        self._require_whole()
+        watch, claim = Stopwatch(), self._claim
+        delivered = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
+        plan = Plan.of(claim, batch.ranges, delivered)
         watch.lap("plan")
         if not plan.is_worth_computing(claim):
             self._check(plan)
             return None
         remaining = plan.remaining()
+        if self._policy.wants(count_offsets(remaining)):
+            return self._write_alone(batch, remaining)
+        create_rows(claim, plan)  # without a row, and a broker, nothing would show that these records are missing
         computed = self._compute(crop(batch.frame, plan.decisions), remaining)
         rows = {name: output for name, output in computed.items() if isinstance(output, OnDriver)}
         if len(rows) < len(computed):
-            self.flush()
-            return commit_plan(claim, plan, computed, watch, self._texts(batch.number, remaining, computed))
+            return self._write_alone(batch, remaining)
         check_topics(claim, plan.stored, plan.decisions)
         watch.lap("compute")
         count, size = sum(output.rows for output in rows.values()), sum(output.bytes for output in rows.values())
+        claim.require_open()  # the transform, or another thread, may have closed it
         kept = Kept(batch.number, remaining, rows, count, size)
-        self._buffer.batches.append(kept)
+        self._buffer.append(kept)
         if self._buffer.is_due and not self._flush_with(kept):
-            return super()._write(batch)
-        claim.positions |= {
-            tp: Position(range_.from_, range_.until) for tp, range_ in joined(self._buffer.batches).items()
-        }
+            return self._write_alone(batch, remaining)
+        self._tell_delivered()
         return Written({name: output.rows for name, output in rows.items()}, watch.seconds, is_kept=True)
+
+    def _write_alone(self, batch: MicroBatch, remaining: Ranges) -> Written | None:
+        """Write what is kept, and then the batch, as one without a buffer."""
+        self.flush()
+        written = super()._write(batch)
+        self._claim.positions |= {tp: Position(range_.until, range_.until) for tp, range_ in remaining.items()}
+        return written
+
+    def _tell_delivered(self) -> None:
+        ranges = self._buffer.ranges.items()
+        self._claim.positions |= {tp: Position(range_.from_, range_.until) for tp, range_ in ranges}
 
     def _check(self, plan: Plan) -> None:
         """Raise the error of a plan that is not worth computing; return if all of it was delivered already."""
@@ -121,9 +140,8 @@ class BufferedWay(BatchWay):
         try:
             self.flush()
         except BaseException as error:
-            batches = self._buffer.batches
-            is_only = batches == [last]
-            batches[:] = [kept for kept in batches if kept is not last]
+            is_only = self._buffer.batches == (last,)
+            self._buffer.remove([last])
             if is_only and isinstance(error, RowsRefused):
                 return False
             raise
@@ -136,26 +154,29 @@ class BufferedWay(BatchWay):
 
         :raises OffsetStoreError: what is still kept could not be written.
         """
-        kept = list(self._buffer.batches)
+        self._require_whole()
+        kept = self._buffer.batches
         if not kept:
             return
         try:
             self._commit(kept)
         except RowsRefused as refused:
             if len(kept) == 1:
-                refused.while_(f"flushing batch {kept[0].number}: {describe(kept[0].ranges)}")
-                raise
+                raise _among(refused, kept[0]) from None
             for each in kept:
                 try:
                     self._commit([each])
                 except RowsRefused as one:
-                    one.while_(f"flushing batch {each.number}: {describe(each.ranges)}; those before it are written")
-                    raise
+                    raise _among(one, each) from None
+
+    def forget(self) -> None:
+        """Drop what is kept: another claim reads it again."""
+        self._buffer.remove(self._buffer.batches)
 
     def _commit(self, kept: Sequence[Kept[OnDriver]]) -> None:
         """Write the first of the kept batches in one transaction."""
         claim, watch = self._claim, Stopwatch()
-        ranges = joined(kept)
+        ranges = self._buffer.ranges if len(kept) > 1 else kept[0].ranges
         rows = {name: _Joined([each.outputs[name] for each in kept]) for name in self._outputs.writers}
         texts = self._texts(kept[-1].number, ranges, rows)
         plan = Plan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()})
@@ -166,8 +187,12 @@ class BufferedWay(BatchWay):
                 "the stored offsets are not where the kept batches begin: something else has moved them",
                 next_step="Start the job again: it reads from the stored offsets.",
             ) from None
-        del self._buffer.batches[: len(kept)]
+        except CommitUnknown as unknown:
+            self._broken_by = type(unknown).__name__
+            raise
+        self._buffer.remove(kept)
         claim.positions |= {tp: Position(range_.until, range_.until) for tp, range_ in ranges.items()}
+        self._tell_delivered()
         if written is not None:
             numbers = (kept[0].number, kept[-1].number)
             claim.observers.on(
@@ -175,3 +200,12 @@ class BufferedWay(BatchWay):
                     group=claim.group, batches=numbers, ranges=ranges, rows=written.rows, seconds=written.seconds
                 )
             )
+
+
+def _among(refused: RowsRefused, kept: Kept[OnDriver]) -> RowsRefused:
+    return refused.among(
+        kept.ranges,
+        f"a batch that was kept, {kept.number}: {describe(kept.ranges)}",
+        stored={},
+        next_step="Start the job once without flush=: it finds the record. Correct or filter such rows.",
+    )

@@ -11,12 +11,13 @@ from offsetstore.errors import (
     AdvanceMismatch,
     ConfigurationError,
     LockFirst,
-    LockInSavepoint,
     MarkBackwards,
     MarkBeyondDelivered,
     OffsetGap,
     ProtocolMisuse,
     StaleClaim,
+    TransactionConflict,
+    UnexpectedCommit,
 )
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.replay import Outcome
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from offsetstore.offsets import TopicPartition
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
+    from offsetstore.store.transaction import Transaction
     from offsetstore.testing.broker import StaticBroker
     from offsetstore.testing.contract.parts import Read, Write
 
@@ -194,9 +196,13 @@ class MarkingContract(ContractParts):
         assert store.metadata(GROUP)[P0] == "stored for the next mark"
         with store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(20, 30)})
+            tx.mark(P0, 20, metadata="of an earlier mark")
             tx.mark(P0, 21, metadata={"until": 21})
         assert store.metadata(GROUP)[P0] == {"until": 21}
-        deliver(claim, 30, 40, 31)
+        with store.transaction(claim, marking="manual") as tx:
+            tx.lock({P0: OffsetRange(30, 40)})
+            tx.mark(P0, 31, metadata="of an earlier mark")
+            tx.mark(P0, 32)
         assert store.metadata(GROUP)[P0] == {"until": 21}
 
     @pytest.mark.behaviour("MARK-1")
@@ -256,17 +262,47 @@ class MarkingContract(ContractParts):
         assert self.stored(store) == 0
 
     @pytest.mark.behaviour("TX-3")
-    def test_a_mark_inside_a_savepoint_is_refused(self, store: OffsetStore, claim: Claim) -> None:
-        with pytest.raises(LockInSavepoint), store.transaction(claim, marking="manual") as tx:
+    def test_a_mark_in_a_savepoint_counts_and_one_that_was_rolled_back_is_noticed(
+        self, store: OffsetStore, claim: Claim, write: Write, read: Read
+    ) -> None:
+        with store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(0, 2)})
             with tx.connection.begin_nested():
+                write(tx, [0])
                 tx.mark(P0, 1)
+        assert (self.stored(store), read()) == (1, [0])
 
-        assert self.stored(store) == 0
+        with pytest.raises(UnexpectedCommit), store.transaction(claim, marking="manual") as tx:
+            tx.lock({P0: OffsetRange(2, 4)})
+            with pytest.raises(Stop), tx.connection.begin_nested():
+                write(tx, [1])
+                tx.mark(P0, 2)
+                raise Stop
+
+        assert (self.stored(store), read()) == (1, [0])
 
     @pytest.mark.behaviour("MARK-1")
-    def test_run_repeats_a_function_with_marks(self, store: OffsetStore, claim: Claim) -> None:
-        store.run(claim, lambda tx: (tx.lock({P0: OffsetRange(0, 9)}), tx.mark(P0, 7)), marking="manual")
-        store.run(claim, lambda tx: (tx.lock({P0: OffsetRange(9, 12)}), tx.mark(P0, 12)), marking="manual")
+    def test_run_repeats_a_function_with_marks(
+        self, store: OffsetStore, claim: Claim, write: Write, read: Read
+    ) -> None:
+        runs: list[int] = []
 
-        assert (self.stored(store), claim.delivered) == (12, {P0: 12})
+        def work(tx: Transaction) -> None:
+            runs.append(1)
+            tx.lock({P0: OffsetRange(0, 9)})
+            write(tx, [0])
+            tx.mark(P0, 7 if len(runs) == 1 else 6)
+            if len(runs) == 1:
+                raise TransactionConflict("a deadlock, say")
+
+        store.run(claim, work, marking="manual")
+
+        assert (len(runs), read()) == (2, [0])
+        assert (self.stored(store), claim.delivered) == (6, {P0: 9})
+
+    @pytest.mark.behaviour("MARK-1")
+    def test_what_was_delivered_can_be_read_while_it_changes(self, store: OffsetStore, claim: Claim) -> None:
+        before = claim.delivered
+        store.run(claim, lambda tx: tx.lock({P0: OffsetRange(0, 9)}), marking="manual")
+
+        assert (before, claim.delivered) == ({}, {P0: 9})

@@ -119,6 +119,11 @@ class MemorySession:
         with self._statement():
             return not self.was_ended and self._changes.moved == self._moved
 
+    def count_mark(self) -> None:
+        with self._statement():
+            self._changes.moved += 1
+            self._moved += 1
+
     def check_deferred(self) -> None:
         """Nothing is deferred: there are no constraints."""
 

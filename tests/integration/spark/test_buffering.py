@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,9 @@ import pytest
 from sqlalchemy import text
 
 from offsetstore import Append, Execute, Flush, OffsetStore, TopicPartition, TransactionalSink, Upsert
-from offsetstore.errors import ConfigurationError, RowsRefused, StaleClaim
-from offsetstore.protocol.events import BatchKept, BufferFlushed
+from offsetstore.errors import CommitUnknown, ConfigurationError, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
+from offsetstore.protocol.events import BatchKept, BufferFlushed, FlushFailed
+from tests.support.proxy import CommitProxy, Lost
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
@@ -197,6 +199,7 @@ def test_of_refused_rows_the_batches_before_them_are_written(
     assert len(written(world)) == sum(stored.values())
     with suppress(RowsRefused):  # what it still keeps
         claim.close()
+    claim.lose()
     assert world.stored(topic) == stored
     world.database.execute("ALTER TABLE events DROP CONSTRAINT events_value_check")
     with world.claim(topic) as again:
@@ -250,9 +253,10 @@ def test_an_offset_that_something_else_moved_ends_the_job(world: World, topic: s
     world.run(claim, traced, Append("events"), flush=LATER)
     world.advance(claim, {TopicPartition(topic, 0): 3})
 
-    with pytest.raises(Exception, match="something else"):
+    with pytest.raises(SinkError, match="something else"):
         claim.close()
 
+    claim.lose()
     assert written(world) == []
 
 
@@ -266,6 +270,93 @@ def test_closing_after_an_error_does_not_hide_it(world: World, topic: str, caplo
         raise KeyError
 
     assert "while closing after KeyError" in caplog.text
+
+
+@pytest.mark.behaviour("MARK-4")
+def test_the_first_records_of_a_new_partition_are_not_forgotten_with_the_buffer(world: World, topic: str) -> None:
+    """Without a broker, the row alone says where its partition begins."""
+    claim = world.store.claim(world.group, topics=[topic])
+    stream = world.spark.readStream.format("kafka").options(**world.options(topic, startingOffsets="earliest")).load()
+    world.run(claim, traced, Append("events"), flush=LATER, stream=stream)
+
+    assert (world.stored(topic), written(world)) == ({0: 0, 1: 0}, [])
+    claim.close()
+
+
+@pytest.mark.behaviour("MARK-4")
+def test_a_flush_by_the_clock_that_fails_is_told_once_and_raised_by_the_next_batch(world: World, topic: str) -> None:
+    world.database.execute("ALTER TABLE events ADD CHECK (value <> 'c')")
+    recorder = Recorder()
+    with OffsetStore.connect(world.database.url, observers=[recorder]) as store:
+        claim = store.claim(world.group, world.broker(topic), mirror_every=None)
+        sink = TransactionalSink(claim, traced, into=Append("events"), flush=Flush(rows=1_000, seconds=0.4))
+        stream, checkpoint = world.read(claim), claim.checkpoint(world.checkpoints)
+        query = world.start(sink, stream, checkpoint=checkpoint, trigger={"processingTime": "0 seconds"})
+        wait_until(lambda: recorder.of(FlushFailed))
+        time.sleep(1.5)
+        assert [type(event.error) for event in recorder.of(FlushFailed)] == [RowsRefused]
+        world.produce(topic, ["m"])
+
+        assert isinstance(world.failure(query, sink).error, RowsRefused)
+        with pytest.raises(RowsRefused, match="without flush="):
+            claim.close()
+        world.database.execute("ALTER TABLE events DROP CONSTRAINT events_value_check")
+        claim.close()  # it tries again
+
+    assert "".join(written(world)) == "abcdefghijkl"
+
+
+@pytest.mark.behaviour("MARK-4", "OPS-2")
+def test_while_the_group_is_paused_nothing_is_flushed_and_what_is_kept_is_read_again(
+    world: World, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = world.claim(topic)
+    world.run(claim, traced, Append("events"), flush=Flush(rows=1_000, seconds=2))
+    world.store.pause(world.group, reason="maintenance")
+    assert written(world) == []
+    time.sleep(3)
+    claim.close()
+    assert "is paused" in caplog.text
+    assert written(world) == []
+
+    world.store.resume(world.group, reason="done")
+    with world.claim(topic) as again:
+        world.run(again, traced, Append("events"), flush=LATER)
+    assert "".join(written(world)) == "abcdefghijkl"
+
+
+@pytest.mark.behaviour("MARK-4")
+def test_a_claim_that_is_closed_by_the_transform_keeps_nothing_more(world: World, topic: str) -> None:
+    claim = world.claim(topic)
+
+    def transform(batch: Any) -> Any:
+        if claim.delivered:
+            claim.close()
+        return traced(batch)
+
+    failed = world.run_to_failure(claim, transform, Append("events"), flush=LATER, maxOffsetsPerTrigger="4")
+
+    assert isinstance(failed.error, ProtocolMisuse)
+    assert world.stored(topic) == {0: 2, 1: 2}
+    assert len(written(world)) == 4
+
+
+@pytest.mark.behaviour("MARK-4", "TX-11")
+def test_after_an_unknown_commit_nothing_more_is_kept_or_written(world: World, topic: str) -> None:
+    with CommitProxy(world.database.url) as proxy, OffsetStore.connect(proxy.url) as store:
+        claim = store.claim(world.group, world.broker(topic), mirror_every=None)
+        world.run(claim, traced, Append("events"), flush=LATER)
+
+        def rename() -> None:
+            world.store.rename_group(world.group, f"{world.group}-2", reason="while its answer is lost")
+
+        with proxy.losing(Lost.ANSWER, then=rename), pytest.raises(CommitUnknown):
+            claim.close()
+        with pytest.raises(SinkError, match="CommitUnknown"):
+            claim.close()
+        claim.lose()
+
+    assert "".join(written(world)) == "abcdefghijkl"
 
 
 @pytest.mark.behaviour("MARK-4")

@@ -14,8 +14,11 @@ from offsetstore.errors import (
     ConfigurationError,
     MarkBackwards,
     MarkBeyondDelivered,
+    ProtocolMisuse,
     RowsRefused,
+    SinkError,
     StaleClaim,
+    TransactionConflict,
     UnsupportedQuery,
 )
 from offsetstore.protocol.events import IdleWorkFailed
@@ -114,23 +117,42 @@ def test_a_query_that_is_started_again_on_the_same_sink_delivers_nothing_twice(w
         batches = list(batches)
         write(work, batches)
         seen.extend(row["value"] for batch in batches for row in batch.to_pylist())
-        if seen == list("abcdef"):
-            seen.append("|")
-            raise ZeroDivisionError
 
     claim = world.claim(topic)
     sink = TransactionalSink(claim, traced, into=Execute(note), marking="manual")
     checkpoint = claim.checkpoint(world.checkpoints)
-    stream = world.read(claim, maxOffsetsPerTrigger="3")
-    failed = world.failure(world.start(sink, stream, checkpoint=checkpoint), sink)
-    assert isinstance(failed.error, ZeroDivisionError)
-    assert world.stored(topic) == {0: 0}  # the first batch marked nothing, the second was rolled back
-    rows[:] = [{"topic": topic, "partition": 0, "offset": number, "value": "abc"[number]} for number in range(3)]
+    for more in ("klm", ""):
+        assert world.start(sink, world.read(claim), checkpoint=checkpoint).awaitTermination(SECONDS)
+        world.produce(topic, list(more))
 
-    stream = world.read(claim, maxOffsetsPerTrigger="3")
-    assert world.start(sink, stream, checkpoint=checkpoint).awaitTermination(SECONDS)
+    assert "".join(seen) == "abcdefghijklm"
+    assert (written(world), world.stored(topic)) == ("abcdefghijkl", {0: 12})
 
-    assert "".join(seen) == "abcdef|defghij"
+
+@pytest.mark.behaviour("MARK-1", "MARK-2")
+def test_a_function_that_keeps_rows_is_not_called_again(world: World, topic: str) -> None:
+    """A rollback does not undo what it has done to its own memory."""
+    rows: list[dict[str, Any]] = []
+    calls: list[int] = []
+    write = in_fours(rows)
+
+    def deadlock(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        write(work, batches)
+        calls.append(1)
+        if len(calls) == 2:
+            work.connection.execute(text("DO $$ BEGIN RAISE deadlock_detected; END $$"))
+
+    claim = world.claim(topic)
+    sink = TransactionalSink(claim, traced, into=Execute(deadlock), marking="manual")
+    checkpoint = claim.checkpoint(world.checkpoints)
+    options: dict[str, Any] = {"maxOffsetsPerTrigger": "3"}
+    failed = world.failure(world.start(sink, world.read(claim, **options), checkpoint=checkpoint), sink)
+    assert isinstance(failed.error, TransactionConflict)
+    failed = world.failure(world.start(sink, world.read(claim, **options), checkpoint=checkpoint), sink)
+    assert isinstance(failed.error, SinkError)
+    assert (len(calls), written(world), world.stored(topic)) == (2, "", {0: 0})
+
+    world.run(world.claim(topic), traced, Execute(in_fours([])), **MANUAL, **options)
     assert (written(world), world.stored(topic)) == ("abcdefgh", {0: 8})
 
 
@@ -180,20 +202,26 @@ def any_function(_work: Work, _batches: object) -> None: ...
 
 @pytest.mark.behaviour("MARK-1", "MARK-4")
 @pytest.mark.parametrize(
-    ("into", "arguments"),
+    ("into", "arguments", "found"),
     [
-        (Append("events"), MANUAL),
-        (Execute(any_function), {**MANUAL, "metadata": any_function}),
-        (Execute(any_function), {**MANUAL, "flush": Flush()}),
-        (Execute(any_function), {**MANUAL, "atomicity": "partition"}),
-        (Append("events"), {"flush": Flush(), "atomicity": "partition"}),
-        (Append("events"), {"marking": "sometimes"}),
+        (Append("events"), MANUAL, "Append"),
+        (Execute(any_function), {**MANUAL, "metadata": any_function}, "metadata="),
+        (Execute(any_function), {**MANUAL, "flush": Flush()}, "flush="),
+        (Execute(any_function), {**MANUAL, "atomicity": "partition"}, "atomicity="),
+        (Append("events"), {"flush": Flush(), "atomicity": "partition"}, "atomicity="),
+        (Append("events"), {"flush": Flush(), "staging": "always"}, "staging="),
+        (Append("events"), {"marking": "sometimes"}, "sometimes"),
     ],
-    ids=["no function", "metadata", "flush", "partition", "flush by partition", "another word"],
+    ids=["no function", "metadata", "flush", "partition", "flush by partition", "flush staged", "another word"],
 )
-def test_what_does_not_go_together_is_refused_by_name(world: World, topic: str, into: Any, arguments: Any) -> None:
-    with pytest.raises(ConfigurationError):
-        TransactionalSink(world.claim(topic), traced, into=into, **arguments)
+def test_what_does_not_go_together_is_refused_by_name(
+    world: World, topic: str, into: Any, arguments: Any, found: str
+) -> None:
+    claim = world.claim(topic)
+    with pytest.raises(ConfigurationError, match=found):
+        TransactionalSink(claim, traced, into=into, **arguments)
+
+    TransactionalSink(claim, traced, into=Execute(any_function), **MANUAL)  # the claim is free still
 
 
 @pytest.mark.behaviour("MARK-1", "MARK-4")
@@ -261,11 +289,56 @@ def test_idle_work_runs_before_the_first_batch_and_between_batches(world: World,
     wait_until(lambda: ticks(world) >= before + 2)
     query.stop()
     assert sink.error is None
+    threading.Event().wait(0.5)  # for one that was under way
 
     ended = ticks(world)
-    wait_until(lambda: not query.isActive)
-    claim.close()
-    assert ticks(world) <= ended + 1
+    threading.Event().wait(1)
+    assert ticks(world) == ended
+
+
+@pytest.mark.behaviour("OPS-6")
+def test_idle_work_may_stop_the_query(world: World, topic: str, claim: Claim) -> None:
+    """Even while a batch is waiting for it."""
+    queries: list[Any] = []
+
+    def stop(_: Work) -> None:
+        world.produce(topic, ["k"])
+        threading.Event().wait(2)
+        queries[0].stop()
+
+    sink = TransactionalSink(claim, traced, into=Append("events"), tick=Tick(stop, every=3))
+    stream, checkpoint = world.read(claim), claim.checkpoint(world.checkpoints)
+    queries.append(world.start(sink, stream, checkpoint=checkpoint, trigger={"processingTime": "0 seconds"}))
+    assert queries[0].awaitTermination(SECONDS)
+
+
+@pytest.mark.behaviour("OPS-6")
+def test_idle_work_may_close_the_claim_and_ends_with_it(world: World, claim: Claim) -> None:
+    calls: list[int] = []
+
+    def close(_: Work) -> None:
+        calls.append(1)
+        claim.close()
+
+    TransactionalSink(claim, traced, into=Append("events"), tick=Tick(close, every=0.1))
+    wait_until(lambda: claim.is_closed)
+    threading.Event().wait(0.5)
+
+    assert calls == [1]
+    with pytest.raises(ProtocolMisuse):
+        TransactionalSink(claim, traced, into=Append("events"), tick=Tick(close, every=0.1))
+    del world
+
+
+@pytest.mark.behaviour("OPS-2", "OPS-6")
+def test_idle_work_waits_for_a_paused_group(world: World, claim: Claim) -> None:
+    world.store.pause(world.group, reason="maintenance")
+    TransactionalSink(claim, traced, into=Append("events"), tick=Tick(tick, every=0.1))
+    threading.Event().wait(1)
+    assert ticks(world) == 0
+
+    world.store.resume(world.group, reason="done")
+    wait_until(lambda: ticks(world))
 
 
 @pytest.mark.behaviour("OPS-6")
@@ -319,6 +392,7 @@ def test_idle_work_of_a_stale_claim_writes_nothing_and_ends(world: World, topic:
 
     TransactionalSink(claim, traced, into=Append("events"), tick=Tick(work, every=0.1))
     wait_until(lambda: claim.is_lost)
+    wait_until(lambda: not any(thread.name == "offsetstore-between-batches" for thread in threading.enumerate()))
 
     assert calls == []
 
