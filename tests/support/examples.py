@@ -117,8 +117,7 @@ class Examples:
     @contextmanager
     def running(self, name: str) -> Generator[WaitUntil]:
         """Start one that runs until it is stopped, and kill it at the end of the block."""
-        log = self.directory / "log"
-        with JobProcess([EXAMPLES / name], log, environment=self._environment(), cwd=self.directory) as process:
+        with self._process(name) as process:
 
             def holds(condition: Callable[[], object]) -> bool:
                 assert process.exit_status is None, process.end_of_log
@@ -126,6 +125,19 @@ class Examples:
 
             yield lambda condition: wait_until(lambda: holds(condition), timeout=SECONDS)
         self._check_origins()
+
+    def stop(self, name: str, when: Callable[[], object]) -> None:
+        """Start one that runs until it is stopped, send it SIGTERM when the condition holds; its end must be good."""
+        with self._process(name) as process:
+            wait_until(lambda: process.exit_status is not None or when(), timeout=SECONDS)
+            os.kill(process.pid, signal.SIGTERM)
+            wait_until(lambda: process.exit_status is not None, timeout=SECONDS)
+            assert process.exit_status == 0, process.end_of_log
+        self._check_origins()
+
+    def _process(self, name: str) -> JobProcess:
+        log = self.directory / "log"
+        return JobProcess([EXAMPLES / name], log, environment=self._environment(), cwd=self.directory)
 
     def _call(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -64,3 +64,55 @@ def test_the_windowed_job_killed_when_a_minute_is_written_writes_it_once(jobs: E
     jobs.run("windowed_job.py")
 
     assert database.rows(traffic) == [*first_minute, ("09:02", "payments", 1)]
+
+
+@pytest.mark.behaviour("MARK-4")
+def test_the_buffered_job_writes_at_a_stop_what_it_keeps_and_after_a_kill_reads_it_again(
+    jobs: Examples, database: Database
+) -> None:
+    database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
+    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+
+    def kept() -> bool:
+        return len(list(jobs.checkpoints.glob("buffered/*/commits/0"))) == starts
+
+    starts = 1
+    with jobs.running("buffered_job.py") as wait_until:  # which kills it
+        wait_until(kept)
+    assert database.rows(PAYMENTS) == []
+
+    starts = 2
+    jobs.stop("buffered_job.py", kept)
+
+    assert database.rows(PAYMENTS) == [("ada", "1.50"), ("bob", "2.25")]
+    assert database.one("SELECT next_offset FROM kafka_partitions WHERE consumer_group = 'buffered'") == 2
+
+
+@pytest.mark.behaviour("META-2", "META-3")
+def test_a_day_that_killed_jobs_left_half_done_is_gone_on_with(jobs: Examples, database: Database) -> None:
+    database.execute("CREATE TABLE days (payments bigint, amount numeric(12,2))")
+    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+    jobs.crash("resumed_job.py", "after_commit")
+    jobs.produce("payments", ("close", ""), ("ada", "0.50"))
+    jobs.crash("resumed_job.py", "before_commit")
+    jobs.produce("payments", ("cleo", "3.00"), ("close", ""), ("dan", "8.00"))
+
+    jobs.run("resumed_job.py")
+
+    assert database.rows("SELECT payments, amount::text FROM days ORDER BY amount") == [(2, "3.50"), (2, "3.75")]
+    kept = database.one("SELECT metadata::json FROM kafka_partitions WHERE consumer_group = 'days'")
+    assert kept == {"payments": 1, "amount": "8.00"}
+
+
+@pytest.mark.behaviour("META-2", "META-3")
+def test_a_fee_is_charged_from_the_same_record_on_whatever_is_killed(jobs: Examples, database: Database) -> None:
+    database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
+    jobs.produce("payments", ("ada", "1"), ("bob", "2"), ("fee", "0.1"), ("cleo", "3"))
+    jobs.crash("cutover_job.py", "before_commit")
+    jobs.crash("cutover_job.py", "after_commit")
+    jobs.produce("payments", ("dan", "4"), ("fee", "0.5"), ("eve", "5"))
+
+    jobs.run("cutover_job.py")
+
+    charged = [("ada", "1.00"), ("bob", "2.00"), ("cleo", "3.30"), ("dan", "4.40"), ("eve", "5.50")]
+    assert database.rows(PAYMENTS) == charged
