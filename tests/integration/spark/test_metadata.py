@@ -13,7 +13,7 @@ from sqlalchemy import Column, MetaData, Table, insert, text
 
 import offsetstore
 from offsetstore import KEEP, Append, Execute, OffsetRange, OffsetStore, TopicPartition, TransactionalSink
-from offsetstore.errors import MetadataError, RowsRefused
+from offsetstore.errors import MetadataError, RowsRefused, StaleClaim
 from offsetstore.spark import BatchInfo, metadata_finder
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import SECONDS
@@ -197,7 +197,7 @@ def blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.behaviour("META-1", "META-4", "META-5")
+@pytest.mark.behaviour("META-1", "META-2", "META-4", "META-5")
 def test_what_the_page_says_is_so(world: World, offsetstore_topic: NewTopic) -> None:
     """Its blocks, in order, on a topic and a group of this test."""
     topic = offsetstore_topic(1)
@@ -227,7 +227,7 @@ def test_what_the_page_says_is_so(world: World, offsetstore_topic: NewTopic) -> 
         block = blocks()[number].replace('"payments", 0', f'"{topic}", 0').replace('"billing"', repr(world.group))
         exec(block.replace('Append("payments")', 'Append("events")').replace('"payments"', repr(topic)), names)  # noqa: S102
 
-    assert len(blocks()) == 8
+    assert len(blocks()) == 9
     run(0)
     run(1)
     write(names["sink"], names["claim"])
@@ -253,6 +253,21 @@ def test_what_the_page_says_is_so(world: World, offsetstore_topic: NewTopic) -> 
     world.store.run(names["claim"], lambda tx: clear(tx, p0, 6))
     run(7)
     assert names["claim"].metadata(p0) is None
+
+    claims = [world.claim(topic)]
+    traces: list[str] = []
+    for _ in range(2):
+        names["claim"] = claims[-1]
+        run(8)
+        write(names["sink"], names["claim"])
+        traces.append(str(found()))
+        claims.append(world.claim(topic))  # takes over: the one before is not closed
+    assert traces[0] != traces[1]
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", traces[0])
+    assert traces[0].split("-")[1] == traces[1].split("-")[1]
+    with pytest.raises(StaleClaim):
+        claims[0].metadata(p0, cache=False)
+    assert world.database.column('SELECT "offset" FROM events ORDER BY 1') == list(range(10))
 
 
 def clear(tx: Transaction, tp: TopicPartition, offset: int) -> None:
