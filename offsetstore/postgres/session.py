@@ -211,7 +211,7 @@ class PostgresSession:
         return cast("int", moved)
 
     def count_mark(self) -> None:
-        self._run(sql.COUNT_MARK, moved=self._moved + 1)
+        self._run(sql.COUNT_MARK)
         self._moved += 1
 
     def finish(self, move: Advance) -> tuple[int, bool]:
@@ -232,7 +232,6 @@ class PostgresSession:
             "froms": _array(range_.from_ for range_ in move.ranges.values()),
             "untils": _array(range_.until for range_ in move.ranges.values()),
             "transaction_id": move.transaction_id,
-            "moved_before": self._moved,
             **_keys(move.ranges),
             **_token(move.token),
             **_texts(move),

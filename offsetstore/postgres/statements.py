@@ -168,19 +168,24 @@ UPDATE {s}kafka_partitions AS p
 SET next_offset = n.until_offset,
     metadata = CASE WHEN n.text_number IS NULL THEN p.metadata ELSE (CAST(:texts AS text[]))[n.text_number] END,
     transaction_id = :transaction_id,
-    updated_at = clock_timestamp()
+    updated_at = CASE WHEN n.until_offset = n.from_offset THEN p.updated_at ELSE clock_timestamp() END
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]),
             CAST(:froms AS bigint[]), CAST(:untils AS bigint[]), CAST(:text_numbers AS integer[]))
      AS n (topic, partition, from_offset, until_offset, text_number)
 WHERE p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition
   AND CASE WHEN p.next_offset = n.from_offset AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 RETURNING 1)
-SELECT count(*) AS moved, set_config('offsetstore.moved', CAST(:moved_before + count(*) AS text), true) AS kept
+SELECT count(*) AS moved,
+       set_config('offsetstore.moved', CAST(count(*) + CAST(
+           coalesce(nullif(current_setting('offsetstore.moved', true), ''), '0') AS bigint) AS text), true) AS kept
 FROM moved
 """
 
-# The same setting shows that a mark was rolled back.
-COUNT_MARK = "SELECT set_config('offsetstore.moved', CAST(:moved AS text), true) AS kept"
+# The same setting shows that a mark was rolled back. Each adds to what is there, or a later one would hide that.
+COUNT_MARK = """
+SELECT set_config('offsetstore.moved', CAST(1 + CAST(
+           coalesce(nullif(current_setting('offsetstore.moved', true), ''), '0') AS bigint) AS text), true) AS kept
+"""
 
 READ_METADATA = """
 SELECT partition, metadata, epoch, claim_id FROM {s}kafka_partitions
@@ -190,7 +195,7 @@ ORDER BY partition
 """
 
 WRITE_METADATA = """
-UPDATE {s}kafka_partitions AS p SET metadata = n.metadata, updated_at = clock_timestamp()
+UPDATE {s}kafka_partitions AS p SET metadata = n.metadata
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:metadata AS text[]))
      AS n (topic, partition, metadata)
 WHERE p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from offsetstore.errors import ConfigurationError, SinkError
+from offsetstore.errors import ConfigurationError, SinkError, StaleClaim
 from offsetstore.postgres.errors import raise_stripped, refusals, strip_chain, stripped
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.processing.pause import is_paused
@@ -36,9 +36,9 @@ class Tick:
 
     :param function: called with a transaction of the claim that has locked no partition: what it writes with
         ``work.connection`` is committed only if the claim is still the group's. An exception rolls it back, and is
-        logged with its traceback; it is called again later. If the connection is lost before COMMIT it is called again
-        at once; if the answer to COMMIT is lost, that is logged, and the work may have been done. Batches wait while it
-        runs, and so does ``claim.close()``.
+        logged with its traceback; it is called again later. After an error that may pass (a lost connection, a
+        deadlock, a lock timeout) it is called again at once; if the answer to COMMIT is lost, that is logged, and the
+        work may have been done. Batches wait while it runs, and so does ``claim.close()``.
     :param every: seconds between two calls, and between the end of a batch and the next call.
     :raises ConfigurationError: ``every`` is not above 0.
     """
@@ -91,6 +91,7 @@ class Between:
         self._is_running: Callable[[], bool] = _yes
         self._last = time.monotonic()
         self._next_flush = 0.0
+        self._is_ticking = False
         self._seconds = seconds or _LONGEST
         limits = [_LONGEST * 4, *([tick.every] if tick else []), *([seconds] if seconds else [])]
         interval = min(limits) / 4
@@ -114,8 +115,12 @@ class Between:
             try:
                 self._flush_if_due()
                 if wants_tick and self._tick is not None and not self._claim.is_closed:
+                    self._is_ticking = True
                     self._run(self._tick)
+                    self._is_ticking = False
                     self._last = time.monotonic()
+                    if self._claim.is_closed:  # by the tick, whose transaction is over now
+                        self._flush_at_end()
             finally:
                 self._lock.release()
         return True
@@ -140,8 +145,17 @@ class Between:
         except Exception as error:  # noqa: BLE001 - the next batch tries again, and raises it
             # What can pass is tried again here too; the rest only by the next batch, or at the end.
             self._next_flush = time.monotonic() + (self._seconds if may_pass(error) else math.inf)
-            strip_chain(error)
-            self._claim.observers.on(FlushFailed(group=self._claim.group, error=stripped(error)))
+            self._tell_failed(error)
+
+    def _flush_at_end(self) -> None:
+        try:
+            self._finish()
+        except Exception as error:  # noqa: BLE001 - no one waits for it
+            self._tell_failed(error)
+
+    def _tell_failed(self, error: Exception) -> None:
+        strip_chain(error)
+        self._claim.observers.on(FlushFailed(group=self._claim.group, error=stripped(error)))
 
     def _run(self, tick: Tick) -> None:
         def work(tx: Transaction) -> None:
@@ -151,19 +165,27 @@ class Between:
                 tick.function(tx)
 
         try:
-            if not is_paused(self._claim):
-                self._claim.run(work)
+            if is_paused(self._claim):
+                return
+        except Exception:  # noqa: BLE001 - the database is away: later, then
+            return
+        try:
+            self._claim.run(work)
+        except StaleClaim:
+            pass  # the claim knows it now, and has told it
         except BaseException as error:  # noqa: BLE001 - the user's own; the job goes on
             strip_chain(error)
             self._claim.observers.on(IdleWorkFailed(group=self._claim.group, error=stripped(error)))
 
     def _close(self) -> None:
-        """Write what is kept, unless another claim has taken over, or the group is paused: then it is read again.
+        """Write what is kept, unless another claim has taken over, the group is paused, or the database is away.
+
+        What is not written is read again by the next start.
 
         :raises SinkError: a batch is still being written.
         """
         self._background.stop(_PATIENCE)
-        if self._buffered is None:
+        if self._buffered is None or (self._is_ticking and self._background.is_current):
             return
         if not self._lock.acquire(timeout=_PATIENCE):
             raise SinkError(
@@ -172,17 +194,31 @@ class Between:
                 next_step="Stop the query before closing the claim. The next start reads those records again.",
             )
         try:
-            if not self._claim.is_lost and self._buffered.has_any and is_paused(self._claim):
-                _log.warning("group %r is paused: what is kept is read again by the next start", self._claim.group)
-            elif not self._claim.is_lost:
-                self._buffered.flush()
-            self._buffered.forget()
+            self._finish()
         except BaseException as error:
             strip_chain(error)
             raise_stripped(error)
             raise
         finally:
             self._lock.release()
+
+    def _finish(self) -> None:
+        if self._buffered is None:
+            return
+        if self._buffered.has_any and not self._claim.is_lost:
+            if self._may_write():
+                self._buffered.flush()
+            else:
+                _log.warning("what group %r has in memory is read again by the next start", self._claim.group)
+        self._buffered.forget()
+
+    def _may_write(self) -> bool:
+        """Whether the group is not paused, as far as the database answers."""
+        try:
+            return not is_paused(self._claim)
+        except Exception as error:  # noqa: BLE001 - as good as paused
+            _log.warning("the database does not answer at the end of the claim: %s", type(error).__name__)
+            return False
 
 
 def _yes() -> bool:

@@ -98,13 +98,14 @@ def commit_plan(
     metadata: Mapping[TopicPartition, Text] | None = None,
     *,
     marking: Marking = "automatic",
+    retry_if: Callable[[Exception], bool] = may_pass,
 ) -> Written | None:
     """Write the computed rows and advance, in one transaction.
 
     :param computed: the rows of what remains of the plan; ``None`` if it was not worth computing.
     :param metadata: the text of each partition that gets another one.
-    :param marking: with ``"manual"`` the rows' writer marks what is stored. It may keep rows of its own, and can't know
-        of a rollback: so it is called once, and nothing is repeated after that.
+    :param marking: with ``"manual"`` the rows' writer marks what is stored.
+    :param retry_if: whether to repeat the transaction after an error.
     :return: ``None`` if nothing remained.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
@@ -122,14 +123,11 @@ def commit_plan(
             return None
         if computed is None:  # the reason not to compute is gone
             raise PlanOutdated
-        nonlocal may_repeat
-        may_repeat = marking == "automatic"
         rows = write_and_advance(computed, tx, remaining, metadata)
         watch.lap("write")
         return rows
 
-    may_repeat = True
-    rows = claim.run(work, marking=marking, retry_if=lambda error: may_repeat and may_pass(error))
+    rows = claim.run(work, marking=marking, retry_if=retry_if)
     watch.lap("commit")
     return None if rows is None else Written(rows, watch.seconds)
 

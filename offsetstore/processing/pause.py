@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from offsetstore.errors import StoreUnavailable
+from offsetstore.errors import OffsetStoreError
 from offsetstore.protocol.events import Paused, Resumed
 from offsetstore.store.sessions import read
 
@@ -18,7 +22,12 @@ if TYPE_CHECKING:
 INTERVAL: Final = 1.0
 """Seconds between two looks at a group that is paused."""
 
+_GRACE: Final = timedelta(minutes=1)  # the two clocks may differ
+_WARN: Final = 60.0  # seconds
+
 _T = TypeVar("_T")
+
+_log = logging.getLogger("offsetstore")
 
 
 class GroupPaused(Exception):
@@ -32,9 +41,12 @@ class GroupPaused(Exception):
 def read_offsets(claim: Claim) -> dict[TopicPartition, StoredOffset]:
     """Read the group's rows, and in the same round trip whether it is paused.
 
-    :raises GroupPaused: it is. A stale claim gets the rows, which show that it is stale.
+    :raises GroupPaused: it is.
+    :raises StaleClaim: another claim has taken over, or the group was renamed.
     """
     owner, rows = claim.read(lambda session: session.read_group(claim.group))
+    if owner is None or owner.token != claim.token:
+        claim.run(lambda tx: tx.lock({}))  # the transaction has the last word
     pause = _pause_of(claim, owner)
     if pause is not None:
         raise GroupPaused(pause)
@@ -42,15 +54,15 @@ def read_offsets(claim: Claim) -> dict[TopicPartition, StoredOffset]:
 
 
 def is_paused(claim: Claim) -> bool:
-    """Whether the group is paused, and still the claim's."""
-    return _pause_of(claim, claim.read(lambda session: session.group(claim.group))) is not None
+    """Whether the group is paused, and still the claim's; asked once, without retries."""
+    return _pause_of(claim, read(claim.database, lambda session: session.group(claim.group))) is not None
 
 
 def when_not_paused(claim: Claim, work: Callable[[], _T], sleep: Callable[[float], None]) -> _T:
     """Call ``work``; if the group is paused, wait until it no longer is, and call it again.
 
     The wait also ends if the claim is stale: ``work`` then raises `StaleClaim`. It does not end if the database can't
-    be reached: that may be what the group was paused for.
+    be reached, or lacks our tables: that may be what the group was paused for. A minute after `Pause.until` it does.
 
     :param work: raises `GroupPaused` before it computes anything.
     :param sleep: waits so many seconds; raises an error if there is no reason to go on.
@@ -65,16 +77,26 @@ def when_not_paused(claim: Claim, work: Callable[[], _T], sleep: Callable[[float
 
 def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
     claim.observers.on(Paused(group=claim.group, pause=pause))
+    warned = -math.inf
     while True:
         sleep(INTERVAL)
         try:
             owner = read(claim.database, lambda session: session.group(claim.group))
-        except StoreUnavailable:
+        except Exception as error:  # noqa: BLE001 - what the group was paused for: a restart, a move, a restore
+            if pause.until is not None and datetime.now(UTC) > pause.until + _GRACE:
+                return  # the batch meets the error, and has retries
+            if time.monotonic() > warned + _WARN:
+                warned = time.monotonic()
+                _log.warning("group %r is paused, and the database does not answer: %s", claim.group, _name(error))
             continue
         if _pause_of(claim, owner) is None:
             break
     if owner is not None and owner.token == claim.token:
         claim.observers.on(Resumed(group=claim.group))
+
+
+def _name(error: Exception) -> str:
+    return str(error) if isinstance(error, OffsetStoreError) else type(error).__name__
 
 
 def _pause_of(claim: Claim, owner: GroupRow | None) -> Pause | None:

@@ -42,13 +42,18 @@ class Background:
         """Whether the thread has not ended yet."""
         return self._thread.is_alive()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether this is called in the thread itself."""
+        return self._thread is threading.current_thread()
+
     def stop(self, timeout: float | None = None) -> bool:
         """Tell the thread to end, wait at most ``timeout`` seconds (``None``: no limit), and return whether it did.
 
         The thread itself does not wait.
         """
         self._stopping.set()
-        if self._thread is not threading.current_thread():
+        if not self.is_current:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 
+from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.sql.utils import is_remote
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, UnsupportedQuery
@@ -135,6 +136,7 @@ class TransactionalSink:
         self._stateful: StatefulWay | None = None
         self._has_written = False
         self._run_id: str | None = None
+        self._execution: Any = None
         self._is_running: Callable[[], bool] = lambda: True
         self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchFailed`
 
@@ -169,6 +171,9 @@ class TransactionalSink:
             self.error = stripped(error)
         if self._between is not None:
             self._between.batch_ended(self._is_running)
+        if self.error is not None and self._is_stopping():
+            error, self.error = self.error, None  # Spark takes its own interrupt for a stop in order
+            raise error
         if self.error is not None:
             self._claim.observers.on(
                 BatchFailed(group=self._claim.group, batch=batch_id, ranges=self._ranges, error=self.error)
@@ -183,11 +188,16 @@ class TransactionalSink:
         """
         raise _connect_refused()
 
+    def _is_stopping(self) -> bool:
+        """Whether ``query.stop()`` has interrupted a call to Spark: the batch is left to the next start."""
+        return isinstance(self.error, Py4JJavaError) and self._execution is not None and not self._execution.isActive()
+
     def _process(self, batch: DataFrame, batch_id: int) -> None:
         if is_remote():
             raise _connect_refused()
         self._claim.require_open()
         query = RunningQuery.of(batch)
+        self._execution = query.execution
         if query.run_id != self._run_id:
             self._admit(query, batch.columns)
             self._run_id = query.run_id

@@ -349,9 +349,9 @@ def rename_group(
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), actor or this_process()
         session.rename_group(group, new)
-        if (owner := session.group(group)) is not None and owner.pause is not None:
-            session.write_pause(new, owner.pause)
-            session.write_pause(group, None)
+        owner = session.group(group)
+        session.write_pause(new, owner.pause if owner is not None else None)
+        session.write_pause(group, None)
         # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
         for name in (group, new):
             _write_token(session, name, token, who)

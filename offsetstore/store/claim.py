@@ -363,9 +363,10 @@ class Claim:
         """
         self.is_closed = True
         try:
-            while self._at_close:
-                self._at_close[-1]()  # if it fails, the next close tries again
-                self._at_close.pop()
+            for last in reversed([*self._at_close]):
+                last()  # if it fails, the next close tries again
+                with suppress(ValueError):  # another thread closes too
+                    self._at_close.remove(last)
         finally:
             self._stop()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DECISIONS: Final = frozenset({"reset", "rename"})
 _INTERVAL: Final = 1.0
-_OVERLAP: Final = timedelta(minutes=1)
+_OVERLAP: Final = timedelta(hours=1)
 
 
 def lag_of(next_offset: int, log: Watermarks) -> int:
@@ -107,7 +107,7 @@ class GroupState:
 
 def read_group(session: Session, group: str) -> GroupState:
     """Read what the store has of the group, without Kafka's part."""
-    owner, rows = session.read_group(group)
+    owner, rows = session.group(group), session.read_partitions(group)
     decision = _decision(session, group, owner)
     now = session.now()  # last, so that no age is negative
     partitions = {
@@ -158,7 +158,7 @@ class HistoryFilter:
 def follow(chosen: HistoryFilter, read: Callable[[HistoryFilter], list[HistoryEvent]]) -> Generator[HistoryEvent]:
     """Yield what is there, and then each event that is added.
 
-    An event's time is that of its statement and not of the COMMIT, so the last minute is read again each time.
+    An event's time is that of its statement and not of the COMMIT, so the last hour is read again each time.
 
     :param read: reads the events.
     """

@@ -323,8 +323,10 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "flush-at-the-end",
-        (_BETWEEN, "            elif not self._claim.is_lost:\n", "            elif self._claim.is_lost:\n"),
-        tests=(f"{_BUFFERING}test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_end",),
+        (_BETWEEN, "self._buffered.has_any and not self._claim.is_lost:", "self._claim.is_lost:"),
+        tests=(
+            "tests/unit/processing/test_between.py::test_what_is_left_is_flushed_at_the_end_or_forgotten_if_the_claim_is_lost",
+        ),
         why="A job that ends well would leave its last rows to the next start.",
     ),
     mutant(
@@ -357,7 +359,7 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "once-for-a-function-that-keeps-rows",
-        (_CYCLE, "may_repeat and may_pass(error)", "may_pass(error)"),
+        (_BATCH, "not calls and may_pass(error)", "may_pass(error)"),
         tests=(f"{_MARKING}test_a_function_that_keeps_rows_is_not_called_again",),
         why="The function's own memory is not rolled back: rows would be lost and doubled.",
     ),

@@ -333,7 +333,7 @@ MARKING: Final[tuple[Mutant, ...]] = (
             "        if self._marks:\n            self._check_whole(",
             "        if not self._id:\n            self._check_whole(",
         ),
-        tests=(f"{_MEMORY}test_a_mark_in_a_savepoint_counts_and_one_that_was_rolled_back_is_noticed",),
+        tests=(f"{_CONTRACT}test_a_mark_in_a_savepoint_counts_and_one_that_was_rolled_back_is_noticed",),
         why="ROLLBACK TO drops the results, and the mark would stay: they would be lost.",
     ),
     mutant(

@@ -21,6 +21,7 @@ from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, writ
 from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
 from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.collecting import Rows, collect, is_over_limit
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
@@ -110,6 +111,19 @@ class Counted(Protocol):
 
 
 _Rows: TypeAlias = OnDriver | InStaging
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """Rows whose writer notes that it was called."""
+
+    rows: _Rows
+    calls: list[str]
+
+    def write(self, work: Work) -> int:
+        """Write the rows; return their number."""
+        self.calls.append("called")
+        return self.rows.write(work)
 
 
 class BatchWay:
@@ -207,12 +221,24 @@ class BatchWay:
         texts = self._texts(number, remaining, computed)
         if self._marking == "automatic":
             return commit_plan(self._claim, plan, computed, watch, texts)
+        return self._commit_marks(plan, computed, watch)
+
+    def _commit_marks(self, plan: Plan, computed: Mapping[str, _Rows], watch: Stopwatch) -> Written | None:
+        """Let the function write and mark, once: it may keep rows of its own, and can't know of a rollback."""
+        calls: list[str] = []
+        called = {name: _Noted(output, calls) for name, output in computed.items()}
         try:
-            return commit_plan(self._claim, plan, computed, watch, marking="manual")
-        except PlanOutdated:  # the function was not called
-            raise
+            return commit_plan(
+                self._claim,
+                plan,
+                called,
+                watch,
+                marking="manual",
+                retry_if=lambda error: not calls and may_pass(error),
+            )
         except BaseException as error:
-            self._broken_by = type(error).__name__
+            if calls:
+                self._broken_by = type(error).__name__
             raise
 
     def _texts(self, number: int, ranges: Ranges, computed: Mapping[str, Counted]) -> dict[TopicPartition, Text]:

@@ -66,6 +66,7 @@ class BufferedWay(BatchWay):
     ) -> None:
         super().__init__(claim, outputs, metadata, staging)
         self._buffer = Buffer[OnDriver](limits)
+        self._has_failed = False
 
     @property
     def has_any(self) -> bool:
@@ -74,8 +75,8 @@ class BufferedWay(BatchWay):
 
     @property
     def is_due(self) -> bool:
-        """Whether the buffer has to be flushed now."""
-        return self._buffer.is_due
+        """Whether the buffer has to be flushed now: a limit is reached, or an earlier flush has failed."""
+        return self._buffer.is_due or (self._has_failed and self.has_any)
 
     def _write(self, batch: MicroBatch) -> Written | None:
         """Compute and keep one micro-batch, and flush if that is due.
@@ -104,7 +105,7 @@ class BufferedWay(BatchWay):
         claim.require_open()  # the transform, or another thread, may have closed it
         kept = Kept(batch.number, remaining, rows, count, size)
         self._buffer.append(kept)
-        if self._buffer.is_due and not self._flush_with(kept):
+        if self.is_due and not self._flush_with(kept):
             return self._write_alone(batch, remaining)
         self._tell_delivered()
         return Written({name: output.rows for name, output in rows.items()}, watch.seconds, is_kept=True)
@@ -158,6 +159,11 @@ class BufferedWay(BatchWay):
         kept = self._buffer.batches
         if not kept:
             return
+        self._has_failed = True
+        self._flush(kept)
+        self._has_failed = False
+
+    def _flush(self, kept: Sequence[Kept[OnDriver]]) -> None:
         try:
             self._commit(kept)
         except RowsRefused as refused:

@@ -278,7 +278,15 @@ class MarkingContract(ContractParts):
                 write(tx, [1])
                 tx.mark(P0, 2)
                 raise Stop
+        assert (self.stored(store), read()) == (1, [0])
 
+        with pytest.raises(UnexpectedCommit), store.transaction(claim, marking="manual") as tx:
+            tx.lock({P0: OffsetRange(2, 4), P1: OffsetRange(0, 1)})
+            with pytest.raises(Stop), tx.connection.begin_nested():
+                write(tx, [1])
+                tx.mark(P0, 2)
+                raise Stop
+            tx.mark(P1, 1)  # a later one does not hide it
         assert (self.stored(store), read()) == (1, [0])
 
     @pytest.mark.behaviour("MARK-1")

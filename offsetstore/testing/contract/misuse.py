@@ -174,6 +174,20 @@ class MisuseContract(ContractParts):
         assert_untouched(store, read)
 
     @pytest.mark.behaviour("TX-3")
+    def test_a_later_advance_does_not_hide_one_that_a_savepoint_took_back(
+        self, store: OffsetStore, claim: Claim, write: Write, read: Read
+    ) -> None:
+        with pytest.raises(UnexpectedCommit), store.transaction(claim) as tx:
+            plan = tx.lock({P0: OffsetRange(0, 3), P1: OffsetRange(0, 3)})
+            write(tx, [0, 1, 2])
+            savepoint = tx.connection.begin_nested()
+            tx.advance({P0: plan[P0].remaining})
+            savepoint.rollback()
+            tx.advance({P1: plan[P1].remaining})
+
+        assert_untouched(store, read)
+
+    @pytest.mark.behaviour("TX-3")
     def test_results_that_a_savepoint_took_back_are_the_only_ones_missing(
         self, store: OffsetStore, claim: Claim, write: Write, read: Read
     ) -> None:

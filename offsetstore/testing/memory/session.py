@@ -305,7 +305,7 @@ class MemorySession:
                     next_offset=range_.until,
                     metadata=move.metadata.get(tp, row.metadata),
                     transaction_id=move.transaction_id,
-                    updated_at=self._shared.clock(),
+                    updated_at=self._shared.clock() if range_.until != range_.from_ else row.updated_at,
                 )
                 moved += 1
             self._changes.moved += moved
@@ -329,7 +329,7 @@ class MemorySession:
             ours = {tp: text for tp, text in metadata.items() if tp in rows and rows[tp].token == token}
             for tp, text in ours.items():
                 self._locks.take(self, _key(group, tp), Mode.UPDATE)
-                self._changes.partitions[group, tp] = replace(rows[tp], metadata=text, updated_at=self._shared.clock())
+                self._changes.partitions[group, tp] = replace(rows[tp], metadata=text)
             return len(ours)
 
     def rename_group(self, group: str, new: str) -> None:
