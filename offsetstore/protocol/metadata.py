@@ -10,9 +10,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, MetadataError
+
+if TYPE_CHECKING:
+    from offsetstore.offsets import TopicPartition
 
 MAX_BYTES: Final = 1 << 20
 """The largest metadata in bytes of UTF-8, 1 MiB."""
@@ -60,8 +63,8 @@ def from_json(text: str) -> object:
             "the stored metadata is not JSON",
             found=f"{len(text)} characters",
             expected="JSON",
-            next_step="Read it with the deserializer of the job that wrote it, or find out what else writes to "
-            "kafka_partitions.",
+            next_step="Read it with the deserializer of the job that wrote it (metadata=, formats=), or correct it: "
+            "offsetstore metadata set, or --clear.",
         ) from None
 
 
@@ -129,6 +132,18 @@ def format_of(formats: Formats, topic: str) -> Metadata:
         return formats or JSON
     by_topic = cast("Mapping[str | None, Metadata]", formats)
     return by_topic.get(topic) or by_topic.get(None) or JSON
+
+
+def load(formats: Formats, tp: TopicPartition, text: Text) -> object:
+    """Read the value of a partition's text.
+
+    :raises MetadataError: the deserializer fails; the error names the partition.
+    """
+    try:
+        return format_of(formats, tp.topic).load(text)
+    except MetadataError as error:
+        error.locate(tp)
+        raise
 
 
 def check_formats(formats: object, topics: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark.errors import PySparkException
 from pyspark.sql.utils import is_remote
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, UnsupportedQuery
@@ -56,6 +57,17 @@ Atomicity: TypeAlias = Literal["batch", "partition"]
 
 _RETAINED_CHECKPOINTS: Final = 3
 _LOOK: Final = 0.5  # seconds between two looks at whether the query is being stopped
+
+
+# Spark searches the text of what foreachBatch raises for these words, to tell a stop from a failure. In the text of
+# py4j's own error, which has all of Java's stack, its search ends in a StackOverflowError.
+_INTERRUPTED: Final = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: java.lang.InterruptedException"
+)
+
+
+class _Interrupted(Exception):
+    """The query is being stopped: the batch is left to the next start."""
 
 
 class TransactionalSink:
@@ -171,9 +183,9 @@ class TransactionalSink:
             self.error = stripped(error)
         if self._between is not None:
             self._between.batch_ended(self._is_running)
-        if self.error is not None and self._is_stopping():
-            error, self.error = self.error, None  # Spark takes its own interrupt for a stop in order
-            raise error
+        if self._is_stopping():
+            self.error = None
+            raise _Interrupted(_INTERRUPTED)
         if self.error is not None:
             self._claim.observers.on(
                 BatchFailed(group=self._claim.group, batch=batch_id, ranges=self._ranges, error=self.error)
@@ -190,7 +202,8 @@ class TransactionalSink:
 
     def _is_stopping(self) -> bool:
         """Whether ``query.stop()`` has interrupted a call to Spark: the batch is left to the next start."""
-        return isinstance(self.error, Py4JJavaError) and self._execution is not None and not self._execution.isActive()
+        is_sparks = isinstance(self.error, (Py4JJavaError, PySparkException))
+        return is_sparks and self._execution is not None and not self._execution.isActive()
 
     def _process(self, batch: DataFrame, batch_id: int) -> None:
         if is_remote():

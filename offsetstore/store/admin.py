@@ -518,6 +518,6 @@ def _unknown_partition(group: str, rows: Iterable[TopicPartition], tp: TopicPart
     return ConfigurationError(
         f"the store has no offset of this partition for group {group!r}",
         topic_partition=tp,
-        expected=f"one of {', '.join(sorted({one.topic for one in rows}))}",
+        expected=", ".join(map(str, sorted(rows))),
         next_step="Correct the topic or the partition; a partition gets its row from a claim.",
     )

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.events import ClaimLost, ClaimTaken
-from offsetstore.protocol.metadata import check_formats
+from offsetstore.protocol.metadata import check_formats, load
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store.claim_metadata import ClaimMetadata, read_own
@@ -250,11 +250,13 @@ class Claim:
 
         :param cache: ``True`` for what it was when the group was claimed, without a query; ``False`` for what its row
             has now; by default as the claim's `Metadata` says.
+        :raises ConfigurationError: the claim does not have that topic.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed: a cached read raises it
             once the claim knows, another one always.
         :raises MetadataError: the deserializer fails.
         :raises StoreUnavailable: see `read`.
         """
+        self._require_topic(tp, "claim.metadata")
         notes = self.claim_metadata
         if notes.is_cached(tp, cache=cache):
             if self.is_lost:
@@ -265,24 +267,28 @@ class Claim:
                 )
             return notes.cached(tp)
         found = self.read(lambda session: read_own(session, self.group, self.token, tp.topic, tp.partition))
-        return notes.format(tp).load(found.get(tp))
+        return load(notes.formats, tp, found.get(tp))
 
     def store_metadata(self, tp: TopicPartition | None, value: object) -> None:
         """Have the next advance of the partition write this value, unless that is given metadata of its own.
 
         It is serialized now, and forgotten once that advance is committed. ``None`` as the value clears the metadata.
 
-        :param tp: ``None`` for all partitions that the claim knows.
+        :param tp: ``None`` for all partitions that the claim knows; one without new records gets it when it has some.
         :raises ConfigurationError: the claim does not have that topic.
         :raises MetadataError: the serializer fails, or its text is too long.
         """
-        if tp is not None and tp.topic not in self.topics:
+        if tp is not None:
+            self._require_topic(tp, "claim.store_metadata")
+        self.claim_metadata.store([*self.partitions] if tp is None else [tp], value)
+
+    def _require_topic(self, tp: TopicPartition, where: str) -> None:
+        if tp.topic not in self.topics:
             raise ConfigurationError(
-                "store_metadata names a topic that the claim does not have",
+                f"{where} names a topic that the claim does not have",
                 topic_partition=tp,
                 expected=", ".join(self.topics),
             )
-        self.claim_metadata.store([*self.partitions] if tp is None else [tp], value)
 
     def repeat(self, work: Callable[[int], _T], *, retry_if: Callable[[Exception], bool] = may_pass) -> _T:
         """Call ``work`` with the number of the attempt, again while that may help, up to `Retries.attempts`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from offsetstore.errors import ConfigurationError, StaleClaim
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.metadata import Formats, Metadata, Text, format_of
+from offsetstore.protocol.metadata import Formats, Metadata, Text, format_of, load
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -66,7 +66,7 @@ class ClaimMetadata:
                 expected=", ".join(map(str, sorted(self._partitions))),
                 next_step="Read it from the table: cache=False.",
             )
-        return self.format(tp).load(self._cached.get(tp))
+        return load(self.formats, tp, self._cached.get(tp))
 
     def store(self, partitions: Collection[TopicPartition], value: object) -> None:
         """Keep the value for the next advance of each partition; it is serialized now, since it may change later.

@@ -11,7 +11,7 @@ from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine
-from offsetstore.protocol.metadata import format_of
+from offsetstore.protocol.metadata import load
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries, Timeouts
@@ -293,7 +293,7 @@ class OffsetStore:
         :param formats: as for `claim`; by default JSON.
         :raises MetadataError: the deserializer fails.
         """
-        return {tp: format_of(formats, tp.topic).load(row.metadata) for tp, row in self.offsets(group).items()}
+        return {tp: load(formats, tp, row.metadata) for tp, row in self.offsets(group).items()}
 
     @overload
     def find_metadata(self, group: str, topic: str, partition: int, *, formats: Formats = None) -> object: ...
@@ -315,7 +315,7 @@ class OffsetStore:
         :raises MetadataError: the deserializer fails.
         """
         rows = self._read(lambda session: session.read_metadata(group, topic, partition))
-        found = {tp: format_of(formats, topic).load(row.text) for tp, row in rows.items()}
+        found = {tp: load(formats, tp, row.text) for tp, row in rows.items()}
         return found if partition is None else found.get(TopicPartition(topic, partition))
 
     def write_metadata(

@@ -33,7 +33,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Advance, HistoryEvent
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.marking import Position, base, check_mark, check_marking
-from offsetstore.protocol.metadata import KEEP, Keep, Text
+from offsetstore.protocol.metadata import KEEP, Keep, Text, load
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
 from offsetstore.store.sessions import repeat
@@ -322,7 +322,7 @@ class Transaction:
         if row is None:
             return None
         self._check_token(row.token, tp)
-        return notes.format(tp).load(row.text)
+        return load(notes.formats, tp, row.text)
 
     def write_metadata(self, tp: TopicPartition, value: object) -> None:
         """Write metadata at the stored offset, or at the one that the transaction advances to; ``None`` clears it.

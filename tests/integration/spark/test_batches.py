@@ -244,11 +244,8 @@ def test_a_stop_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing(world: Worl
     world.produce(topic, ["a", "b"])
     claim = world.claim(topic)
     gate = Gate(events)
-    query = world.start(
-        TransactionalSink(claim, gate, into=Append("events")),
-        world.read(claim),
-        checkpoint=claim.checkpoint(world.checkpoints),
-    )
+    sink = TransactionalSink(claim, gate, into=Append("events"))
+    query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
     gate.wait_until_reached()
     stop = Thread(target=query.stop)  # waits for the batch
     stop.start()
@@ -256,6 +253,7 @@ def test_a_stop_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing(world: Worl
     gate.open()
     stop.join(SECONDS)
     assert not stop.is_alive()
+    assert (sink.error, query.exception()) == (None, None)
     state = (len(world.database.column(VALUES)), world.stored(topic)[0])
     assert state in {(0, 0), (2, 2)}
 

@@ -12,7 +12,7 @@ import pytest
 
 from offsetstore import Append, OffsetStore, TransactionalSink
 from offsetstore.errors import ProtocolMisuse, StaleClaim
-from offsetstore.protocol.events import BatchWritten, Paused, Resumed
+from offsetstore.protocol.events import BatchFailed, BatchWritten, Paused, Resumed
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
@@ -140,7 +140,7 @@ def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_t
     world = job.world
     world.produce(job.topic, ["a", "b"])
     world.store.pause(world.group, reason=REASON)
-    query, _ = job.start()
+    query, sink = job.start()
     job.wait_until_it_waits()
 
     before = time.monotonic()
@@ -148,6 +148,7 @@ def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_t
     assert time.monotonic() - before < 20
     assert query.awaitTermination(1)
     assert query.exception() is None
+    assert (sink.error, job.told.of(BatchFailed)) == (None, [])
     assert not (Path(job.checkpoint) / "commits" / "0").exists()
     assert (Path(job.checkpoint) / "offsets" / "0").exists()
     assert (job.values, world.stored(job.topic)) == ([], {0: 0})
