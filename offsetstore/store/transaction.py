@@ -280,12 +280,10 @@ class Transaction:
         return max(decision.stored, decision.range.until)
 
     def _store_marks(self, session: Session) -> None:
-        """Advance to the marks, if nothing that was written before one was rolled back.
+        """Advance to the marks.
 
         A partition without one is advanced by nothing: if the answer to COMMIT is lost, its row shows the outcome.
         """
-        if self._marks:
-            self._check_whole(is_whole=session.is_whole())
         ranges: dict[TopicPartition, OffsetRange] = {}
         for tp, decision in (self._decisions or {}).items():
             if tp in self._marks or decision.outcome is not Outcome.SKIP:

@@ -312,13 +312,13 @@ KEPT: Final[tuple[Mutant, ...]] = (
     mutant(
         "kept-although-it-failed",
         (_BUFFERED, "            self._buffer.remove([last])\n", ""),
-        tests=(f"{_BUFFERING}test_a_batch_that_fails_is_not_kept_twice",),
-        why="Spark delivers a batch again that has failed: its rows would be there twice.",
+        tests=(f"{_BUFFERING}test_of_refused_rows_the_batches_before_them_are_written[in the last, behind another]",),
+        why="The batch that can be searched would be written among those that are kept, and its record not found.",
     ),
     mutant(
         "delivered-by-this-run",
         (_BUFFERED, "plan = Plan.of(claim, batch.ranges, delivered)", "plan = Plan.of(claim, batch.ranges)"),
-        tests=(f"{_BUFFERING}test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_end",),
+        tests=(f"{_BUFFERING}test_of_refused_rows_the_batches_before_them_are_written[in the last]",),
         why="What is kept would be decided on again, as if it had not been delivered.",
     ),
     mutant(

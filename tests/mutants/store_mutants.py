@@ -295,7 +295,7 @@ MARKING: Final[tuple[Mutant, ...]] = (
     mutant(
         "mark-backwards",
         (_MARKING, "    if next_offset <= above:\n", "    if next_offset < 0:\n"),
-        tests=(f"{_MEMORY}test_marking_backwards_is_refused",),
+        tests=(f"{_MEMORY}test_marking_backwards_is_refused[stored]",),
         why="Records would be processed again, without a reset and its line in the history.",
     ),
     mutant(
@@ -317,24 +317,20 @@ MARKING: Final[tuple[Mutant, ...]] = (
         why="What was delivered and not marked would be delivered again, or be a gap.",
     ),
     mutant(
-        "mark-of-what-is-not-locked",
-        (
-            _TX,
-            '        if tp not in decisions:\n            raise AdvanceMismatch(\n                "tx.mark',
-            '        if tp is None:\n            raise AdvanceMismatch(\n                "tx.mark',
-        ),
-        tests=(f"{_MEMORY}test_a_mark_of_a_partition_that_is_not_locked_is_refused",),
-        why="It would fail with no word of why.",
-    ),
-    mutant(
         "mark-that-was-rolled-back",
-        (
-            _TX,
-            "        if self._marks:\n            self._check_whole(",
-            "        if not self._id:\n            self._check_whole(",
-        ),
+        (_TX, "        session.count_mark()\n", ""),
         tests=(f"{_CONTRACT}test_a_mark_in_a_savepoint_counts_and_one_that_was_rolled_back_is_noticed",),
         why="ROLLBACK TO drops the results, and the mark would stay: they would be lost.",
+    ),
+    mutant(
+        "mark-that-a-later-one-hides",
+        (
+            "offsetstore/postgres/statements.py",
+            "SELECT set_config('offsetstore.moved', CAST(1 + CAST(",
+            "SELECT set_config('offsetstore.moved', CAST(2 + CAST(",
+        ),
+        tests=(f"{_CONTRACT}test_a_mark_in_a_savepoint_counts_and_one_that_was_rolled_back_is_noticed",),
+        why="What is counted has to be what is expected, or one mark would stand in for another.",
     ),
     mutant(
         "metadata-of-an-earlier-mark",
