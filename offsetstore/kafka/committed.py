@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Seconds for the first attempt, doubled for each further one: only between two of them do we see what was refused.
 _FIRST_PATIENCE: Final = 0.5
 # In one request: librdkafka searches the request's whole list for each partition of the answer.
-_PARTITIONS: Final = 1000
+_PARTITIONS: Final = 2000
 FINAL: Final = WRONG_CREDENTIALS | {ck.KafkaError.GROUP_AUTHORIZATION_FAILED}
 """Codes that are reported separately; the answer then never comes."""
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001

@@ -42,10 +42,10 @@ def read_offsets(claim: Claim) -> dict[TopicPartition, StoredOffset]:
     """Read the group's rows, and in the same round trip whether it is paused.
 
     :raises GroupPaused: it is.
-    :raises StaleClaim: another claim has taken over, or the group was renamed.
+    :raises StaleClaim: the group was renamed.
     """
     owner, rows = claim.read(lambda session: session.read_group(claim.group))
-    if owner is None or owner.token != claim.token:
+    if not rows and (owner is None or owner.token != claim.token):  # renamed; else the rows' tokens show it
         claim.run(lambda tx: tx.lock({}))  # the transaction has the last word
     pause = _pause_of(claim, owner)
     if pause is not None:
