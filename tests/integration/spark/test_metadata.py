@@ -80,6 +80,20 @@ def test_each_advance_takes_its_metadata_along(world: World, topic: str, way: st
     assert {str(info.rows) for info in seen} == {"None" if way == "tasks" else "{'': 4}"}
 
 
+@pytest.mark.behaviour("META-6")
+@pytest.mark.parametrize("way", WAYS)
+def test_an_advance_that_writes_no_result_takes_its_metadata_along(world: World, topic: str, way: str) -> None:
+    """A batch whose records all become dead letters is such an advance; here they are dropped."""
+
+    def none(batch: DataFrame) -> DataFrame:
+        return traced(batch.where("value = 'none'"))
+
+    world.run(world.claim(topic), none, Append("events"), metadata=until, **WAYS[way])
+
+    assert world.database.one("SELECT count(*) FROM events") == 0
+    assert values(world, topic) == {number: {"until": 4} for number in range(3)}
+
+
 @pytest.mark.behaviour("META-4")
 @pytest.mark.parametrize("way", WAYS)
 def test_metadata_is_kept_for_all_or_for_the_partitions_that_are_left_out(world: World, topic: str, way: str) -> None:
