@@ -55,7 +55,7 @@ def read_offsets(claim: Claim) -> dict[TopicPartition, StoredOffset]:
 
 def is_paused(claim: Claim) -> bool:
     """Whether the group is paused, and still the claim's; asked once, without retries."""
-    return _pause_of(claim, read(claim.database, lambda session: session.group(claim.group))) is not None
+    return _pause_of(claim, _owner(claim)) is not None
 
 
 def when_not_paused(claim: Claim, work: Callable[[], _T], sleep: Callable[[float], None]) -> _T:
@@ -81,7 +81,7 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
     while True:
         sleep(INTERVAL)
         try:
-            owner = read(claim.database, lambda session: session.group(claim.group))
+            owner = _owner(claim)
         except Exception as error:  # noqa: BLE001 - what the group was paused for: a restart, a move, a restore
             if pause.until is not None and datetime.now(UTC) > pause.until + _GRACE:
                 return  # the batch meets the error, and has retries
@@ -93,6 +93,10 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
             break
     if owner is not None and owner.token == claim.token:
         claim.observers.on(Resumed(group=claim.group))
+
+
+def _owner(claim: Claim) -> GroupRow | None:
+    return read(claim.database, lambda session: session.group(claim.group))
 
 
 def _name(error: Exception) -> str:

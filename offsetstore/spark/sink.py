@@ -331,10 +331,10 @@ class TransactionalSink:
             )
 
     def _between_batches(self, tick: Tick | None) -> Between | None:
-        way = self._way
-        if isinstance(way, BufferedWay) and self._flush is not None:
-            return Between(self._claim, self._lock, tick=tick, buffered=way, seconds=self._flush.seconds)
-        return Between(self._claim, self._lock, tick=tick, buffered=None, seconds=None) if tick else None
+        buffered = self._way if isinstance(self._way, BufferedWay) else None
+        seconds = self._flush.seconds if self._flush is not None else None
+        needs_thread = tick is not None or buffered is not None
+        return Between(self._claim, self._lock, tick=tick, buffered=buffered, seconds=seconds) if needs_thread else None
 
     def _refuse_partition_atomicity(self) -> None:
         if self._atomicity == "partition":

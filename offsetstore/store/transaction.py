@@ -228,12 +228,12 @@ class Transaction:
         session, wanted = self._wanted(ranges)
         if self._is_manual and metadata:
             raise ProtocolMisuse("tx.finish was given metadata with manual marking", next_step="Give it to tx.mark.")
-        written = self._written_metadata
-        given = {tp: text for tp, text in (metadata or {}).items() if tp in wanted and tp not in written}
         if self._is_manual:
             self._store_marks(session)
-        else:
-            self._move_all(session, wanted, {**self._stored_texts(wanted), **given})
+            return
+        written = self._written_metadata
+        given = {tp: text for tp, text in (metadata or {}).items() if tp in wanted and tp not in written}
+        self._move_all(session, wanted, {**self._stored_texts(wanted), **given})
 
     def _move_all(
         self, session: Session, wanted: Mapping[TopicPartition, OffsetRange], texts: Mapping[TopicPartition, Text]
