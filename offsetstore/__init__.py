@@ -12,14 +12,18 @@ from offsetstore import errors
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.processing.between import Tick
 from offsetstore.processing.buffer import Flush
+from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
+from offsetstore.protocol.letters import Letter, LetterError, LetterKey
 from offsetstore.protocol.metadata import KEEP, Metadata
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.protocol.work import Work
 from offsetstore.store.admin import Reset, ShiftBy
 from offsetstore.store.claim import Claim
+from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned
 from offsetstore.store.reads import GroupState, PartitionState
 from offsetstore.store.resolving import resolve_starting_offsets
 from offsetstore.store.store import OffsetStore
@@ -35,10 +39,21 @@ __all__ = [
     "Append",
     "Broker",
     "Claim",
+    "DeadLetter",
+    "DeadLetters",
     "Decision",
+    "ErrorGroup",
     "Execute",
+    "Failure",
     "Flush",
     "GroupState",
+    "Letter",
+    "LetterError",
+    "LetterFilter",
+    "LetterKey",
+    "LetterPage",
+    "LettersDecided",
+    "LettersPruned",
     "Metadata",
     "OffsetRange",
     "OffsetStore",
@@ -47,9 +62,12 @@ __all__ = [
     "Pause",
     "Reset",
     "Retries",
+    "Retry",
     "ShiftBy",
+    "Skip",
     "StartPolicy",
     "StartingOffsets",
+    "Stop",
     "StoredOffset",
     "Tick",
     "Timeouts",

@@ -9,6 +9,7 @@
      |    +-- UnsupportedQuery       Spark Connect, real-time mode, failOnDataLoss=false, ...
      |    +-- MissingDependency      an optional extra is not installed, or Java is missing
      +-- StoreUnavailable            the database can't be reached, or refuses the connection
+     +-- MissingPrivilege            the database's role may not do that
      +-- SchemaError
      |    +-- SchemaMissing          our tables are not there
      |    +-- SchemaNotAtHead        they are there, but at another revision
@@ -48,11 +49,16 @@
      |         +-- NestedTransaction, LockFirst, LockedTwice, LockInSavepoint,
      |             Unadvanced, AdvanceMismatch, MarkBackwards, MarkBeyondDelivered,
      |             UnexpectedCommit
+     +-- DeadLetterError             a dead letter can't be decided about like that; nothing was written
+     |    +-- UnknownLetter          the store has no such letter
+     |    +-- LetterSettled          it was replayed, discarded or superseded
+     |    +-- PayloadMissing         its record is not kept, so it can't be replayed
      +-- MetadataError               metadata can't be serialized or read back, or is too large
      +-- SinkError
           +-- ColumnMismatch         the DataFrame does not fit the table; nothing was written
           +-- UnsafeTarget           a target that a crash empties, or that commits separately; nothing was written
           +-- RowsRefused            a value or a row that the table can't hold
+          +-- TooManyLetters         a batch has more bad records than dead letters are for
           +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
           +-- ExecutorEnvironment    Spark's executors lack the packages that write, or have other versions
 
@@ -160,6 +166,12 @@ class StoreUnavailable(OffsetStoreError):
     """The database could not be reached, or refused the connection."""
 
     default_next_step = "Check OFFSETSTORE_URL, that the server runs, and that the role may connect."
+
+
+class MissingPrivilege(OffsetStoreError):
+    """The role lacks a privilege in the database; nothing was written."""
+
+    default_next_step = "Connect as the owner of the tables, or as a role that is granted it."
 
 
 class SchemaError(OffsetStoreError):
@@ -464,6 +476,28 @@ class UnexpectedCommit(ProtocolMisuse):
     )
 
 
+class DeadLetterError(OffsetStoreError):
+    """A dead letter can't be decided about like that; nothing was written."""
+
+
+class UnknownLetter(DeadLetterError):
+    """The store has no such dead letter."""
+
+    default_next_step = "Correct topic, partition and offset; `offsetstore dead-letters list` shows a group's letters."
+
+
+class LetterSettled(DeadLetterError):
+    """The letter was replayed, discarded or superseded."""
+
+    default_next_step = "To read its record again, use `offsetstore reset`, and remove what a replay has written."
+
+
+class PayloadMissing(DeadLetterError):
+    """The letter holds no record that could be replayed: it was left out, or erased."""
+
+    default_next_step = "If Kafka still has the record, read it again with `offsetstore reset`; or discard the letter."
+
+
 class MetadataError(OffsetStoreError):
     """Metadata can't be serialized, can't be read back, or is too large. Nothing was written."""
 
@@ -542,6 +576,15 @@ class RowsRefused(SinkError):
         rebuild, (cls, what, fields) = super().__reduce__()
         names = ("table", "column", "constraint", "sqlstate", "output", "offsets", "stored")
         return rebuild, (cls, what, {**fields, **{name: getattr(self, name) for name in names}})
+
+
+class TooManyLetters(SinkError):
+    """A batch has more bad records than dead letters are for. Parts of it that were stored before stay stored."""
+
+    default_next_step = (
+        "Look for what they have in common: a changed table, a changed transform, a producer's new format. Correct it, "
+        "and start the job again. If they are to be dead letters, raise limit in DeadLetters(...)."
+    )
 
 
 class KafkaColumnsMissing(SinkError):

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from offsetstore.protocol import failpoints
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.packaging.building import Distributions
 
 # The same examples in every run, so that a failure in CI is one everywhere. To search for new ones:
@@ -18,6 +22,14 @@ settings.register_profile("search", max_examples=2000, database=None, deadline=N
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours"]
+
+
+@pytest.fixture(autouse=True)
+def no_failpoint_outlives_its_test() -> Iterator[None]:
+    """Disarm what a test left armed, and fail it: a later test would hang there, far from the cause."""
+    yield
+    left = os.environ.pop(failpoints.VARIABLE, None)
+    assert left is None, f"the test left a failpoint armed: {left}"
 
 
 @pytest.fixture(scope="session")

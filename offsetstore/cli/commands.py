@@ -31,7 +31,7 @@ class LazyCommand:
         :raises MissingDependency: a package of its extra is not installed.
         """
         try:
-            return getattr(import_module(self.module), self.name)
+            return getattr(import_module(self.module), self.name.replace("-", "_"))
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("offsetstore"):
                 raise
@@ -58,6 +58,9 @@ COMMANDS: Final = {
             "metadata", "offsetstore.cli.metadata", "Show or rewrite the metadata of a consumer group's offsets."
         ),
         LazyCommand(
+            "dead-letters", "offsetstore.cli.dead_letters", "List, replay and discard a consumer group's dead letters."
+        ),
+        LazyCommand(
             "local",
             "offsetstore.cli.local",
             "Run PostgreSQL and Kafka on this machine, without Docker.",
@@ -66,7 +69,7 @@ COMMANDS: Final = {
         LazyCommand(
             "demo",
             "offsetstore.cli.demo",
-            "Land 336,776 flights exactly once, while the job is being killed.",
+            "Land 336,776 flights exactly once, while the job is killed.",
             extra="demo",
         ),
     )

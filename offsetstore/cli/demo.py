@@ -14,7 +14,7 @@ from offsetstore.cli.output import Column, print_table
 from offsetstore.demo.flights import ALL
 from offsetstore.demo.job_settings import Atomicity, Staging
 from offsetstore.demo.kills import POINTS
-from offsetstore.demo.report import summary, write_report
+from offsetstore.demo.report import equation, summary, write_report
 from offsetstore.demo.run import Plan, is_proven, run_demo
 from offsetstore.demo.screen import open_screen
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from offsetstore.demo.kills import JobName
+
+_LEAST_GOOD = 10  # flights for each broken one
 
 
 @click.command()
@@ -54,6 +56,15 @@ if TYPE_CHECKING:
     help="Whether executors copy a batch into staging tables, in parallel, from which the driver moves it.",
 )
 @click.option(
+    "--poison",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="COUNT",
+    help="So many of the flights are broken, scattered by the seed, and must become dead letters. Runs our job alone: "
+    "the other would end at the first of them.",
+)
+@click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build/demo"),
@@ -69,24 +80,28 @@ def demo(
     only: str | None,
     atomicity: Atomicity,
     staging: Staging,
+    poison: int,
     output: Path,
 ) -> None:
-    """Land 336,776 flights exactly once, while the job is being killed.
+    """Land 336,776 flights exactly once, while the job is killed.
 
     Starts a PostgreSQL and a Kafka of its own, produces the flights that left New York City in 2013, and runs the job
     as its own process, which gets SIGKILL in the middle of four of its batches and is started again. Then the same
     with the at-least-once job that people write today. Both are counted against the CSV; report.html shows the picture.
 
     Needs Java 17 or newer, and downloads jars (55 MB) the first time. Exit code 1 if a flight is missing or there
-    twice, a sum is wrong, or a kill did not happen.
+    twice, a sum or a dead letter is wrong, or a kill did not happen.
     """
+    if poison:
+        _check_poison(poison, flights, only, atomicity)
+        only = "offsetstore"
     signal.signal(signal.SIGTERM, _interrupt)  # so that the servers are stopped then, too
     logs = output / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     jobs: list[JobName] = [job for job in POINTS if only in {None, job}]
     with open_screen() as screen:
-        produced, results = run_demo(Plan(flights, seed, jobs, atomicity, staging), screen, logs)
+        produced, results = run_demo(Plan(flights, seed, jobs, atomicity, staging, poison), screen, logs)
     click.echo()
     (head, *jobs_of), rows = summary(produced, results)
     print_table([Column(head), *(Column(name, number=True) for name in jobs_of)], rows)
@@ -94,6 +109,24 @@ def demo(
     click.echo(f"\nThe picture: {page}")
     if not is_proven(produced, flights, results):
         context.exit(ExitCode.NO)
+    if poison:
+        click.echo(equation(produced, results["offsetstore"].findings))
+
+
+def _check_poison(poison: int, flights: int, only: str | None, atomicity: Atomicity) -> None:
+    """Refuse what does not go together.
+
+    :raises click.UsageError: see its text.
+    """
+    if poison * _LEAST_GOOD > flights:
+        raise click.UsageError(f"--poison: at most {flights // _LEAST_GOOD:,} of {flights:,} flights")
+    if only == "at_least_once":
+        raise click.UsageError("--poison: the at-least-once job has no dead letters; it would end at the first of them")
+    if atomicity == "partition":
+        raise click.UsageError(
+            "--poison needs --atomicity batch: for each partition alone, a function writes both tables, and dead "
+            "letters need the rows of single records"
+        )
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -23,7 +23,7 @@ _OPTIONS = {
 }
 _SUMMARIES = {
     0: "done, or the answer is yes",
-    1: "the answer is no: not at head, no such group, no safe place to start, a live job",
+    1: "the answer is no: not at head, no such group or letter, no safe place to start, a live job",
     2: "wrong usage or configuration, or a missing package",
     3: "the database can't be reached, refuses the request, or its schema doesn't match",
     4: "Kafka can't be reached, refuses the request, or has no such topic",
@@ -56,11 +56,17 @@ def exit_code(error: errors.OffsetStoreError) -> ExitCode:
     match error:
         case errors.StartError() | errors.UnknownGroup() | errors.OffsetMoved():
             return ExitCode.NO
-        case errors.GroupBusy() | errors.GroupRenamed():
+        case errors.GroupBusy() | errors.GroupRenamed() | errors.DeadLetterError():
             return ExitCode.NO
         case errors.ConfigurationError():
             return ExitCode.USAGE
-        case errors.StoreUnavailable() | errors.SchemaError() | errors.LockTimeout() | errors.TransactionLost():
+        case (
+            errors.StoreUnavailable()
+            | errors.MissingPrivilege()
+            | errors.SchemaError()
+            | errors.LockTimeout()
+            | errors.TransactionLost()
+        ):
             return ExitCode.DATABASE
         case errors.BrokerError():
             return ExitCode.BROKER
@@ -79,3 +85,9 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     details = {"found": error.found, "expected": error.expected, "next step": step}
     print_error(what, {label: str(value) for label, value in details.items() if value is not None})
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
+
+
+def fail_unknown(group: str) -> NoReturn:
+    """Say that the store does not know the group, and exit."""
+    click.echo(f"The store has no group {group!r}.", err=True)
+    raise click.exceptions.Exit(ExitCode.NO)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import ExitCode
+from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Column, print_json, print_lines, print_table, visible
 from offsetstore.protocol.database import EVENTS
 
@@ -48,9 +48,7 @@ _COLUMNS = (
 @click.option("--follow", "-f", is_flag=True, help="Then print each new event, until the command is interrupted.")
 @options.database_options
 @options.format_option
-@click.pass_context
 def history(
-    context: click.Context,
     *,
     group: str,
     since: datetime | None,
@@ -63,8 +61,8 @@ def history(
 ) -> None:
     """Show what was decided about a consumer group, and by whom.
 
-    Each claim, reset, rename and pause, each offset that was adopted or skipped, and metadata rewritten by hand; the
-    newest event is the last. Advances are not included.
+    Each claim, reset, rename and pause, each offset that was adopted or skipped, metadata rewritten by hand, and what
+    was decided about dead letters; the newest event is the last. Advances are not included.
 
     The exit code is 1 if the store does not know the group, and 130 if --follow was interrupted.
 
@@ -80,8 +78,7 @@ def history(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with options.open_store(url, schema) as store:
         if store.owner(group) is None:
-            click.echo(f"The store has no group {group!r}.", err=True)
-            context.exit(ExitCode.NO)
+            fail_unknown(group)
         if follow:
             for line in store.follow_history(group, since=since, events=events, limit=limit):
                 if format_ == "json":

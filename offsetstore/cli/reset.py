@@ -129,6 +129,9 @@ def reset(
       live          whether a job was live
       fenced        name, epoch, claim_id of the job that was fenced; null if
                     the last one had left, and without --execute
+      replayed_letters
+                    dead letters in the range that were replayed: their rows
+                    are in the results and would be written twice
       partitions[]  topic, partition, stored, new, beginning, end
                     (the last two are null if no broker was asked)
 
@@ -192,6 +195,9 @@ def _print(done: Reset, *, forced: bool) -> None:
     )
     print_lines("")
     print_lines(*_consequences(done))
+    if done.replayed_letters:
+        letters = counted(done.replayed_letters, "replayed dead letter")
+        print_lines(f"{letters} in this range: their rows are in the results and would be written twice.")
     live = done.met_live_owner
     if done.fenced is not None:
         state = "live" if live else "silent"
@@ -230,6 +236,7 @@ def _document(done: Reset, reason: str) -> dict[str, object]:
         "fenced": {"name": fenced.owner, "epoch": fenced.token.epoch, "claim_id": str(fenced.token.claim_id)}
         if fenced is not None
         else None,
+        "replayed_letters": done.replayed_letters,
         "partitions": [
             {
                 "topic": move.topic_partition.topic,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import ExitCode
+from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
 from offsetstore.cli.pause import document as pause_document
+from offsetstore.protocol.letters import OPEN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +35,7 @@ _COLUMNS = (
 @options.broker_options(required=False, use="; without them, only the store is shown")
 @options.database_options
 @options.format_option
-@click.pass_context
 def status(
-    context: click.Context,
     *,
     group: str,
     bootstrap_servers: str | None,
@@ -57,7 +56,8 @@ def status(
     paused, its job waits.
 
     If Kafka does not answer, the stored offsets are shown all the same, and the exit code is 4. The exit code is 1 if
-    the store does not know the group.
+    the store does not know the group. Dead letters are counted if their records are not in the results, and may still
+    get there.
 
     \b
     Keys of --format json:
@@ -65,6 +65,7 @@ def status(
       owner         name, epoch, claim_id, claimed_at, heartbeat_age_seconds,
                     live; null if the group was never claimed
       paused        at, until, reason; null if the group is not paused
+      dead_letters  dead, requested: how many there are
       lag           of all partitions, null if no broker was asked
       partitions[]  topic, partition, stored, committed, beginning, end, lag,
                     epoch, claim_id, pinned, contested, updated_at,
@@ -80,8 +81,7 @@ def status(
     with options.open_store(url, schema) as store:
         state = store.group_state(group, broker, kafka_group=kafka_group)
     if not state.is_known:
-        click.echo(f"The store has no group {group!r}.", err=True)
-        context.exit(ExitCode.NO)
+        fail_unknown(group)
     if format_ == "json":
         print_json(_document(state))
     else:
@@ -94,6 +94,9 @@ def _print(state: GroupState) -> None:
     print_lines(f"Group {state.group}: {_owner_in_words(state)}")
     if state.pause is not None:
         print_lines(f"The group is {state.pause}.")
+    if waiting := sum(state.dead_letters.values()):
+        requested = state.dead_letters.get("requested", 0)
+        print_lines(f"{counted(waiting, 'dead letter')}{f', {requested} to be replayed' if requested else ''}.")
     print_table(
         _COLUMNS,
         [
@@ -162,6 +165,7 @@ def _document(state: GroupState) -> dict[str, object]:
         if owner is not None
         else None,
         "paused": pause_document(state.pause),
+        "dead_letters": {one: state.dead_letters.get(one, 0) for one in OPEN},
         "lag": state.lag,
         "partitions": [_partition(tp, one) for tp, one in state.partitions.items()],
     }

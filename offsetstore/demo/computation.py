@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _compute: Final = cast("Any", pc)
 _TOTALS: Final = [*((name, "sum") for name in ADDED), (WORST, "max")]
 _TYPES = {"bigint": "bigint", "integer": "int", "text": "string", "timestamptz": "timestamp"}
+_CORRUPT: Final = "_corrupt_record"  # Spark puts what it can't read into a column of this name
 _SCHEMA = ", ".join(f"{name} {_TYPES[type_]}" for name, type_ in COLUMNS.items())
 
 
@@ -48,6 +49,13 @@ def parse_with_coordinates(batch: DataFrame) -> DataFrame:
     return batch.select(flight, "_kafka").select("flight.*", "_kafka")
 
 
+def parse_or_reject(batch: DataFrame) -> DataFrame:
+    """Turn Kafka's records into flights, keep their coordinates, and reject those that can't be read."""
+    flight = F.from_json(F.col("value").cast("string"), f"{_SCHEMA}, {_CORRUPT} string").alias("flight")
+    reason = F.when(F.col(_CORRUPT).isNotNull(), F.lit("not the JSON of a flight"))
+    return batch.select(flight, "_kafka").select("flight.*", "_kafka", reason.alias("_reject")).drop(_CORRUPT)
+
+
 def carrier_delays(flights: DataFrame) -> DataFrame:
     """Add up the batch's flights by carrier and month."""
     return flights.groupBy(*KEY).agg(
@@ -56,6 +64,19 @@ def carrier_delays(flights: DataFrame) -> DataFrame:
         F.coalesce(F.sum("dep_delay"), F.lit(0)).alias("departure_delay"),
         F.coalesce(F.sum("arr_delay"), F.lit(0)).alias("arrival_delay"),
         F.max("arr_delay").alias("worst_arrival_delay"),
+    )
+
+
+def carrier_delay_of_each(flights: DataFrame) -> DataFrame:
+    """Return a row for each flight, for the writer to add up: with dead letters each row comes from one record."""
+    return flights.select(
+        *KEY,
+        F.lit(1).alias("flights"),
+        F.col("dep_time").isNull().cast("int").alias("cancelled"),
+        F.coalesce("dep_delay", F.lit(0)).alias("departure_delay"),
+        F.coalesce("arr_delay", F.lit(0)).alias("arrival_delay"),
+        F.col("arr_delay").alias(WORST),
+        "_kafka",
     )
 
 

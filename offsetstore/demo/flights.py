@@ -25,6 +25,8 @@ from offsetstore.kafka.broker import Broker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from offsetstore.protocol.letters import Cause
+
 Flight: TypeAlias = "dict[str, Any]"
 CarrierMonth: TypeAlias = "tuple[str, int, int]"
 
@@ -86,30 +88,52 @@ class Delays:
             self.worst_arrival_delay = arrival if worst is None else max(worst, arrival)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedLetter:
+    """The dead letter of a broken flight: its record, and who must refuse it."""
+
+    cause: Cause
+    key: bytes | None
+    value: bytes | None
+
+
 @dataclass(slots=True)
 class Ledger:
-    """What the tables must hold at the end, added up from the CSV in plain Python: no Spark, no SQL."""
+    """What the tables must hold at the end, added up from the CSV in plain Python: no Spark, no SQL.
+
+    :param flights: all that were produced, broken ones included.
+    :param letters: the broken ones by flight_id: the letters that they must become.
+    """
 
     flights: int = 0
     delays: dict[CarrierMonth, Delays] = field(default_factory=dict["CarrierMonth", Delays])
+    letters: dict[int, ExpectedLetter] = field(default_factory=dict[int, "ExpectedLetter"])
 
-    def entering(self, flights: Iterable[Flight]) -> Iterator[Flight]:
-        """Pass the flights through, and enter each."""
-        for flight in flights:
-            self.flights += 1
-            key = flight["carrier"], flight["year"], flight["month"]
-            self.delays.setdefault(key, Delays()).add(flight)
-            yield flight
+    def enter(self, flight: Flight) -> None:
+        """Enter a flight that must land."""
+        self.flights += 1
+        key = flight["carrier"], flight["year"], flight["month"]
+        self.delays.setdefault(key, Delays()).add(flight)
+
+    def enter_letter(self, flight: Flight, letter: ExpectedLetter) -> None:
+        """Enter a flight that must not land, but become a letter."""
+        self.flights += 1
+        self.letters[flight["flight_id"]] = letter
 
 
-def produce_flights(bootstrap_servers: str, flights: Iterable[Flight]) -> None:
-    """Create the topic, and produce each flight under its flight number.
+def record_of(flight: Flight) -> Record:
+    """The flight as a record, under its flight number."""
+    return Record(as_json(flight), key=f"{flight['carrier']}{flight['flight']}".encode())
+
+
+def produce_flights(bootstrap_servers: str, records: Iterable[Record]) -> None:
+    """Create the topic, and produce the flights' records.
 
     :raises BrokerRefused: the topic exists already.
     :raises BrokerUnavailable: no answer.
     """
     create_topic(bootstrap_servers, TOPIC, partitions=PARTITIONS)
-    produce(bootstrap_servers, TOPIC, _records(flights), settings={"linger.ms": 50, "compression.type": "lz4"})
+    produce(bootstrap_servers, TOPIC, records, settings={"linger.ms": 50, "compression.type": "lz4"})
 
 
 def count_produced(bootstrap_servers: str) -> int:
@@ -119,11 +143,6 @@ def count_produced(bootstrap_servers: str) -> int:
     """
     view = Broker({"bootstrap.servers": bootstrap_servers}).view(GROUP, [TOPIC])
     return sum(log.end - log.beginning for log in view.topics[TOPIC].partitions.values())
-
-
-def _records(flights: Iterable[Flight]) -> Iterator[Record]:
-    for flight in flights:
-        yield Record(as_json(flight), key=f"{flight['carrier']}{flight['flight']}".encode())
 
 
 def main() -> None:
@@ -137,7 +156,7 @@ def main() -> None:
     try:
         there = count_produced(servers)
     except TopicMissing:
-        produce_flights(servers, read_flights())
+        produce_flights(servers, map(record_of, read_flights()))
         there = count_produced(servers)
     if there != ALL:
         raise DemoFailed(

@@ -1,29 +1,65 @@
 """The demo's job, exactly-once: ``python -m offsetstore.demo.job``.
 
 It appends each flight to ``flights`` and adds it to its carrier's month in ``carrier_delays``; both, and the offsets,
-in one transaction: the micro-batch's, or each Kafka partition's. It ends when all that is in the topic is stored.
+in one transaction: the micro-batch's, or each Kafka partition's. It ends when all that is in the topic is stored. Where
+some flights are broken, it keeps them as dead letters.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from offsetstore import Append, Broker, Claim, Execute, OffsetStore, TransactionalSink, Upsert
-from offsetstore.demo.computation import carrier_delays, land, parse, parse_with_coordinates, start_session
-from offsetstore.demo.job_settings import GROUP, JobSettings
+from offsetstore import Append, Broker, Claim, DeadLetters, Execute, OffsetStore, TransactionalSink, Upsert
+from offsetstore.demo.computation import (
+    carrier_delay_of_each,
+    carrier_delays,
+    land,
+    parse,
+    parse_or_reject,
+    parse_with_coordinates,
+    start_session,
+)
+from offsetstore.demo.job_settings import GROUP, PAUSE, JobSettings
 from offsetstore.demo.tables import ADDED, KEY, OURS, WORST, create_tables
 from offsetstore.local.spark.launch import stop_session
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.events import BatchStarted
 from offsetstore.spark.tuning import tuned
 from offsetstore.testing.job_process import BatchPrinter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from offsetstore.protocol.events import Event
+
 
 def transform(batch: DataFrame) -> dict[str, DataFrame]:
     """Compute the rows for each table."""
     flights = parse(batch)
     return {"flights": flights, "carrier_delays": carrier_delays(flights)}
+
+
+def transform_with_letters(batch: DataFrame) -> dict[str, DataFrame]:
+    """Compute the rows for each table, each row from one record."""
+    flights = parse_or_reject(batch)
+    good = flights.where("_reject IS NULL").drop("_reject")
+    return {"flights": flights, "carrier_delays": carrier_delay_of_each(good)}
+
+
+class Pause:
+    """An observer that arms a failpoint in the batch in which the job is to be killed."""
+
+    def __init__(self) -> None:
+        self._point, _, nth = os.environ.get(PAUSE, "").partition(":")
+        self._left = int(nth or 0)
+
+    def on(self, event: Event) -> None:
+        """Arm it when that batch begins."""
+        if isinstance(event, BatchStarted):
+            self._left -= 1
+            if self._left == 0:
+                failpoints.follow(f"{self._point}:hang")
 
 
 def make_sink(claim: Claim, settings: JobSettings) -> TransactionalSink:
@@ -34,6 +70,14 @@ def make_sink(claim: Claim, settings: JobSettings) -> TransactionalSink:
         "flights": Append(OURS.flights),
         "carrier_delays": Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]),
     }
+    if settings.dead_letters:
+        return TransactionalSink(
+            claim,
+            transform_with_letters,
+            into=into,
+            staging=settings.staging,
+            dead_letters=DeadLetters(max_retries=0),  # nothing about these flights will pass
+        )
     return TransactionalSink(claim, transform, into=into, staging=settings.staging)
 
 
@@ -43,7 +87,7 @@ def main() -> None:
     create_tables(settings.url, OURS)
     kafka = settings.kafka_options()
     spark = start_session("flights, exactly-once")
-    with OffsetStore.connect(settings.url, observers=[BatchPrinter()]) as store:
+    with OffsetStore.connect(settings.url, observers=[BatchPrinter(), Pause()]) as store:
         claim = store.claim(GROUP, Broker.from_spark(kafka))
         sink = make_sink(claim, settings)
         query = (

@@ -26,8 +26,10 @@ CHECKPOINTS: Final = "OFFSETSTORE_DEMO_CHECKPOINTS"
 BATCH: Final = "OFFSETSTORE_DEMO_BATCH"
 ATOMICITY: Final = "OFFSETSTORE_DEMO_ATOMICITY"
 STAGING: Final = "OFFSETSTORE_DEMO_STAGING"
+DEAD_LETTERS: Final = "OFFSETSTORE_DEMO_DEAD_LETTERS"
+"""``1``: the exactly-once job keeps flights that can't be written as dead letters."""
 PAUSE: Final = "OFFSETSTORE_DEMO_PAUSE"
-"""``point:nth``: stops the at-least-once job there, to be killed."""
+"""``point:nth``: stops the job there, to be killed."""
 REQUIRED: Final = frozenset({URL, BOOTSTRAP})
 """The others have defaults."""
 
@@ -49,6 +51,7 @@ class JobSettings:
     batch: int
     atomicity: Atomicity = "batch"
     staging: Staging = "auto"
+    dead_letters: bool = False
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -84,6 +87,7 @@ class JobSettings:
             int(batch),
             cast("Atomicity", atomicity),
             cast("Staging", staging),
+            os.environ.get(DEAD_LETTERS) == "1",
         )
 
     def environment(self) -> dict[str, str]:
@@ -95,6 +99,7 @@ class JobSettings:
             BATCH: str(self.batch),
             ATOMICITY: self.atomicity,
             STAGING: self.staging,
+            DEAD_LETTERS: "1" if self.dead_letters else "",
         }
 
     def kafka_options(self) -> dict[str, str]:

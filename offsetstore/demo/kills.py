@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from offsetstore.demo.job_settings import PAUSE
-from offsetstore.protocol import failpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +26,14 @@ POINTS: Final[dict[JobName, tuple[str, ...]]] = {
     "offsetstore": ("in_copy", "before_commit", "after_sink", RANDOM),
     "at_least_once": (JDBC_WRITE, "between_write_and_upsert", "after_function", RANDOM),
 }
+POISON_POINTS: Final = (*POINTS["offsetstore"], "in_discovery", "letters_written")
+"""The points of our job if some flights are broken."""
 WORDS: Final = {
     "in_copy": "in the middle of COPY",
     "before_commit": "before COMMIT",
     "after_sink": "after the sink, before Spark's commit log",
+    "in_discovery": "while it looks for refused records",
+    "letters_written": "after its dead letters are written",
     JDBC_WRITE: "while the JDBC write runs",
     "between_write_and_upsert": "between the write and the upsert",
     "after_function": "after the function, before Spark's commit log",
@@ -52,10 +55,6 @@ class Kill:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that make the job stop at the point; none if it is to be killed while it runs."""
-        if self.point in failpoints.POINTS:
-            # Both outputs are copied in; the flights come first.
-            reached = 2 * self.nth - 1 if self.point == "in_copy" else self.nth
-            return {failpoints.VARIABLE: f"{self.point}:{reached}:hang"}
         return {} if self.meets_it_running else {PAUSE: f"{self.point}:{self.nth}"}
 
     @property
@@ -93,13 +92,17 @@ class Killed:
         return asdict(self) | {"at": round(self.at, 2), "jvm_lingered": round(self.jvm_lingered, 2)}
 
 
-def plan(job: JobName, seed: int) -> list[Kill]:
-    """Put the job's four points in random order, and assign the targets to them: two of each."""
+def plan(job: JobName, seed: int, *, has_letters: bool = False) -> list[Kill]:
+    """Put the job's points in random order, and assign the targets to them, each to half of them.
+
+    :param has_letters: with the points of `POISON_POINTS`.
+    """
+    points = POISON_POINTS if has_letters else POINTS[job]
     dice = random.Random(seed)  # noqa: S311 - repeatable, not secret
-    order = dice.sample(range(4), 4)
-    targets = dice.sample(_TARGETS * 2, 4)
+    order = dice.sample(range(len(points)), len(points))
+    targets = dice.sample(_TARGETS * (len(points) // 2), len(points))
     return [
-        Kill(job, POINTS[job][index], target, dice.randint(*_BATCHES), dice.uniform(0.1, 0.9))
+        Kill(job, points[index], target, dice.randint(*_BATCHES), dice.uniform(0.1, 0.9))
         for index, target in zip(order, targets, strict=True)
     ]
 

@@ -9,6 +9,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
 from offsetstore.demo.kills import WORDS
+from offsetstore.demo.poison import KINDS
 from offsetstore.demo.run import NAMES
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from offsetstore.demo.kills import Killed
     from offsetstore.demo.run import Result, Results
-    from offsetstore.demo.tables import Look
+    from offsetstore.demo.tables import Findings, Look
 
 _SUBTITLES: Final = {
     "offsetstore": "results and offsets in one transaction",
@@ -31,6 +32,10 @@ _THEIRS: Final = (
     "The job that people write today learns from its checkpoint that the batch is not done, and writes it again: what "
     "it had written before the kill stays, and the line ends above what was produced."
 )
+_LETTERS: Final = (
+    "{letters:,} of the flights are broken, each in one of {count} ways: {kinds}. They are dead letters, with what the "
+    "producer sent; each was written in the transaction that passed over its record."
+)
 _HEADROOM: Final = 1.04
 
 
@@ -38,6 +43,8 @@ def summary(produced: int, results: Results) -> tuple[list[str], list[list[str]]
     """Header and rows of the table at the end: what it counts, and a column for each job."""
     figures = [_figures(produced, result) for result in results.values()]
     rows = [[name, *(f"{column[name]:,}" for column in figures)] for name in figures[0]]
+    if not any(result.findings.has_letters for result in results.values()):
+        rows = [row for row in rows if row[0] not in _OF_LETTERS]
     return ["", *(NAMES[job] for job in results)], rows
 
 
@@ -45,15 +52,23 @@ def _figures(produced: int, result: Result) -> dict[str, int]:
     return {
         "produced": produced,
         "stored": result.findings.stored,
+        "dead letters": result.findings.letters,
         "missing": result.findings.missing,
         "duplicated": result.findings.duplicated,
+        "wrong letters": result.findings.wrong_letters,
         "wrong sums": result.findings.wrong_aggregates,
         "killed in mid-batch": result.kills_in_batch,
         "seconds": round(result.run.seconds),
     }
 
 
-_MUST_BE_ZERO: Final = frozenset({"missing", "duplicated", "wrong sums"})
+_MUST_BE_ZERO: Final = frozenset({"missing", "duplicated", "wrong letters", "wrong sums"})
+_OF_LETTERS: Final = frozenset({"dead letters", "wrong letters"})
+
+
+def equation(produced: int, ours: Findings) -> str:
+    """Say in a line where all flights are, if they are where they must be."""
+    return f"{produced:,} flights = {ours.stored:,} landed + {ours.letters:,} dead letters, none twice"
 
 
 def write_report(directory: Path, produced: int, results: Results, seed: int) -> Path:
@@ -80,7 +95,7 @@ def as_json(produced: int, results: Results, seed: int) -> dict[str, Any]:
 def as_html(produced: int, results: Results, seed: int) -> str:
     """The page, whole."""
     looks = [look for result in results.values() for look in result.run.looks]
-    scale = Scale(max(look.at for look in looks), round(_HEADROOM * max(produced, *(look.landed for look in looks))))
+    scale = Scale(max(look.at for look in looks), round(_HEADROOM * max(produced, *(look.passed for look in looks))))
     kills = [kill for result in results.values() for kill in result.run.kills]
     return _PAGE.substitute(
         title=f"{produced:,} flights, {len(kills)} kills",
@@ -102,7 +117,11 @@ def _paragraph(produced: int, results: Results) -> str:
         parts.append(_OURS)
         if not ours.looks_apart:
             looks = len(ours.run.looks)
-            parts.append(f"Another connection looked {looks} times while it ran: as many rows as offsets each time.")
+            rows = "rows and letters" if ours.findings.has_letters else "rows"
+            parts.append(f"Another connection looked {looks} times while it ran: as many {rows} as offsets each time.")
+        if ours.findings.has_letters:
+            kinds = "; ".join(kind.words for kind in KINDS)
+            parts.append(_LETTERS.format(letters=ours.findings.letters, count=len(KINDS), kinds=kinds))
     if "at_least_once" in results:
         parts.append(_THEIRS)
     return " ".join(parts)
@@ -195,10 +214,11 @@ def chart(name: str, looks: Sequence[Look], kills: Sequence[Killed], produced: i
         _across("produced", scale.y(produced)),
         f'<path class="line" d="{_path(looks, scale)}"/>',
         *(_kill(kill, scale) for kill in kills),
-        f'<circle class="end" cx="{scale.x(last.at):.1f}" cy="{scale.y(last.landed):.1f}" r="4"/>',
+        f'<circle class="end" cx="{scale.x(last.at):.1f}" cy="{scale.y(last.passed):.1f}" r="4"/>',
         _labels(last, produced, scale),
     ]
-    title = f"{name}: flights landed over time; {last.landed:,} at the end, {produced:,} were produced"
+    letters = f" and {last.letters:,} dead letters" if last.letters else ""
+    title = f"{name}: flights landed over time; {last.landed:,}{letters} at the end, {produced:,} were produced"
     return (
         f'<svg class="{name}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
         + "".join(parts)
@@ -208,8 +228,8 @@ def chart(name: str, looks: Sequence[Look], kills: Sequence[Killed], produced: i
 
 def _path(looks: Sequence[Look], scale: Scale) -> str:
     """Go up in steps: flights land when a transaction commits, not on the way there."""
-    steps = "".join(f" H{scale.x(look.at):.1f} V{scale.y(look.landed):.1f}" for look in looks[1:])
-    return f"M{scale.x(looks[0].at):.1f} {scale.y(looks[0].landed):.1f}{steps}"
+    steps = "".join(f" H{scale.x(look.at):.1f} V{scale.y(look.passed):.1f}" for look in looks[1:])
+    return f"M{scale.x(looks[0].at):.1f} {scale.y(looks[0].passed):.1f}{steps}"
 
 
 def _axes(scale: Scale) -> str:
@@ -244,9 +264,11 @@ def _kill(kill: Killed, scale: Scale) -> str:
 
 def _labels(last: Look, produced: int, scale: Scale) -> str:
     """Label the end of the line, and the dashed line."""
-    surplus = last.landed - produced
-    words = f"{abs(surplus):,} too {'many' if surplus > 0 else 'few'}" if surplus else "as produced"
-    x, y = scale.x(last.at) + 12, scale.y(last.landed) + 4
+    surplus = last.passed - produced
+    words = f"+ {last.letters:,} dead letters" if last.letters else "as produced"
+    if surplus:
+        words = f"{abs(surplus):,} too {'many' if surplus > 0 else 'few'}"
+    x, y = scale.x(last.at) + 12, scale.y(last.passed) + 4
     return (
         f'<text class="tick over" x="{_LEFT + 8}" y="{scale.y(produced) - 8:.1f}">{produced:,} produced</text>'
         f'<text class="label" x="{x:.1f}" y="{y:.1f}">{last.landed:,}'

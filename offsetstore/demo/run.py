@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from offsetstore.demo.flights import Ledger, count_produced, produce_flights, read_flights
 from offsetstore.demo.job_settings import BATCHES, JobSettings
+from offsetstore.demo.poison import add_rules, choose, records_of
 from offsetstore.demo.supervise import JOBS, Supervisor
 from offsetstore.demo.tables import create_tables, verify
 from offsetstore.local.kafka.server import KafkaBroker
@@ -23,12 +24,12 @@ from offsetstore.postgres.url import make_engine
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from offsetstore.demo.flights import Flight
     from offsetstore.demo.job_settings import Atomicity, Staging
     from offsetstore.demo.kills import JobName
     from offsetstore.demo.screen import Bar, Screen
     from offsetstore.demo.supervise import JobRun
     from offsetstore.demo.tables import Findings
+    from offsetstore.kafka.admin import Record
 
 NAMES: Final[dict[JobName, str]] = {"offsetstore": "offsetstore", "at_least_once": "at-least-once"}
 LEAST_KILLS: Final = 4
@@ -40,13 +41,18 @@ _INTERVAL: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run."""
+    """What to run.
+
+    :param flights: how many in all.
+    :param poison: how many of them are broken, and become dead letters.
+    """
 
     flights: int
     seed: int
     jobs: Collection[JobName]
     atomicity: Atomicity = "batch"
     staging: Staging = "auto"
+    poison: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +64,8 @@ class Result:
 
     @property
     def looks_apart(self) -> int:
-        """How many looks saw a number of rows that the stored offsets don't match: none, if both change at once."""
-        return sum(look.landed != look.offsets for look in self.run.looks)
+        """How many looks saw rows and letters that the stored offsets don't match: none, if all change at once."""
+        return sum(look.passed != look.offsets for look in self.run.looks)
 
     @property
     def kills_in_batch(self) -> int:
@@ -87,7 +93,10 @@ def is_proven(produced: int, flights: int, results: Results) -> bool:
     killed = all(result.kills_in_batch >= LEAST_KILLS for result in results.values())
     ours = results.get("offsetstore")
     exact = ours is None or (
-        ours.findings.exact and ours.looks_apart == 0 and ours.run.batches - len(ours.run.kills) >= LEAST_BATCHES
+        ours.findings.exact
+        and ours.findings.stored + ours.findings.letters == produced
+        and ours.looks_apart == 0
+        and ours.run.batches - len(ours.run.kills) >= LEAST_BATCHES
     )
     return produced == flights and killed and exact
 
@@ -114,8 +123,9 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
         _migrate(postgres.url)
         bar.end("PostgreSQL and Kafka are up")
         bar = screen.bar("Flights into Kafka", plan.flights)
-        flights = ledger.entering(read_flights(plan.flights))
-        produce_flights(kafka.bootstrap_servers, _shown(flights, bar))
+        broken = choose(plan.poison, plan.flights, plan.seed)
+        records = records_of(read_flights(plan.flights), broken, ledger)
+        produce_flights(kafka.bootstrap_servers, _shown(records, bar))
         produced = count_produced(kafka.bootstrap_servers)
         bar.show(produced)
         bar.end(f"{produced:,} records")
@@ -126,12 +136,15 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
             math.ceil(plan.flights / BATCHES),
             plan.atomicity,
             plan.staging,
+            dead_letters=plan.poison > 0,
         )
         results: dict[JobName, Result] = {}
         for job in JOBS:
             if job.name not in plan.jobs:
                 continue
             create_tables(settings.url, job.tables)
+            if settings.dead_letters:
+                add_rules(settings.url)
             bar = screen.bar(NAMES[job.name], ledger.flights)
             run = Supervisor(job, settings, plan.seed, logs, bar.show, screen.say).run()
             results[job.name] = Result(run, verify(settings.url, job.tables, ledger))
@@ -148,8 +161,8 @@ def _migrate(url: str) -> None:
         engine.dispose()
 
 
-def _shown(flights: Iterable[Flight], bar: Bar) -> Iterator[Flight]:
-    for number, flight in enumerate(flights):
+def _shown(records: Iterable[Record], bar: Bar) -> Iterator[Record]:
+    for number, record in enumerate(records):
         if number % _INTERVAL == 0:
             bar.show(number)
-        yield flight
+        yield record

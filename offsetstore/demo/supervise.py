@@ -79,7 +79,7 @@ class Supervisor:
 
         :raises DemoFailed: it ends by itself before that, or hangs.
         """
-        self._left = plan(self.job.name, self.seed)
+        self._left = plan(self.job.name, self.seed, has_letters=self.settings.dead_letters)
         with Watch(self.settings.url, self.job.tables, self._seen) as watch:
             while self._run_once(watch):
                 if len(self._runs) == _MOST_RUNS:
@@ -163,7 +163,7 @@ class Supervisor:
 
     def _seen(self, look: Look) -> None:
         restarts = max(len(self._runs) - 1, 0)
-        self.show(look.landed, f"{len(self._kills)} kills, {restarts} restarts, {self._batches} batches")
+        self.show(look.passed, f"{len(self._kills)} kills, {restarts} restarts, {self._batches} batches")
 
 
 def _follow(process: JobProcess, progress: Progress) -> None:

@@ -6,11 +6,12 @@ Only the key of the sums is unique, so that no duplicate is hidden.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from offsetstore.demo.flights import Delays
+from offsetstore.demo.flights import Delays, ExpectedLetter
 from offsetstore.demo.job_settings import GROUP, JDBC_NAME, TOPIC
 from offsetstore.postgres.url import make_engine
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
 
     from offsetstore.demo.flights import CarrierMonth, Ledger
 
@@ -87,7 +88,8 @@ _SECONDS: Final = 0.5
 # One statement sees one snapshot. The topic begins at 0 in each partition, so the sum of offsets counts records.
 _LOOK: Final = """
 SELECT (SELECT count(*) FROM {flights}),
-       (SELECT coalesce(sum(next_offset), 0)::bigint FROM kafka_partitions WHERE consumer_group = %s AND topic = %s)
+       (SELECT coalesce(sum(next_offset), 0)::bigint FROM kafka_partitions WHERE consumer_group = %s AND topic = %s),
+       (SELECT count(*) FROM dead_letters WHERE consumer_group = %s AND topic = %s)
 """
 _JDBC_WRITES: Final = """
 SELECT count(*) FROM pg_stat_activity
@@ -102,6 +104,12 @@ class Look:
     at: float
     landed: int
     offsets: int
+    letters: int = 0
+
+    @property
+    def passed(self) -> int:
+        """The flights that have landed, or have become letters."""
+        return self.landed + self.letters
 
 
 class Watch:
@@ -133,8 +141,8 @@ class Watch:
     def look(self) -> Look:
         """Look now."""
         with self._engine.connect() as connection:
-            landed, offsets = connection.exec_driver_sql(self._query, (GROUP, TOPIC)).one()
-        return Look(self.seconds, landed, offsets)
+            landed, offsets, letters = connection.exec_driver_sql(self._query, (GROUP, TOPIC) * 2).one()
+        return Look(self.seconds, landed, offsets, letters)
 
     def jdbc_writes(self) -> bool:
         """Whether Spark's JDBC writer is inserting right now."""
@@ -166,25 +174,44 @@ class Watch:
             self._error = error
 
 
-# Rows that are not flights of the ledger are surplus, too.
+# Rows that are not flights of the ledger are surplus, too, and so are broken flights.
 _COUNT = """
-SELECT count(*), count(DISTINCT flight_id) FILTER (WHERE flight_id BETWEEN 1 AND %s) FROM {flights}
+SELECT count(*), count(DISTINCT flight_id) FILTER (WHERE flight_id BETWEEN 1 AND %s AND flight_id <> ALL (%s))
+FROM {flights}
+"""
+_LETTERS: Final = """
+SELECT cause, key, value FROM dead_letters WHERE consumer_group = %s AND topic = %s AND state = 'dead' AND times = 1
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """``stored`` counts rows, ``missing`` flights, ``duplicated`` surplus rows, ``wrong_aggregates`` carrier-months."""
+    """What is stored, compared with the ledger.
+
+    :param stored: rows of flights.
+    :param missing: flights that have not landed, and broken ones that have no letter with their key and value.
+    :param duplicated: surplus rows.
+    :param wrong_aggregates: carrier-months.
+    :param letters: dead letters.
+    :param wrong_letters: those that belong to no broken flight, or to one that has its letter already.
+    """
 
     stored: int
     missing: int
     duplicated: int
     wrong_aggregates: int
+    letters: int = 0
+    wrong_letters: int = 0
+
+    @property
+    def has_letters(self) -> bool:
+        """Whether there are any."""
+        return self.letters > 0
 
     @property
     def exact(self) -> bool:
-        """Whether each flight is there once and all sums are right."""
-        return not (self.missing or self.duplicated or self.wrong_aggregates)
+        """Whether each flight has landed or is a letter, once, and all sums are right."""
+        return not (self.missing or self.duplicated or self.wrong_aggregates or self.wrong_letters)
 
     def as_json(self) -> dict[str, Any]:
         """Return them for the report."""
@@ -198,13 +225,26 @@ def verify(url: str, tables: Tables, ledger: Ledger) -> Findings:
     try:
         with engine.connect() as connection:
             count = _COUNT.format(flights=tables.flights)
-            stored, known = connection.exec_driver_sql(count, (ledger.flights,)).one()
+            stored, known = connection.exec_driver_sql(count, (ledger.flights, list(ledger.letters))).one()
             found: dict[CarrierMonth, Delays] = {
                 (carrier, year, month): Delays(*sums)
                 for carrier, year, month, *sums in connection.exec_driver_sql(query)
             }
+            letters = _letters(connection) if ledger.letters else Counter[ExpectedLetter]()
     finally:
         engine.dispose()
     keys = found.keys() | ledger.delays.keys()
     wrong = sum(found.get(key) != ledger.delays.get(key) for key in keys)
-    return Findings(stored, ledger.flights - known, stored - known, wrong)
+    expected = Counter(ledger.letters.values())
+    return Findings(
+        stored,
+        missing=ledger.flights - len(ledger.letters) - known + (expected - letters).total(),
+        duplicated=stored - known,
+        wrong_aggregates=wrong,
+        letters=letters.total(),
+        wrong_letters=(letters - expected).total(),
+    )
+
+
+def _letters(connection: Connection) -> Counter[ExpectedLetter]:
+    return Counter(ExpectedLetter(*found) for found in connection.exec_driver_sql(_LETTERS, (GROUP, TOPIC)))

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 from offsetstore.errors import (
     ConnectionLost,
     LockTimeout,
+    MissingPrivilege,
     OffsetStoreError,
     RowsRefused,
     SinkError,
@@ -41,11 +42,13 @@ _CONNECTION_ENDED = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P
 _SHORTAGE = ("53", "58")
 _READ_ONLY = "25006"
 _CANCELLED = "57014"
+_NOT_NULL = "23502"
 # Connections, transactions, resources, locks, operators, the disk, the server: never a row's fault.
 _NOT_THE_ROWS = ("08", "25", "28", "40", "53", "55", "57", "58", "XX")
 # Features, prepared statements, cursors, databases, schemas, and what is missing or not allowed: the SQL's fault, if it
 # is the user's own.
 _OF_THE_SQL = ("0A", "26", "34", "3D", "3F", "42")
+_NOT_GRANTED = "42501"
 # "syntax error at or near" quotes the statement, which may contain values.
 _SYNTAX_ERROR = "42601"
 _NEXT_STEPS = {
@@ -115,6 +118,44 @@ def refusals(table: object, columns: Collection[str] = (), *, sql_of: str | None
         strip_chain(error)  # the user's own may have been raised from the database's
         raise_stripped(error)  # or be a group of them
         raise
+
+
+@contextmanager
+def refusing_letters() -> Generator[None]:
+    """Turn what the database refuses of dead letters into `SinkError`: no record is to blame for that.
+
+    :raises SinkError: the database refuses them.
+    """
+    try:
+        yield
+    except (psycopg.Error, StatementError) as error:
+        inner = driver_error(error)
+        state = None if inner is None else inner.sqlstate
+        if state is None or state.startswith(_NOT_THE_ROWS):
+            raise
+        raise SinkError(
+            "the database refused to store dead letters; nothing was written",
+            found=f"SQLSTATE {state}, {words(error)}",
+            next_step="Grant the role what `offsetstore grants` prints."
+            if state == _NOT_GRANTED
+            else "Look for triggers and constraints of your own on the table dead_letters.",
+        ) from None
+
+
+@contextmanager
+def needing(right: str) -> Generator[None]:
+    """Turn a missing privilege into our error.
+
+    :param right: what the role has to be allowed to do, as in "read dead letters".
+    :raises MissingPrivilege: the role may not do it.
+    """
+    try:
+        yield
+    except (psycopg.Error, StatementError) as error:
+        inner = driver_error(error)
+        if inner is None or inner.sqlstate != _NOT_GRANTED:
+            raise
+        raise MissingPrivilege(f"the role may not {right}; nothing was written", found=words(error)) from None
 
 
 def of_database(error: BaseException) -> OffsetStoreError | None:
@@ -321,19 +362,40 @@ def _refused(error: psycopg.Error, sqlstate: str, table: object, columns: Collec
     diagnostic = error.diag
     column = diagnostic.column_name or _column_in_context(diagnostic.context, columns)
     named = f"{diagnostic.schema_name}.{diagnostic.table_name}" if diagnostic.table_name else None
+    constraint = diagnostic.constraint_name
+    return _rows_refused(type(error).__name__, sqlstate, table, named=named, column=column, constraint=constraint)
+
+
+def null_refused(table: object, named: str, column: str) -> RowsRefused:
+    """Make the error that `refusals` would raise for a NULL in a column that is NOT NULL.
+
+    :param table: as `refusals` takes it.
+    :param named: the table as the database names it, with its schema.
+    """
+    kind = psycopg.errors.NotNullViolation.__name__
+    return _rows_refused(kind, _NOT_NULL, table, named=named, column=column, constraint=None)
+
+
+def _rows_refused(
+    kind: str,
+    sqlstate: str,
+    table: object,
+    *,
+    named: str | None,
+    column: str | None,
+    constraint: str | None,
+) -> RowsRefused:
     where = named or (str(table) if table else None)
-    what = (
-        f"the database refused rows for {table or where or 'its tables'}: {type(error).__name__} (SQLSTATE {sqlstate})"
-    )
-    if diagnostic.constraint_name:
-        what += f", constraint {diagnostic.constraint_name} of {where}"
+    what = f"the database refused rows for {table or where or 'its tables'}: {kind} (SQLSTATE {sqlstate})"
+    if constraint:
+        what += f", constraint {constraint} of {where}"
     if column:
         what += f", column {column}"
     return RowsRefused(
         what,
         table=where,
         column=column,
-        constraint=diagnostic.constraint_name,
+        constraint=constraint,
         sqlstate=sqlstate,
         next_step=_NEXT_STEPS.get(sqlstate, _NEXT_STEPS.get(sqlstate[:2])),
     )

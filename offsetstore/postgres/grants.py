@@ -15,9 +15,14 @@ _USUAL = ("SELECT", "INSERT", "UPDATE")
 _DIFFERENT: Final = {
     "heartbeats": (*_USUAL, "DELETE"),
     "offset_history": ("SELECT", "INSERT"),
+    "failures": (*_USUAL, "DELETE"),
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
+
+
+# What a dashboard may not read: a record's own bytes, and texts that may quote them.
+_HIDDEN: Final = {"dead_letters": {"key", "value", "headers", "error_text", "traceback"}}
 
 
 def privileges() -> dict[str, tuple[str, ...]]:
@@ -40,7 +45,17 @@ def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
 
 
 def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
-    """Statements that let ``role`` read all our tables; they may be repeated. The owner of the tables must run them."""
+    """Statements that let ``role`` read all our tables; they may be repeated. The owner of the tables must run them.
+
+    Of dead letters it may read all but the record's key, value and headers, and texts that may quote them.
+    """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     for table in privileges():
-        yield f"GRANT SELECT ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
+        hidden = _HIDDEN.get(table)
+        shown = (
+            [quoted(column.name) for column in metadata.tables[table].columns if column.name not in hidden]
+            if hidden
+            else []
+        )
+        columns = f" ({', '.join(shown)})" if shown else ""
+        yield f"GRANT SELECT{columns} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"

@@ -15,8 +15,10 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
+    SmallInteger,
     Table,
     Text,
     Uuid,
@@ -25,8 +27,9 @@ from sqlalchemy import (
     text,
     true,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 
-HEAD = "0004"
+HEAD = "0005"
 """The Alembic revision that this version works with."""
 
 VERSION_TABLE = "offsetstore_version"
@@ -133,4 +136,76 @@ store_identity = Table(
     Column("store_id", Uuid, nullable=False),
     PrimaryKeyConstraint("singleton", name="store_identity_pkey"),
     CheckConstraint("singleton", name="store_identity_singleton_check"),
+)
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("consumer_group", _NAME, nullable=False),
+    Column("topic", _NAME, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("record_offset", BigInteger, nullable=False),
+    Column("topic_id", Text, nullable=False, server_default=text("''")),
+    Column("state", Text, nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("key", LargeBinary),
+    Column("value", LargeBinary),
+    Column("headers", JSONB),
+    Column("timestamp_ms", BigInteger),
+    Column("timestamp_type", SmallInteger),
+    Column("error_class", Text, nullable=False),
+    Column("sqlstate", Text),
+    Column("table_name", Text),
+    Column("constraint_name", Text),
+    Column("column_name", Text),
+    Column("error_text", Text),
+    Column("traceback", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("times", Integer, nullable=False, server_default=text("1")),
+    Column("sequence", LargeBinary),
+    Column("forced", Boolean, nullable=False, server_default=false()),
+    Column("trace_id", Text),
+    _timestamp("created_at"),
+    Column("decided_at", DateTime(timezone=True)),
+    Column("actor", Text),
+    Column("reason", Text),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition", "record_offset", "topic_id", name="dead_letters_pkey"),
+    CheckConstraint(
+        "state IN ('dead', 'requested', 'replayed', 'discarded', 'superseded')", name="dead_letters_state_check"
+    ),
+    CheckConstraint("cause IN ('rejected', 'refused', 'raised', 'sequence')", name="dead_letters_cause_check"),
+    CheckConstraint("payload IN ('kept', 'left out', 'erased')", name="dead_letters_payload_check"),
+    Index(
+        "dead_letters_sequence_idx",
+        "consumer_group",
+        "sequence",
+        "record_offset",
+        postgresql_where=text("sequence IS NOT NULL AND state IN ('dead', 'requested')"),
+    ),
+    Index(
+        "dead_letters_requested_idx",
+        "consumer_group",
+        "topic",
+        "partition",
+        "record_offset",
+        postgresql_where=text("state = 'requested'"),
+    ),
+    Index("dead_letters_list_idx", "consumer_group", "state", "created_at", "topic", "partition", "record_offset"),
+)
+"""Records that could not be written; ``payload`` tells a missing key or value from one that is not kept."""
+
+failures = Table(
+    "failures",
+    metadata,
+    Column("consumer_group", _NAME, nullable=False),
+    Column("topic", _NAME, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("record_offset", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("errors", JSONB, nullable=False),
+    _timestamp("first_at"),
+    _timestamp("last_at"),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition", "record_offset", name="failures_pkey"),
+    postgresql_with={"fillfactor": 80},
 )

@@ -14,6 +14,9 @@ from offsetstore.errors import ConnectionLost, SchemaError, UnexpectedCommit
 from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import refusals, translate, translated
+from offsetstore.postgres.letters import RENAME_FAILURES, RENAME_LETTERS, LetterStatements
+from offsetstore.postgres.schema import quoted
+from offsetstore.postgres.stored_letters import StoredLetterStatements
 from offsetstore.postgres.together import Result, execute_together
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Advance, GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
@@ -43,7 +46,7 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
-class PostgresSession:
+class PostgresSession(LetterStatements, StoredLetterStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
     BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a
@@ -63,6 +66,8 @@ class PostgresSession:
         """Whether user code has tried to end the transaction."""
         self._closed = False
         self._moved = 0
+        self._check = sql.CHECK_DEFERRED
+        """Checks deferred constraints after a trial."""
         self._open()
 
     def _open(self) -> None:
@@ -79,6 +84,11 @@ class PostgresSession:
     @property
     def _psycopg(self) -> psycopg.Connection[Any]:
         return cast("psycopg.Connection[Any]", self._connection.connection.driver_connection)
+
+    def _is_utf8(self) -> bool:
+        """Whether any text can be sent and stored: the server reports both encodings, PgBouncer passes them on."""
+        told = map(self._psycopg.pgconn.parameter_status, (b"server_encoding", b"client_encoding"))
+        return all(one == b"UTF8" for one in told)
 
     def in_savepoint(self) -> bool:
         return self._connection.in_nested_transaction()
@@ -144,6 +154,27 @@ class PostgresSession:
             self._was_ended = True
             raise UnexpectedCommit("COMMIT or ROLLBACK was called on tx.connection")
 
+    def begin_trials(self) -> float | None:
+        with translated():
+            timeout, deferred, _ = self._send_together(
+                sql.TRANSACTION_TIMEOUT, sql.INITIALLY_DEFERRED, sql.SAVEPOINT.format(number=0)
+            )
+        self._check = sql.CHECK_DEFERRED
+        if deferred.rows:
+            names = ", ".join(f"{quoted(row.schema)}.{quoted(row.name)}" for row in deferred.rows)
+            by_name = all(row.by_name for row in deferred.rows)
+            again = f"{sql.CHECK_DEFERRED};\n{sql.DEFER_AGAIN.format(names=names)}"
+            self._check = again if by_name else sql.CHECK_AND_TAKE_BACK
+        milliseconds = next((row.setting for row in timeout.rows), 0)
+        return milliseconds / 1000 or None
+
+    def check_and_save(self, number: int) -> None:
+        with refusals(None):
+            execute_together(self._psycopg, self._check, sql.SAVEPOINT.format(number=number))
+
+    def rollback_to(self, number: int) -> None:
+        self._run(sql.ROLLBACK_TO.format(number=number))
+
     def lock_group(self, group: str) -> Token:
         self._run(sql.CREATE_GROUP, group=group, no_claim=_NO_CLAIM)
         row = self._one(sql.LOCK_GROUP, group=group)
@@ -193,6 +224,7 @@ class PostgresSession:
         return {TopicPartition(row.topic, row.partition) for row in rows}
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
+        self._drop_failures(group, {tp: new.next_offset for tp, new in offsets.items()})
         self._run(
             sql.SET_PARTITIONS,
             group=group,
@@ -249,7 +281,8 @@ class PostgresSession:
 
     def rename_group(self, group: str, new: str) -> None:
         self._run(sql.RENAME_GROUP, group=group, new=new)
-        self._run(sql.RENAME_MARKS, group=group, new=new)
+        for rename in (sql.RENAME_MARKS, RENAME_LETTERS, RENAME_FAILURES):
+            self._run(rename, group=group, new=new)
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         self._run(sql.UNPIN, group=group, **_keys(partitions), **_token(token))

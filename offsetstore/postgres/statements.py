@@ -46,6 +46,29 @@ SELECT CAST(pg_current_xact_id_if_assigned() AS text) AS transaction_number,
 
 CHECK_DEFERRED = "SET CONSTRAINTS ALL IMMEDIATE"
 
+# How rows are tried out: decision 0036. ``SET CONSTRAINTS ALL DEFERRED`` would also defer what is immediate at first.
+SAVEPOINT = "SAVEPOINT offsetstore_{number}"
+ROLLBACK_TO = "ROLLBACK TO SAVEPOINT offsetstore_{number}"
+DEFER_AGAIN = "SET CONSTRAINTS {names} DEFERRED"
+# For names that can't be deferred again: the constraints are deferred as before, but all is checked again next time.
+CHECK_AND_TAKE_BACK = f"""
+SAVEPOINT offsetstore_check;
+{CHECK_DEFERRED};
+ROLLBACK TO SAVEPOINT offsetstore_check;
+RELEASE SAVEPOINT offsetstore_check"""
+
+# In milliseconds; no row before PostgreSQL 17.
+TRANSACTION_TIMEOUT = "SELECT CAST(setting AS bigint) AS setting FROM pg_settings WHERE name = 'transaction_timeout'"
+
+# A name stands for all constraints of its schema that have it, and for those of their tables' partitions.
+INITIALLY_DEFERRED = """
+SELECT n.nspname AS schema, c.conname AS name,
+       bool_and(c.condeferred) AND has_schema_privilege(n.oid, 'USAGE') AS by_name
+FROM pg_catalog.pg_constraint AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.connamespace
+WHERE NOT starts_with(n.nspname, 'pg_temp_')
+GROUP BY n.oid, n.nspname, c.conname HAVING bool_or(c.condeferred AND c.conparentid = 0)
+"""
+
 CREATE_GROUP = """
 INSERT INTO {s}consumer_groups (consumer_group, epoch, claim_id, owner)
 VALUES (:group, 0, :no_claim, '')

@@ -12,6 +12,7 @@ from offsetstore.errors import ConfigurationError, SinkError, StaleClaim
 from offsetstore.postgres.errors import raise_stripped, refusals, strip_chain, stripped
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.processing.pause import is_paused
+from offsetstore.processing.plan import PlanOutdated
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import FlushFailed, IdleWorkFailed
 from offsetstore.protocol.retries import may_pass
@@ -79,15 +80,24 @@ class Between:
 
     :param lock: the sink's: held while a batch is written, and while this thread works.
     :param seconds: the buffer's time limit, ``None`` without one.
+    :param replay: replays dead letters, if it is time to look for them.
     """
 
     def __init__(
-        self, claim: Claim, lock: RLock, *, tick: Tick | None, buffered: Buffered | None, seconds: float | None
+        self,
+        claim: Claim,
+        lock: RLock,
+        *,
+        tick: Tick | None,
+        buffered: Buffered | None,
+        seconds: float | None,
+        replay: Callable[[], object] | None = None,
     ) -> None:
         self._claim = claim
         self._lock = lock
         self._tick = tick
         self._buffered = buffered
+        self._replay = replay
         self._is_running: Callable[[], bool] = _yes
         self._last = time.monotonic()
         self._next_flush = 0.0
@@ -114,6 +124,7 @@ class Between:
         if self._lock.acquire(blocking=False):  # a batch needs no help
             try:
                 self._flush_if_due()
+                self._replay_requested()
                 if wants_tick and self._tick is not None and not self._claim.is_closed:
                     self._is_ticking = True
                     self._run(self._tick)
@@ -133,6 +144,17 @@ class Between:
             return self._is_running()
         except Exception:  # noqa: BLE001 - Java is gone, or busy: the claim has the last word
             return True
+
+    def _replay_requested(self) -> None:
+        if self._replay is None or self._claim.is_closed:
+            return
+        try:
+            self._replay()
+        except (StaleClaim, PlanOutdated):
+            pass  # the claim knows it now, and has told it; or the query was stopped
+        except Exception as error:  # noqa: BLE001 - the job goes on; what was not replayed is still requested
+            strip_chain(error)
+            self._claim.observers.on(IdleWorkFailed(group=self._claim.group, error=stripped(error)))
 
     def _flush_if_due(self) -> None:
         if self._buffered is None or not self._buffered.is_due or time.monotonic() < self._next_flush:

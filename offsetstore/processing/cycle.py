@@ -56,10 +56,13 @@ class Written:
 
 
 class Stopwatch:
-    """Adds up the seconds of each phase."""
+    """Adds up the seconds of each phase.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    :param before: what was measured before.
+    """
+
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
+        self.seconds: dict[str, float] = dict(before or {})
         self._since = time.monotonic()
 
     def lap(self, phase: str) -> None:
@@ -99,6 +102,7 @@ def commit_plan(
     *,
     marking: Marking = "automatic",
     retry_if: Callable[[Exception], bool] = may_pass,
+    pass_over: Callable[[Transaction], None] | None = None,
 ) -> Written | None:
     """Write the computed rows and advance, in one transaction.
 
@@ -106,6 +110,7 @@ def commit_plan(
     :param metadata: the text of each partition that gets another one.
     :param marking: with ``"manual"`` the rows' writer marks what is stored.
     :param retry_if: whether to repeat the transaction after an error.
+    :param pass_over: writes, after the rows, what is kept of records that have none.
     :return: ``None`` if nothing remained.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
@@ -123,7 +128,7 @@ def commit_plan(
             return None
         if computed is None:  # the reason not to compute is gone
             raise PlanOutdated
-        rows = write_and_advance(computed, tx, remaining, metadata)
+        rows = write_and_advance(computed, tx, remaining, metadata, pass_over)
         watch.lap("write")
         return rows
 
@@ -149,9 +154,12 @@ def write_and_advance(
     tx: Transaction,
     remaining: Ranges,
     metadata: Mapping[TopicPartition, Text] | None = None,
+    pass_over: Callable[[Transaction], None] | None = None,
 ) -> dict[str, int]:
     """Write all outputs and advance; return the rows of each. Deferred constraints are checked here, not by COMMIT."""
     rows = write_all(computed, tx)
+    if pass_over is not None:
+        pass_over(tx)
     tx.finish(remaining, metadata)
     return rows
 

@@ -133,8 +133,8 @@ def isolate(
             record = search.record(first)
     except _SearchEnded as why:
         _log.warning("gave up the search: %s", why)
-    accepted = _cut(ranges, 0, search.accepted)
-    suspects = _cut(ranges, search.accepted, search.accepted + 1 if record else search.size)
+    accepted = cut(ranges, 0, search.accepted)
+    suspects = cut(ranges, search.accepted, search.accepted + 1 if record else search.size)
     return Verdict(search.error if record else refused, accepted, suspects, record)
 
 
@@ -252,7 +252,7 @@ class _Search:
         if time.monotonic() >= self._deadline:
             raise _SearchEnded("the time is up")
         try:
-            self._attempt(_cut(self._ranges, 0, count), without)
+            self._attempt(cut(self._ranges, 0, count), without)
         except (StaleClaim, PlanOutdated, StagedRowsLost):
             raise
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
@@ -265,11 +265,11 @@ class _Search:
 
     def record(self, number: int) -> Record:
         """Return the record with this number."""
-        [(tp, range_)] = _cut(self._ranges, number - 1, number).items()
+        [(tp, range_)] = cut(self._ranges, number - 1, number).items()
         return tp, range_.from_
 
 
-def _cut(ranges: Ranges, begin: int, end: int) -> Ranges:
+def cut(ranges: Ranges, begin: int, end: int) -> Ranges:
     """Take out the offsets from index ``begin`` up to but excluding ``end``, through all partitions in order."""
     part: dict[TopicPartition, OffsetRange] = {}
     for tp, range_ in sorted(ranges.items()):

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from offsetstore.protocol.letters import LetterSession
+from offsetstore.protocol.stored_letters import StoredLetterSession
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
@@ -35,6 +38,10 @@ EVENTS: Final = (
     "pause",
     "resume",
     "metadata",
+    "replay",
+    "discard",
+    "erase",
+    "prune",
 )
 """What the history records; see `HistoryEvent`."""
 
@@ -46,8 +53,10 @@ class HistoryEvent:
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
     have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
     older than its copy in Kafka), ``contested`` (another application uses the group in Kafka, or a decision ignored its
-    offset), ``reset``, ``rename``, ``pause`` or ``resume`` (both without a partition), or ``metadata`` (rewritten by an
-    operator). ``from_offset`` is ``None`` if there was no row. ``at`` comes from the database's clock, and is ``None``
+    offset), ``reset``, ``rename``, ``pause`` or ``resume`` (both without a partition), ``metadata`` (rewritten by an
+    operator), or about dead letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents
+    deleted), ``prune``. That is one line for many letters, with a partition and a range of offsets if they are of one
+    partition. ``from_offset`` is ``None`` if there was no row. ``at`` comes from the database's clock, and is ``None``
     until the event is written.
     """
 
@@ -141,7 +150,34 @@ class MetadataRow(NamedTuple):
     token: Token
 
 
-class Session(Protocol):
+class Savepoints(Protocol):
+    """The part of a `Session` with which rows are tried out, in a transaction that is rolled back at its end.
+
+    Savepoints are numbered from 0, nested, and never released: decision 0036. Its errors are those of `Session`.
+    """
+
+    def begin_trials(self) -> float | None:
+        """Set savepoint 0.
+
+        :return: the ``transaction_timeout`` that the server applies, in seconds, ``None`` if there is none.
+        """
+        ...
+
+    def check_and_save(self, number: int) -> None:
+        """Check deferred constraints, defer again those that are deferred at first, and set savepoint ``number``.
+
+        One round trip.
+
+        :raises RowsRefused: the database refuses the rows; the next call must be `rollback_to`.
+        """
+        ...
+
+    def rollback_to(self, number: int) -> None:
+        """Undo all that came after savepoint ``number``, also an error; that savepoint stays."""
+        ...
+
+
+class Session(LetterSession, StoredLetterSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -223,7 +259,7 @@ class Session(Protocol):
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
         """Insert or overwrite rows. The caller must hold the locks of the group and of the rows.
 
-        Metadata belongs to its offset: where that changes, it is cleared.
+        Metadata and failed attempts belong to their offset: where that changes, they are deleted.
         """
         ...
 
@@ -252,7 +288,7 @@ class Session(Protocol):
         ...
 
     def rename_group(self, group: str, new: str) -> None:
-        """Move the group's rows and batch marks to ``new``, which has none. Needs both groups' locks and the rows'."""
+        """Move all that belongs to the group to ``new``, which has none. Needs both groups' locks and the rows'."""
         ...
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:

@@ -30,7 +30,7 @@ class BatchWritten:
 
     :param rows: how many were written, by output.
     :param seconds: how long it took, by phase: ``plan``, ``compute``, ``write`` and ``commit``, or ``tasks`` where
-        executors write.
+        executors write; ``search`` for records that the database refuses, and ``wait`` before these are tried again.
     """
 
     group: str
@@ -61,6 +61,33 @@ class BatchKept:
     ranges: Mapping[TopicPartition, OffsetRange]
     rows: Mapping[str, int]
     seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LettersWritten:
+    """Records of a micro-batch, or of a part of it, were kept as dead letters.
+
+    :param ranges: what was committed with them.
+    :param letters: how many, by cause: ``rejected``, ``refused``, ``raised`` or ``sequence``.
+    """
+
+    group: str
+    batch: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+    letters: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LettersReplayed:
+    """Requested dead letters were put back: ``replayed`` of them are in the results, ``failed`` ones are dead again.
+
+    :param without_rows: how many of those that were replayed make no row.
+    """
+
+    group: str
+    replayed: int
+    failed: int
+    without_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +210,8 @@ Event: TypeAlias = (
     | BatchSkipped
     | BatchKept
     | BatchFailed
+    | LettersWritten
+    | LettersReplayed
     | BufferFlushed
     | FlushFailed
     | IdleWorkFailed

@@ -33,6 +33,10 @@ POINTS = {
     "in_claim": "P8: in a claim, before its COMMIT",
     "staged": "P9: executors have staged the rows, nothing is moved",
     "before_lock": "P10: the crop is planned and computed, nothing is locked",
+    "in_discovery": "P11: in discovery, a part was accepted and kept",
+    "letters_written": "P12: rows and dead letters are written, the offset has not moved",
+    "failures_written": "P13: failed attempts are committed, the batch has not been tried again",
+    "letters_replayed": "P14: the rows of dead letters are written and these are marked, COMMIT has not been sent",
 }
 """The names, with the numbers of the fault list."""
 

@@ -13,6 +13,8 @@ from offsetstore.protocol.events import (
     CommitResolved,
     FlushFailed,
     IdleWorkFailed,
+    LettersReplayed,
+    LettersWritten,
     MirrorCopied,
     MirrorFailed,
     Paused,
@@ -73,6 +75,8 @@ class LogObserver:
                 _log.warning("attempt %d failed (%s), retrying in %.2f s", event.attempt, name, event.wait)
             case BatchFailed() | FlushFailed() | IdleWorkFailed():
                 _log_failure(event)
+            case LettersWritten() | LettersReplayed():
+                _log_letters(event)
             case Paused():
                 _log.warning("group %r is %s; the job waits", event.group, event.pause)
             case Resumed():
@@ -113,6 +117,17 @@ def _log_failure(event: BatchFailed | FlushFailed | IdleWorkFailed) -> None:
     # Spark's own report of a batch is a hundred lines long; other texts may contain values of rows.
     text = f": {event.error}" if isinstance(event.error, OffsetStoreError) else ""
     _log.error("%s: %s%s", what, type(event.error).__name__, text)
+
+
+def _log_letters(event: LettersWritten | LettersReplayed) -> None:
+    if isinstance(event, LettersReplayed):
+        empty = f" ({event.without_rows} of them make no row)" if event.without_rows else ""
+        what = "group %r: dead letters were replayed: %d are in the results%s, %d are dead again"
+        _log.warning(what, event.group, event.replayed, empty, event.failed)
+        return
+    causes = ", ".join(f"{count} {cause}" for cause, count in event.letters.items())
+    what = "batch %d of group %r: dead letters were written (%s)"
+    _log.warning(what, event.batch, event.group, causes)
 
 
 def _log_skipped(event: ClaimTaken) -> None:

@@ -41,7 +41,7 @@ class Retries:
 
     def wait(self, attempt: int) -> float:
         """Seconds to wait after failed attempt ``attempt``, counted from 1."""
-        return random.uniform(0.5, 1.0) * min(self.longest, self.shortest * 2 ** (attempt - 1))  # noqa: S311 - jitter
+        return random.uniform(0.5, 1.0) * min(self.longest, self.shortest * 2.0 ** min(attempt - 1, 64))  # noqa: S311 - jitter
 
 
 def may_pass(error: BaseException) -> bool:

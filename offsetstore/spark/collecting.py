@@ -1,10 +1,11 @@
-"""Collect a large batch's rows on the driver, in a temporary file: Python's memory does not grow with the batch."""
+"""Rows on the driver; those of a large batch in a temporary file: Python's memory does not grow with the batch."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
@@ -15,16 +16,24 @@ from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 
 from offsetstore.errors import SinkError
 from offsetstore.spark.outputs import arrow_schema
+from offsetstore.spark.rejects import none_rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
+
 IN_MEMORY: Final = 64 << 20
 """The bytes of Arrow data that stay in memory."""
 
 _LIMIT: Final = "spark.driver.maxResultSize"
+
+
+SMALL: Final = 500_000
+"""In offsets: the collected rows of a batch that has at most as many stay in memory."""
 
 
 class Rows:
@@ -107,6 +116,36 @@ def collect(frame: DataFrame) -> Rows:
     with unwrap_spark_exception():
         server.getResult()
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class OnDriver:
+    """Rows that were collected on the driver; ``batches`` can be read again and again."""
+
+    writer: Writer
+    batches: Rows | Sequence[pa.RecordBatch]
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        return self.batches.num_rows if isinstance(self.batches, Rows) else sum(b.num_rows for b in self.batches)
+
+    @property
+    def bytes(self) -> int:
+        """Their size."""
+        return self.batches.nbytes if isinstance(self.batches, Rows) else sum(b.nbytes for b in self.batches)
+
+    def write(self, work: Work) -> int:
+        """Write the rows; return their number.
+
+        :raises RowsRefused: also if transform has rejected one.
+        """
+        return self.writer.write(work, map(none_rejected, self.batches))
+
+
+def on_driver(writer: Writer, frame: DataFrame, offsets: int) -> OnDriver:
+    """Compute the rows of so many offsets, and collect them."""
+    return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
 
 
 def is_over_limit(error: BaseException) -> bool:

@@ -13,6 +13,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from offsetstore.errors import ConfigurationError, SinkError
 from offsetstore.processing.cycle import UNNAMED
 from offsetstore.spark.cropping import KAFKA
+from offsetstore.spark.plans.lineage import check_row_by_row
+from offsetstore.spark.rejects import rename, without_reject
 from offsetstore.writers.append import Append
 from offsetstore.writers.upsert import Upsert
 
@@ -30,10 +32,19 @@ class Outputs:
 
     ``writers`` with a table are copies: another claim's database may have the table in another schema.
 
+    :param can_reject: whether ``transform`` may return ``_reject``; see `offsetstore.spark.rejects`. Each row
+        must then be made from one record.
     :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function.
     """
 
-    def __init__(self, claim: Claim, transform: Transform, into: Writer | Mapping[str, Writer]) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        transform: Transform,
+        into: Writer | Mapping[str, Writer],
+        *,
+        can_reject: bool = False,
+    ) -> None:
         if isinstance(into, Mapping) and not into:
             raise ConfigurationError(
                 "the sink has no writer", expected='into=Append("table"), or a mapping of names to writers'
@@ -53,6 +64,8 @@ class Outputs:
         }
         self._claim = claim
         self._transform = transform
+        self._can_reject = can_reject
+        self._has_lineage = False
         self._checked: dict[str, tuple[pa.Schema, bool]] = {}
 
     def transform(self, batch: DataFrame, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
@@ -61,6 +74,7 @@ class Outputs:
         :param keep_kafka: keep ``_kafka`` even if the writer does not use it.
         :raises SinkError: the names are not the writers', or a value is not a DataFrame.
         :raises ColumnMismatch, KafkaColumnsMissing: the columns don't fit the tables; nothing was written.
+        :raises UnsupportedQuery: with ``can_reject``, a row is not made from one record.
         :raises UnsafeTarget: a table does not survive a crash, or commits separately; nothing was written.
         """
         result = self._transform(batch)
@@ -72,6 +86,12 @@ class Outputs:
                 expected=_described(self.writers) if UNNAMED not in self.writers else "one DataFrame",
                 next_step="Return a DataFrame, or a mapping with the same names as into=.",
             )
+        if self._can_reject:
+            if not self._has_lineage:
+                for frame in frames.values():
+                    check_row_by_row(batch, frame, needed_by="dead_letters=")
+                self._has_lineage = True
+            frames = {name: rename(frame) for name, frame in frames.items()}
         needed = self._check_tables(frames)
         return {name: frame if keep_kafka or needed[name] else frame.drop(KAFKA) for name, frame in frames.items()}
 
@@ -84,7 +104,7 @@ class Outputs:
 
         Done once per schema: the writer sees later changes of a table, under the table's lock.
         """
-        schemas = {name: arrow_schema(frame) for name, frame in frames.items()}
+        schemas = {name: without_reject(arrow_schema(frame)) for name, frame in frames.items()}
         new = {name: schema for name, schema in schemas.items() if self._checked.get(name, (None,))[0] != schema}
         if new:
             self._checked |= self._claim.read(

@@ -7,53 +7,58 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import PySparkException
 from pyspark.sql.utils import is_remote
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError, UnsupportedQuery
+from offsetstore.errors import (
+    ConfigurationError,
+    OffsetStoreError,
+    UnsupportedQuery,
+)
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.between import Between
 from offsetstore.processing.cycle import with_replanning
 from offsetstore.processing.pause import when_not_paused
+from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchFailed, BatchKept, BatchSkipped, BatchStarted, BatchWritten
-from offsetstore.protocol.marking import check_marking
 from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.plans.admission import admit
 from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.spark.requests import LetterRequests
+from offsetstore.spark.settings import Atomicity, SinkSettings
 from offsetstore.spark.staging_area import THRESHOLD, StagingMode, StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.buffered import BufferedWay
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.spark.ways.partition import TASK_THRESHOLD, PartitionWay
 from offsetstore.spark.ways.stateful import StatefulWay
-from offsetstore.writers.execute import Execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from offsetstore.offsets import OffsetRange, TopicPartition
     from offsetstore.processing.batch_metadata import MetadataFunction
     from offsetstore.processing.between import Tick
     from offsetstore.processing.buffer import Flush
+    from offsetstore.processing.cycle import Written
+    from offsetstore.processing.dead_letters import DeadLetters
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.ports import Writer
     from offsetstore.spark.ways.micro_batch import Way
     from offsetstore.store.claim import Claim
 
 __all__ = ["TransactionalSink", "Transform"]
-
-Atomicity: TypeAlias = Literal["batch", "partition"]
 
 _RETAINED_CHECKPOINTS: Final = 3
 _LOOK: Final = 0.5  # seconds between two looks at whether the query is being stopped
@@ -105,6 +110,9 @@ class TransactionalSink:
         docs/marking.md.
     :param flush: keep batches in memory, and write them together; see docs/marking.md.
     :param tick: work for an idle job; see docs/marking.md.
+    :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. By default the
+        query ends at the first one. ``transform`` must make each row from one record and keep ``_kafka``; it may return
+        a column ``_reject`` with the reason why a record can't be used.
     :raises ConfigurationError: there is no writer or no function, or a setting is invalid, or does not go with another;
         with ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors
         can't connect to.
@@ -128,20 +136,27 @@ class TransactionalSink:
         marking: Marking = "automatic",
         flush: Flush | None = None,
         tick: Tick | None = None,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         if is_remote():
             raise _connect_refused()
         self.error: BaseException | None = None
         self._claim = claim
-        self._outputs = Outputs(claim, transform, into)
-        self._atomicity = atomicity
-        self._policy = StagingPolicy(staging, staging_threshold)
+        self._outputs = Outputs(claim, transform, into, can_reject=dead_letters is not None)
+        self._settings = SinkSettings(
+            atomicity,
+            StagingPolicy(staging, staging_threshold),
+            marking,
+            flush,
+            dead_letters,
+            has_metadata=metadata is not None,
+        )
+        self._settings.check(self._outputs.writers.values())
         self._metadata = BatchMetadata(claim, metadata)
-        self._marking: Marking = marking
-        self._flush = flush
-        self._check_marking(has_metadata=metadata is not None)
-        self._way = self._way_of(atomicity, self._policy, task_threshold)
-        if self._has_unstored:
+        self._recovery = None if dead_letters is None else Recovery(claim, dead_letters, self._metadata)
+        self._requests = None if dead_letters is None else LetterRequests(claim, self._outputs, dead_letters)
+        self._way = self._way_of(task_threshold)
+        if self._settings.has_unstored:
             claim.reserve()
         self._lock = threading.RLock()  # for batches, and for what is done between them
         self._between = self._between_batches(tick)
@@ -213,6 +228,8 @@ class TransactionalSink:
         self._execution = query.execution
         if query.run_id != self._run_id:
             self._admit(query, batch.columns)
+            if self._requests is not None:
+                self._requests.query_began(batch.sparkSession, batch.columns)
             self._run_id = query.run_id
             self._is_running = query.is_active
         ranges = self._ranges = query.ranges()
@@ -234,12 +251,13 @@ class TransactionalSink:
     def _admit(self, query: RunningQuery, columns: list[str]) -> None:
         """Check a query that has just started or was restarted."""
         self._stateful = None
-        if self._has_unstored:
-            self._check_checkpoint(query)
+        if self._recovery is not None:
+            self._recovery.forget()
+        self._settings.check_query(self._claim, columns, str(query.execution.resolvedCheckpointRoot()))
         if self._claim.keeps_checkpoint:
-            self._refuse_partition_atomicity()
+            staging = self._settings.staging
             self._stateful = StatefulWay(
-                self._claim, self._outputs, self._metadata, self._policy, query=query, columns=columns
+                self._claim, self._outputs, self._metadata, staging, query=query, columns=columns
             )
         else:
             admit(query.execution, columns)
@@ -251,99 +269,57 @@ class TransactionalSink:
         observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
 
         def sleep(seconds: float) -> None:
-            batch.query.sleep(seconds)
-            self._claim.require_open()
+            batch.sleep(self._claim, seconds)
 
-        written = when_not_paused(
-            self._claim, lambda: with_replanning(lambda: way.write(batch), f"batch {number}"), sleep
-        )
+        def write() -> Written | None:
+            if self._requests is not None:
+                self._requests.look(lambda: sleep(0))
+            return with_replanning(lambda: way.write(batch), f"batch {number}")
+
+        written = when_not_paused(self._claim, write, sleep)
         if written is None:
             observers.on(BatchSkipped(group=group, batch=number, ranges=ranges))
         else:
             kind = BatchKept if written.is_kept else BatchWritten
             observers.on(kind(group=group, batch=number, ranges=ranges, rows=written.rows, seconds=written.seconds))
 
-    def _way_of(self, atomicity: Atomicity, staging: StagingPolicy, task_threshold: int) -> Way:
-        if atomicity == "partition":
-            if staging.mode == "always":
-                raise ConfigurationError(
-                    'staging="always" needs atomicity="batch"',
-                    found='atomicity="partition", staging="always"',
-                    expected="one of them",
-                )
-            return PartitionWay(self._claim, self._outputs, self._metadata, task_threshold)
-        if atomicity != "batch":
-            raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(atomicity))
-        if self._flush is not None:
-            if staging.mode == "always":
-                raise ConfigurationError(
-                    "staged rows are written at once, and a flush keeps them",
-                    found='staging="always", flush=',
-                    expected="one of them",
-                )
-            return BufferedWay(self._claim, self._outputs, self._metadata, staging, self._flush)
-        return BatchWay(self._claim, self._outputs, self._metadata, staging, self._marking)
+    def drain(self, spark: SparkSession) -> int:
+        """Replay the dead letters that are requested, for a job that is not running a query.
 
-    @property
-    def _has_unstored(self) -> bool:
-        """Whether Spark may take a batch for done before its offset is stored."""
-        return self._marking == "manual" or self._flush is not None
+        :param spark: computes their rows.
+        :return: how many letters are in the results now.
+        :raises ConfigurationError: the sink has no ``dead_letters``.
+        :raises OffsetStoreError: as for a batch.
+        """
+        if self._requests is None:
+            raise ConfigurationError("sink.drain was called on a sink without dead_letters=")
+        self._claim.require_open()
+        with self._lock:
+            return self._requests.drain(spark)
 
-    def _check_marking(self, *, has_metadata: bool) -> None:
-        check_marking(self._marking)
-        if not self._has_unstored:
-            return
-        name = "flush=" if self._flush is not None else 'marking="manual"'
-        if self._flush is not None and self._marking == "manual":
-            raise ConfigurationError(
-                "a flush moves the offsets to the end of what it writes, and manual marking to where the code says",
-                found='flush= and marking="manual"',
-                expected="one of them",
-            )
-        if self._atomicity == "partition":
-            raise ConfigurationError(
-                f'{name} needs atomicity="batch": what is not stored yet is in the driver\'s memory',
-                found=f'atomicity="partition", {name}',
-                expected="one of them",
-            )
-        others = [str(one) for one in self._outputs.writers.values() if not isinstance(one, Execute)]
-        if self._marking == "manual" and others:
-            raise ConfigurationError(
-                'marking="manual" needs a function that marks: rows of records that are not marked are written again',
-                found=", ".join(others),
-                expected="Execute(fn), whose fn calls work.mark",
-            )
-        if self._marking == "manual" and has_metadata:
-            raise ConfigurationError(
-                "metadata= describes the end of a batch, and manual marking stores other offsets",
-                found='metadata= and marking="manual"',
-                expected="work.mark(topic_partition, next_offset, metadata=...)",
-            )
-
-    def _check_checkpoint(self, query: RunningQuery) -> None:
-        """A checkpoint that outlives the claim would begin above what is stored."""
-        root = str(query.execution.resolvedCheckpointRoot())
-        if self._claim.keeps_checkpoint or not root.rstrip("/").endswith(self._claim.checkpoint_name):
-            raise UnsupportedQuery(
-                "the query's checkpoint outlives its claim; the next start would begin there, above what is stored",
-                found=root,
-                expected="claim.checkpoint(base) without keep=True, with a flush or manual marking",
-            )
+    def _way_of(self, threshold: int) -> Way:
+        settings, staging = self._settings, self._settings.staging
+        if settings.atomicity == "partition":
+            return PartitionWay(self._claim, self._outputs, self._metadata, threshold, self._recovery)
+        if settings.flush is not None:
+            return BufferedWay(self._claim, self._outputs, self._metadata, staging, settings.flush)
+        return BatchWay(
+            self._claim, self._outputs, self._metadata, staging, marking=settings.marking, recovery=self._recovery
+        )
 
     def _between_batches(self, tick: Tick | None) -> Between | None:
         buffered = self._way if isinstance(self._way, BufferedWay) else None
-        seconds = self._flush.seconds if self._flush is not None else None
-        needs_thread = tick is not None or buffered is not None
-        return Between(self._claim, self._lock, tick=tick, buffered=buffered, seconds=seconds) if needs_thread else None
-
-    def _refuse_partition_atomicity(self) -> None:
-        if self._atomicity == "partition":
-            raise UnsupportedQuery(
-                "the claim keeps its checkpoint for a query with state, whose rows belong to no single partition",
-                found='atomicity="partition"',
-                expected='atomicity="batch"',
-                next_step="If the query has no state, use claim.checkpoint(base) without keep=True.",
-            )
+        flush, requests = self._settings.flush, self._requests
+        if tick is None and buffered is None and requests is None:
+            return None
+        return Between(
+            self._claim,
+            self._lock,
+            tick=tick,
+            buffered=buffered,
+            seconds=flush.seconds if flush is not None else None,
+            replay=None if requests is None else lambda: requests.look_while_idle(self._is_running),
+        )
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
         unclaimed = sorted(tp for tp in ranges if tp.topic not in self._claim.topics)

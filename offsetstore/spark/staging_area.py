@@ -16,6 +16,7 @@ from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.staging_task import StagingOutcome, StagingTask
 from offsetstore.spark.outputs import arrow_schema
+from offsetstore.spark.rejects import without_reject
 from offsetstore.store.sessions import transaction
 from offsetstore.writers.staging import Staged, Staging
 from offsetstore.writers.staging_schema import StagingOwner, check_schema, drop
@@ -82,7 +83,7 @@ class StagingArea:
         """
         session = frame.sparkSession
         executors = self._prepare(session)
-        schema = arrow_schema(frame)
+        schema = without_reject(arrow_schema(frame))
         staging = self._claim.repeat(lambda _: self._create(writer, schema))
         task = StagingTask(executors, self._claim.name, writer, staging)
 

@@ -32,6 +32,7 @@ from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, latest_epoch
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets
 from offsetstore.store import adoption
+from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import fencing, read, read_offsets, repeat
@@ -168,8 +169,11 @@ def _write_claim(
         decided = decisions(rows, starting, token, owner)
         history += checkpoint.annotate(decided, starting, request.policy) if checkpoint else decided
         partitions |= starting.starts.keys()
+        learned = {tp.topic: new[tp].topic_id for tp, row in rows.items() if tp in new and row.topic_id is None}
+        if ids := {topic: topic_id for topic, topic_id in learned.items() if topic_id is not None}:
+            session.adopt_letters(group, ids)
     session.append_history(group, history)
-    return Acquired(token, partitions, starting, owner, metadata)
+    return Acquired(token, partitions, starting, owner, metadata, Ahead.read(session, group))
 
 
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:

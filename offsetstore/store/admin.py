@@ -23,7 +23,7 @@ from offsetstore.errors import (
     UnknownGroup,
     WrongCluster,
 )
-from offsetstore.offsets import MAX_OFFSET, Pause, StoredOffset, Token, TopicPartition, Watermarks
+from offsetstore.offsets import MAX_OFFSET, OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol.database import HistoryEvent, NewOffset, renamed
 from offsetstore.protocol.metadata import format_of
 from offsetstore.store.identity import this_process
@@ -79,12 +79,15 @@ class Reset:
     """What a reset did; for a dry run, what it would have done to the offsets stored at that moment.
 
     ``owner`` is the last claim before it, and ``history`` the lines added to the history, none for a dry run.
+    ``replayed_letters`` is how many dead letters among the records that are read again were replayed: their rows are in
+    the results, and would be written twice.
     """
 
     group: str
     moves: tuple[Move, ...]
     owner: GroupRow | None
     history: tuple[HistoryEvent, ...] = ()
+    replayed_letters: int = 0
 
     @property
     def executed(self) -> bool:
@@ -273,7 +276,9 @@ def reset(
     # A plan that is wrong already is refused here, before a job's transaction is waited for or ended.
     planned = request.plan(seen, view, seen)
     if dry_run:
-        return Reset(group, planned, owner)
+        return Reset(
+            group, planned, owner, replayed_letters=read(database, lambda session: _replayed(session, group, planned))
+        )
     _check_owner(request, owner)
     with fencing(database, group, request.takeover_timeout, name="admin", again=_AGAIN) as session:
         before = session.lock_group(group)
@@ -295,7 +300,13 @@ def reset(
             for one in moves
         )
         session.append_history(group, events)
-    return Reset(group, moves, owner, events)
+        replayed = _replayed(session, group, moves)
+    return Reset(group, moves, owner, events, replayed)
+
+
+def _replayed(session: Session, group: str, moves: Iterable[Move]) -> int:
+    again = {one.topic_partition: OffsetRange(one.to_offset, one.from_offset) for one in moves if one.shift < 0}
+    return session.count_replayed(group, again) if again else 0
 
 
 def _check_owner(request: ResetRequest, owner: GroupRow | None) -> None:
@@ -346,6 +357,10 @@ def rename_group(
                 found=f"{len(held[new])} partitions",
                 expected="a name without offsets",
             )
+        if letters := sum(session.count_letters(new).values()):
+            raise ConfigurationError(
+                f"a group {new!r} has left dead letters", found=letters, expected="a name without dead letters"
+            )
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), actor or this_process()
         session.rename_group(group, new)
@@ -386,7 +401,12 @@ class Decision:
         self, name: str, token: Token, reason: str, tp: TopicPartition | None = None, offset: int | None = None
     ) -> HistoryEvent:
         """The line of the history."""
-        return HistoryEvent(name, tp, offset, offset, token, self.actor or this_process(), reason)
+        return HistoryEvent(name, tp, offset, offset, token, self.who, reason)
+
+    @property
+    def who(self) -> str:
+        """The actor, by default this process."""
+        return self.actor or this_process()
 
     def begin(self, database: Database) -> AbstractContextManager[Session]:
         """Begin its transaction."""
@@ -447,12 +467,16 @@ def write_metadata(database: Database, decision: Decision, tp: TopicPartition, v
 
 
 def _lock_known(session: Session, group: str) -> GroupRow:
-    """Lock the group's row.
+    session.lock_group(group)
+    return known(session, group)
+
+
+def known(session: Session, group: str) -> GroupRow:
+    """Read the group's row.
 
     :raises UnknownGroup: it was never claimed.
     :raises GroupRenamed: it has another name now.
     """
-    session.lock_group(group)
     owner = session.group(group)
     if owner is None:
         raise UnknownGroup(f"the store has no group {group!r}")

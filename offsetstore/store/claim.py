@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.policy import StartPolicy
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
     from offsetstore.protocol.starting import StartingOffsets
+    from offsetstore.store.ahead import Ahead
     from offsetstore.store.sessions import Connected
     from offsetstore.store.transaction import Transaction
 
@@ -111,6 +112,7 @@ class Acquired:
     starting: StartingOffsets | None
     owner: str
     metadata: Mapping[TopicPartition, Text]
+    ahead: Ahead
 
 
 class Claim:
@@ -141,6 +143,7 @@ class Claim:
         self.token = acquired.token
         self.partitions = acquired.partitions
         self.positions: dict[TopicPartition, Position] = {}
+        self.ahead = acquired.ahead
         self.claim_metadata = ClaimMetadata(request.metadata, acquired.metadata)
         self.starting = acquired.starting
         self.owner = acquired.owner

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.stamp import digest
+from offsetstore.store.ahead import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -58,6 +59,11 @@ class ClaimInfo(Protocol):
         ...
 
     @property
+    def ahead(self) -> Ahead:
+        """Letters and failed attempts of records that the job has still to read."""
+        ...
+
+    @property
     def claim_metadata(self) -> ClaimMetadata:
         """How metadata are read and written, and what was stored for the next advances."""
         ...
@@ -78,6 +84,7 @@ class TaskClaim:
     name: str
     partitions: set[TopicPartition]
     claim_metadata: ClaimMetadata
+    ahead: Ahead = field(default_factory=Ahead)
     positions: dict[TopicPartition, Position] = field(default_factory=dict[TopicPartition, Position])
 
     @classmethod
@@ -88,7 +95,9 @@ class TaskClaim:
         """
         known = set(claim.partitions if partitions is None else partitions)
         copied = claim.claim_metadata.of_task(known)
-        return cls(claim.group, claim.token, claim.owner, tuple(claim.topics), claim.name, known, copied)
+        return cls(
+            claim.group, claim.token, claim.owner, tuple(claim.topics), claim.name, known, copied, claim.ahead.of(known)
+        )
 
     def lose(self) -> None:
         """Do nothing: the task's `StaleClaim` tells the driver."""

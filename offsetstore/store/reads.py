@@ -7,13 +7,14 @@ Nothing is locked and nothing is written. There is one definition of lag, `lag_o
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition, Watermarks
 from offsetstore.protocol.database import EVENTS
+from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.policy import StartPolicy
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import Pause
     from offsetstore.protocol.database import GroupRow, HistoryEvent, Session
+    from offsetstore.protocol.letters import State
     from offsetstore.protocol.policy import OnUncertain
     from offsetstore.protocol.ports import BrokerOffsets
     from offsetstore.store.adoption import QueryCheckpoint
@@ -73,7 +75,8 @@ class GroupState:
     ``owner`` is the last claim, ``None`` if there was none. ``decision`` is ``"reset"`` or ``"rename"`` if an operator
     has decided that since the last claim: the owner is then the operator and not a job. ``partitions`` are those that
     the store or the log of a stored topic has, in order of (topic, partition). ``broker_error`` is the error of a
-    broker that was asked and could not answer.
+    broker that was asked and could not answer. ``dead_letters`` counts those whose record is not in the results,
+    and may still get there: ``dead`` and ``requested``.
     """
 
     group: str
@@ -82,6 +85,7 @@ class GroupState:
     read_at: datetime
     partitions: Mapping[TopicPartition, PartitionState]
     broker_error: BrokerError | None = None
+    dead_letters: Mapping[State, int] = field(default_factory=dict["State", int])
 
     @property
     def is_known(self) -> bool:
@@ -109,11 +113,12 @@ def read_group(session: Session, group: str) -> GroupState:
     """Read what the store has of the group, without Kafka's part."""
     owner, rows = session.group(group), session.read_partitions(group)
     decision = _decision(session, group, owner)
+    letters = session.count_letters(group, OPEN)
     now = session.now()  # last, so that no age is negative
     partitions = {
         tp: PartitionState(row, None if row.updated_at is None else now - row.updated_at) for tp, row in rows.items()
     }
-    return GroupState(group, owner, decision, now, partitions)
+    return GroupState(group, owner, decision, now, partitions, dead_letters=letters)
 
 
 def _decision(session: Session, group: str, owner: GroupRow | None) -> str | None:

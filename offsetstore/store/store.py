@@ -11,32 +11,38 @@ from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine
+from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
 from offsetstore.protocol.metadata import load
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.protocol.stored_letters import LetterFilter
 from offsetstore.store import admin, reads
 from offsetstore.store.acquire import acquire
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
+from offsetstore.store.letters import MOST, LetterDecision, prune, read_errors, read_letter, read_page
 from offsetstore.store.mirror import INTERVAL
 from offsetstore.store.sessions import read
 from offsetstore.store.transaction import new_transaction, run_in_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from types import TracebackType
     from uuid import UUID
 
     from offsetstore.offsets import Pause, StoredOffset
     from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
+    from offsetstore.protocol.letters import Cause, Letter, State
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.metadata import Formats
     from offsetstore.protocol.observers import Observer
     from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
+    from offsetstore.protocol.stored_letters import ErrorGroup
     from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import ClaimInfo
+    from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned, Which
     from offsetstore.store.reads import GroupState
     from offsetstore.store.transaction import Transaction
 
@@ -347,6 +353,150 @@ class OffsetStore:
         """
         decision = admin.Decision(group, reason, actor, self.timeouts.lock)
         return admin.write_metadata(self.database, decision, tp, value, formats)
+
+    def letters(
+        self,
+        group: str,
+        *,
+        state: State | Collection[State] | None = None,
+        cause: Cause | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+        error_class: str | None = None,
+        sqlstate: str | None = None,
+        table: str | None = None,
+        constraint: str | None = None,
+        column: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        contents: bool = False,
+    ) -> LetterPage:
+        """Read a part of the list of dead letters, the newest first.
+
+        :param state: one or several; by default all.
+        :param sqlstate: this one and those that follow take ``""`` for letters without one.
+        :param after: the ``next`` of the page before.
+        :param contents: read keys, values, headers, texts and tracebacks too; a page then ends after 64 MB, if not
+            before. They are not read otherwise: ``payload`` is ``None`` and the error's text is ``""``.
+        :raises ConfigurationError: an argument is invalid.
+        :raises MissingPrivilege: ``contents``, and a role that may not read them.
+        """
+        states = () if state is None else (state,) if isinstance(state, str) else tuple(state)
+        which = LetterFilter(states, cause, topic, partition, error_class, sqlstate, table, constraint, column)
+        return read_page(self.database, group, which, after=after, limit=limit, contents=contents)
+
+    def letter(self, group: str, topic_partition: TopicPartition, offset: int, topic_id: str | None = None) -> Letter:
+        """Read one dead letter, with its contents.
+
+        :param topic_id: if the topic was deleted and created again, which one; by default that of the newest letter.
+        :raises UnknownLetter: there is none.
+        :raises MissingPrivilege: the role may not read contents.
+        """
+        return read_letter(self.database, group, LetterKey(topic_partition, offset, topic_id))
+
+    def letter_counts(self, group: str) -> dict[State, int]:
+        """How many dead letters the group has, of each state that has any."""
+        return self._read(lambda session: session.count_letters(group))
+
+    def letter_errors(
+        self,
+        group: str,
+        *,
+        state: State | Collection[State] | None = OPEN,
+        topic: str | None = None,
+        limit: int = 100,
+    ) -> list[ErrorGroup]:
+        """Group dead letters by their errors, those of the most letters first.
+
+        :param state: as for `letters`; by default those whose record is not in the results, and may still get there.
+        """
+        states = () if state is None else (state,) if isinstance(state, str) else tuple(state)
+        return read_errors(self.database, group, LetterFilter(states, topic=topic), limit)
+
+    def request_replay(
+        self,
+        group: str,
+        which: Which,
+        *,
+        reason: str,
+        actor: str | None = None,
+        forced: bool = False,
+        limit: int = MOST,
+        dry_run: bool = False,
+    ) -> LettersDecided:
+        """Have dead letters replayed: the group's job puts their records through its transform and writers once more.
+
+        A running job does so within seconds, another one when it starts. What fails again is ``dead`` again. A letter
+        that follows another one of its sequence waits for that.
+
+        :param which: a letter, several, or a `LetterFilter`, of which those that are ``dead`` are chosen, in the order
+            of partition and offset. All letters that are named must be fit for it, or nothing is written.
+        :param reason: for those who read the history, and the letter.
+        :param actor: who decides; by default user, host and process.
+        :param forced: even where rows of later records may be replaced by older ones.
+        :param limit: choose so many at most; `LettersDecided.more` tells if there are others.
+        :param dry_run: lock and write nothing; return what would be chosen now.
+        :raises UnknownLetter: there is no such letter.
+        :raises LetterSettled: it was replayed, discarded or superseded.
+        :raises PayloadMissing: its record is not kept.
+        :raises ConfigurationError: no reason, or an argument is invalid.
+        :raises UnknownGroup: the group was never claimed.
+        :raises GroupRenamed: the group has another name now.
+        :raises LockTimeout: another transaction, such as a replay, holds a letter for longer than `Timeouts.lock`.
+        :raises TransactionLost: the connection broke; the history shows whether it happened.
+        """
+        by = admin.Decision(group, reason, actor, self.timeouts.lock)
+        decision = LetterDecision.of(by, which, limit=limit, dry_run=dry_run)
+        return decision.request_replay(self.database, forced=forced)
+
+    def discard(
+        self,
+        group: str,
+        which: Which,
+        *,
+        reason: str,
+        actor: str | None = None,
+        erase: bool = False,
+        limit: int = MOST,
+        dry_run: bool = False,
+    ) -> LettersDecided:
+        """Give dead letters up, also those that were requested: their records stay out of the results.
+
+        :param which: as for `request_replay`; of a filter, those that are ``dead`` or ``requested``.
+        :param erase: delete their contents: key, value, headers, texts, and the digest of the key. Also of letters that
+            are settled, which keep their state. The bytes remain in the database's files until VACUUM, and in backups.
+        :raises UnknownLetter, LetterSettled, ConfigurationError: as for `request_replay`, like the other parameters.
+        :raises UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
+        """
+        by = admin.Decision(group, reason, actor, self.timeouts.lock)
+        decision = LetterDecision.of(by, which, limit=limit, dry_run=dry_run)
+        return decision.discard(self.database, erase=erase)
+
+    def prune(
+        self,
+        group: str,
+        *,
+        older_than: timedelta,
+        reason: str,
+        actor: str | None = None,
+        states: Collection[State] = FINAL,
+        limit: int = MOST,
+        dry_run: bool = False,
+    ) -> LettersPruned:
+        """Delete dead letters that were replayed, discarded or superseded longer ago. Others are never deleted.
+
+        It needs DELETE on the table ``dead_letters``, which a job's role is not granted.
+
+        :param older_than: by the database's clock.
+        :param states: only some of those three.
+        :param limit: delete so many at most; `LettersPruned.more` tells if there are others.
+        :param dry_run: delete nothing; count them. This needs no DELETE.
+        :raises MissingPrivilege: the role may not delete letters.
+        :raises ConfigurationError: no reason, another state, or an argument is invalid.
+        :raises UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
+        """
+        by = admin.Decision(group, reason, actor, self.timeouts.lock)
+        return prune(self.database, by, older_than=older_than, states=tuple(states), limit=limit, dry_run=dry_run)
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
         """The last batch of a stateful query that is in the results, ``None`` before the first."""

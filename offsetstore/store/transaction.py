@@ -23,6 +23,7 @@ from offsetstore.errors import (
     OffsetGap,
     OffsetStoreError,
     ProtocolMisuse,
+    SinkError,
     StaleClaim,
     TransactionLost,
     Unadvanced,
@@ -32,6 +33,7 @@ from offsetstore.offsets import OffsetRange
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Advance, HistoryEvent
 from offsetstore.protocol.events import CommitResolved
+from offsetstore.protocol.letters import writable
 from offsetstore.protocol.marking import Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, load
 from offsetstore.protocol.replay import Decision, Outcome, decide
@@ -40,13 +42,15 @@ from offsetstore.store.sessions import repeat
 from offsetstore.store.unknown_commit import Advanced, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
     from offsetstore.offsets import Token, TopicPartition
-    from offsetstore.protocol.database import Database, LockedRow, Session
+    from offsetstore.protocol.database import Database, LockedRow, Savepoints, Session
+    from offsetstore.protocol.letters import Failed, Letter, LetterKey, NewLetter
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.observers import Observers
+    from offsetstore.protocol.stored_letters import FailedReplay
     from offsetstore.store.claim_metadata import ForNextAdvance
     from offsetstore.store.identity import ClaimInfo
     from offsetstore.store.sessions import Connected
@@ -101,6 +105,7 @@ class Transaction:
         self._mark_metadata: dict[TopicPartition, Text] = {}
         self._had_connection = False
         self._is_finished = False
+        self._is_trial = False
 
     @property
     def is_open(self) -> bool:
@@ -130,7 +135,7 @@ class Transaction:
         :raises LockFirst: before `lock`.
         """
         _, decisions = self._require_lock("tx.ranges was used before tx.lock")
-        return {tp: decision.remaining for tp, decision in decisions.items() if decision.outcome is not Outcome.SKIP}
+        return _remaining(decisions)
 
     def lock(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
         """Lock the partitions' rows, check that they are this claim's, and decide what remains of each range.
@@ -188,6 +193,7 @@ class Transaction:
                     found=f"range {ranges[tp]}",
                     expected=f"a range from {decision.stored}",
                 )
+        self._claim.ahead.settle(session, self._claim.group, _remaining(decisions), actor=self._claim.owner)
         return decisions
 
     def _base(self, tp: TopicPartition) -> int:
@@ -243,6 +249,87 @@ class Transaction:
         self._check_moved(moved, wanted)
         self._check_whole(is_whole=is_whole)
         self._is_finished = True
+
+    def write_letters(self, letters: Sequence[NewLetter]) -> None:
+        """Keep these records as dead letters, in this transaction, which passes over them.
+
+        :raises LockFirst: before `lock`.
+        :raises AdvanceMismatch: a record that is not in what remains of its partition.
+        :raises ProtocolMisuse: after `finish`.
+        :raises SinkError: the database refuses them, or a trigger has left one out.
+        """
+        session, decisions = self._require_lock("tx.write_letters was called before tx.lock")
+        if self._is_finished:
+            raise ProtocolMisuse("tx.write_letters was called after tx.finish", next_step="Write before it.")
+        ranges = _remaining(decisions)
+        for letter in letters:
+            range_ = ranges.get(letter.topic_partition)
+            if range_ is None or not range_.from_ <= letter.offset < range_.until:
+                raise AdvanceMismatch(
+                    "tx.write_letters names a record that this transaction does not pass",
+                    topic_partition=letter.topic_partition,
+                    found=f"offset {letter.offset}",
+                    expected=str(range_ or "no record of this partition"),
+                )
+        if not letters:
+            return
+        self._had_connection = True
+        written = session.write_letters(self._claim.group, letters)
+        if written != len(letters):
+            raise SinkError(
+                "not all dead letters could be written; nothing was written",
+                found=f"{written} letters",
+                expected=f"{len(letters)}",
+                next_step="Look for a trigger or a rule on the table dead_letters.",
+            )
+
+    def lock_letters(self, letters: Sequence[Letter]) -> bool:
+        """Lock letters that are to be replayed; return whether all of them are as they were read."""
+        session, _ = self._require_lock("tx.lock_letters was called before tx.lock")
+        locked = session.lock_letters(self._claim.group, [letter.key for letter in letters])
+        return all(
+            locked.get(one.key) == (one.state, one.payload_state, one.forced, one.times, one.attempts)
+            for one in letters
+        )
+
+    def settle_letters(self, replayed: Sequence[Letter], failed: Mapping[LetterKey, FailedReplay]) -> None:
+        """Mark letters that are locked: those whose rows are written, and those that are dead again."""
+        session, _ = self._require_lock("tx.settle_letters was called before tx.lock")
+        group, owner = self._claim.group, self._claim.owner
+        done = session.mark_replayed(group, [letter.key for letter in replayed], actor=owner) if replayed else 0
+        back = session.return_letters(group, failed, actor=owner) if failed else 0
+        if (done, back) != (len(replayed), len(failed)):
+            raise SinkError(
+                "not all dead letters could be marked; nothing was written",
+                found=f"{done} and {back}",
+                expected=f"{len(replayed)} replayed, {len(failed)} dead again",
+                next_step="Look for a trigger or a rule on the table dead_letters.",
+            )
+
+    def touch(self) -> None:
+        """Advance the locked partitions by nothing, so that their rows show that this transaction was committed.
+
+        Like `finish`, it checks deferred constraints, and nothing may be written after it.
+        """
+        session, decisions = self._require_lock("tx.touch was called before tx.lock")
+        self._move_all(session, {tp: decision.remaining for tp, decision in decisions.items()}, {})
+
+    def note_skipped(self, reasons: Mapping[tuple[TopicPartition, int], str]) -> None:
+        """Write to the history that this transaction passes over these records, and keeps nothing of them."""
+        session, _ = self._require_lock("tx.note_skipped was called before tx.lock")
+        claim = self._claim
+        events = [
+            HistoryEvent("skip", tp, offset, offset + 1, claim.token, claim.owner, writable(reason))
+            for (tp, offset), reason in sorted(reasons.items())
+        ]
+        session.append_history(claim.group, events)
+
+    def write_failures(self, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
+        """Write the failed attempts at records that are not stored yet. They are absolute, so it may be repeated."""
+        session, _ = self._require_lock("tx.write_failures was called before tx.lock")
+        session.write_failures(self._claim.group, failures)
+        for tp, offset in failures:
+            self._claim.ahead.note_failure(tp, offset)
 
     def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
         """Store this offset when the block ends; see `offsetstore.protocol.work.Work`.
@@ -391,6 +478,18 @@ class Transaction:
         session, _ = self._require_lock("tx.check_deferred was called before tx.lock")
         session.check_deferred()
 
+    def trials(self) -> Savepoints:
+        """Return the savepoints with which rows are tried out; the transaction can't be committed after this.
+
+        :raises LockFirst: before `lock`.
+        :raises LockInSavepoint: inside a savepoint.
+        """
+        session, _ = self._require_lock("tx.trials was called before tx.lock")
+        if session.in_savepoint():
+            raise LockInSavepoint("tx.trials was called inside a savepoint", next_step="Call it right after tx.lock.")
+        self._is_trial = True
+        return session
+
     def _check_topic(self, tp: TopicPartition) -> None:
         """A misspelt topic would get a row, and the start of any other topic was never resolved."""
         if tp.topic not in self._claim.topics:
@@ -505,6 +604,7 @@ class Transaction:
         self._commit(session)
         self._claim.partitions.update(self._rows)  # committed, so their rows exist now
         self._claim.claim_metadata.forget(self._used_metadata)
+        self._claim.ahead.passed({tp: one.remaining for tp, one in (self._decisions or {}).items()})
         if self._is_manual:
             for tp, decision in (self._decisions or {}).items():
                 stored = self._marks.get(tp, self._rows[tp].next_offset)
@@ -513,6 +613,8 @@ class Transaction:
     def _check_complete(self, session: Session) -> None:
         if self._lock_error is not None:
             raise self._lock_error
+        if self._is_trial:
+            raise ProtocolMisuse("a transaction in which rows were tried out ends in a commit")
         if self._is_manual and self._decisions and not self._is_finished:
             self._store_marks(session)
         if self._decisions is not None and not self._is_finished:
@@ -581,6 +683,10 @@ class Transaction:
             topic_partition=tp,
             found=holder[1] if holder else error.found,
         )
+
+
+def _remaining(decisions: Mapping[TopicPartition, Decision]) -> dict[TopicPartition, OffsetRange]:
+    return {tp: decision.remaining for tp, decision in decisions.items() if decision.outcome is not Outcome.SKIP}
 
 
 def new_transaction(

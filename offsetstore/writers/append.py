@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from offsetstore.postgres.errors import refusals
-from offsetstore.writers.arrow.copying import copy_batches, driver_connection, locked_target
+from offsetstore.postgres.errors import null_refused, refusals
+from offsetstore.writers.arrow.copying import copy_batches, driver_connection, find_misfits, locked_target
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.kafka_column import drop_kafka, without_kafka
+from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.arrow.streaming import Stream
+from offsetstore.writers.arrow.values import null_rows
 from offsetstore.writers.staging import (
     attempt_match,
     check_staged,
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from uuid import UUID
 
+    import psycopg
     import pyarrow as pa
     from sqlalchemy import Connection, Table
 
+    from offsetstore.errors import RowsRefused
     from offsetstore.protocol.work import Work
     from offsetstore.writers.staging import Staged, Staging
     from offsetstore.writers.table.catalogue import Column
@@ -86,6 +91,30 @@ class Append:
             encoding = Encoding(self.table, self._match(columns, stream.schema))
             copy_batches(driver, self.table.identifier, encoding, map(drop_kafka, stream))
         return stream.rows
+
+    def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
+        """Find the rows that `write` refuses because of their own values; see `MisfitsWriter`."""
+        driver = driver_connection(connection)
+        with refusals(self.table, batch.schema.names), locked_target(driver, self.table) as columns:
+            matches = self._match(columns, batch.schema)
+            rows = drop_kafka(batch)
+            found = find_misfits(driver, Encoding(self.table, matches), rows)
+            for row, error in self._nulls(driver, matches, rows).items():
+                found.setdefault(row, error)
+        return [Misfit(row, found[row]) for row in sorted(found)]
+
+    def _nulls(self, driver: psycopg.Connection, matches: list[Match], rows: pa.RecordBatch) -> dict[int, RowsRefused]:
+        """Find the rows with a NULL that the database is certain to refuse; it checks the table's columns in order.
+
+        Its own error would name the partition, if there is one.
+        """
+        found: dict[int, RowsRefused] = {}
+        columns = [match.column for match in matches if match.column.refuses_null]
+        for column in sorted(columns, key=attrgetter("number")):
+            if null := null_rows(rows, column.name):
+                error = null_refused(self.table, str(locate(driver, self.table)), column.name)
+                found = dict.fromkeys(null, error) | found
+        return found
 
     def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
         """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""

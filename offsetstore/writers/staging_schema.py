@@ -14,6 +14,7 @@ from offsetstore.errors import SchemaError, SchemaMissing
 from offsetstore.postgres.schema import STAGING_SCHEMA, quoted
 from offsetstore.protocol.ports import Writer
 from offsetstore.writers.arrow.copying import driver_connection
+from offsetstore.writers.optional import goes_with_write
 from offsetstore.writers.staging import Staging
 
 if TYPE_CHECKING:
@@ -77,11 +78,7 @@ def can_stage(writer: Writer) -> TypeGuard[StagingWriter]:
 
     An `Execute` has no SQL of ours to move with, and a subclass that overrides ``write`` may do more in it.
     """
-    if not isinstance(writer, StagingWriter):
-        return False
-    classes = type(writer).__mro__
-    own_write, own_move = (next(i for i, c in enumerate(classes) if name in vars(c)) for name in ("write", "move"))
-    return own_move <= own_write
+    return isinstance(writer, StagingWriter) and goes_with_write(writer, "move")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
 from offsetstore.postgres.errors import refusals
-from offsetstore.writers.arrow.copying import copy_batches, driver_connection, locked_target
+from offsetstore.writers.arrow.copying import copy_batches, driver_connection, find_misfits, locked_target
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.kafka_column import (
     KAFKA,
@@ -15,7 +15,9 @@ from offsetstore.writers.arrow.kafka_column import (
     flatten_kafka,
     without_kafka,
 )
+from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.arrow.streaming import Stream
+from offsetstore.writers.arrow.values import null_rows
 from offsetstore.writers.staging import (
     Staging,
     attempt_match,
@@ -123,6 +125,23 @@ class Upsert:
             driver.execute(merging.merge(staging.table.identifier, self.table, self.roles, names, columns))
         return stream.rows
 
+    def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
+        """Find the rows that `write` refuses because of their own values; see `MisfitsWriter`.
+
+        A NULL in another column than the key's is none: a trigger, or a later row of the key, may fill it in.
+        """
+        self._check_order(batch.schema)
+        driver = driver_connection(connection)
+        with refusals(self.table, batch.schema.names), locked_target(driver, self.table) as columns:
+            encoding = Encoding(self.table, _with_coordinates(self._match(batch.schema, columns), batch.schema))
+            flat = _flat(batch)
+            found = find_misfits(driver, encoding, flat)
+        keyless: dict[int, RowsRefused] = {}
+        for name in self.roles.key:
+            keyless = dict.fromkeys(null_rows(flat, name), self._null_in_key(name, 1)) | keyless
+        found |= keyless
+        return [Misfit(row, found[row]) for row in sorted(found)]
+
     def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
         """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""
         driver = driver_connection(connection)
@@ -171,11 +190,10 @@ class Upsert:
         stream: Stream,
         attempt: UUID | None = None,
     ) -> None:
-        with_kafka = KAFKA in stream.schema.names
-        ways = [*matches, *(coordinate_matches() if with_kafka else [])]
+        ways = _with_coordinates(matches, stream.schema)
         batches = map(self._checked, stream)
         if attempt is not None:
-            ways.append(attempt_match())
+            ways = [*ways, attempt_match()]
             batches = with_attempt(batches, attempt)
         copy_batches(driver, staging.table.identifier, Encoding(self.table, ways), batches)
 
@@ -197,13 +215,24 @@ class Upsert:
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A NULL equals nothing, itself included: such rows would pile up in the table."""
-        flat = flatten_kafka(batch) if KAFKA in batch.schema.names else batch
+        flat = _flat(batch)
         for name in self.roles.key:
             if count := flat.column(name).null_count:
-                raise RowsRefused(
-                    f"at least {count} rows have NULL in {name}, part of the key of the Upsert into {self.table}",
-                    table=str(self.table),
-                    column=name,
-                    next_step="Filter such rows, or fill them, in the transform.",
-                )
+                raise self._null_in_key(name, count)
         return flat
+
+    def _null_in_key(self, name: str, count: int) -> RowsRefused:
+        return RowsRefused(
+            f"at least {count} rows have NULL in {name}, part of the key of the Upsert into {self.table}",
+            table=str(self.table),
+            column=name,
+            next_step="Filter such rows, or fill them, in the transform.",
+        )
+
+
+def _with_coordinates(matches: list[Match], schema: pa.Schema) -> list[Match]:
+    return [*matches, *coordinate_matches()] if KAFKA in schema.names else matches
+
+
+def _flat(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return flatten_kafka(batch) if KAFKA in batch.schema.names else batch

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 OURS = {
     "batch_marks",
     "consumer_groups",
+    "dead_letters",
+    "failures",
     "heartbeats",
     "kafka_partitions",
     "offset_history",

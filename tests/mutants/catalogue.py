@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tests.mutants.end_mutants import END
+from tests.mutants.letter_mutants import LETTERS
 from tests.mutants.operating_mutants import OPERATING
+from tests.mutants.replay_mutants import REPLAYS
 from tests.mutants.spark_mutants import SPARK
 from tests.mutants.start_mutants import START
 from tests.mutants.store_mutants import STORE
@@ -14,4 +16,4 @@ from tests.mutants.value_mutants import VALUES
 if TYPE_CHECKING:
     from tests.mutants.mutant import Mutant
 
-MUTANTS: Final[tuple[Mutant, ...]] = (*START, *STORE, *OPERATING, *END, *VALUES, *SPARK)
+MUTANTS: Final[tuple[Mutant, ...]] = (*START, *STORE, *OPERATING, *END, *VALUES, *LETTERS, *REPLAYS, *SPARK)

@@ -347,7 +347,11 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "checkpoint-beyond-what-is-stored",
-        (_SINK, "            self._check_checkpoint(query)\n", "            pass\n"),
+        (
+            "offsetstore/spark/settings.py",
+            "        if self.has_unstored and (claim.keeps_checkpoint",
+            "        if not self.has_unstored and (claim.keeps_checkpoint",
+        ),
         tests=(f"{_MARKING}test_a_checkpoint_that_outlives_the_claim_is_refused",),
         why="The next start would begin above what is stored, and fail for ever.",
     ),

@@ -14,6 +14,7 @@ _JSON: Final = "offsetstore/writers/arrow/json_text.py"
 _ERRORS: Final = "tests/integration/writers/test_values_in_errors.py::"
 _SERVER: Final = "tests/integration/postgres/test_refused_by_the_server.py::"
 _HOSTILE: Final = "tests/property/test_hostile_values.py::"
+_MISFITS: Final = "tests/integration/writers/test_misfits.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _URL: Final = "tests/unit/postgres/test_url.py::"
 
@@ -158,13 +159,13 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "times-in-json",
-        (_JSON, "    _check_times(array)\n    try:", "    try:"),
+        (_JSON, "CHECKS: Final = (NO_TIME_OF_DAY, NOT_FINITE)", "CHECKS: Final = (NOT_FINITE,)"),
         tests=(f"{_HOSTILE}test_what_json_can_t_hold_is_refused",),
         why="The same inside JSON.",
     ),
     mutant(
         "hollow-arrays",
-        (_VALUES, "        if inner.null_count or kernels.any(", "        if inner.null_count > 99 and kernels.any("),
+        (_VALUES, "fill_null(_KERNELS.list_value_length(array), 0), 0)", "fill_null(None, 0), 0)"),
         tests=(f"{_HOSTILE}test_an_array_of_arrays_that_postgresql_does_not_have_is_refused",),
         why="PostgreSQL makes an empty array of an array of empty ones.",
     ),
@@ -201,6 +202,33 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
+MISFITS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "values-of-the-next-rows",
+        (_VALUES, "    if array.type == target or not is_list(array.type):", "    if True:"),
+        tests=(f"{_MISFITS}test_a_list_is_not_refused_for_a_value_of_the_row_after_it",),
+        why="Arrow casts what is in a list's buffers: a good record would become a letter for its neighbour's value.",
+    ),
+    mutant(
+        "nulls-that-a-trigger-fills-in",
+        ("offsetstore/writers/table/catalogue.py", "WHERE tgtype & 7 = 7 AND", "WHERE tgtype & 7 = 9 AND"),
+        tests=(f"{_MISFITS}test_a_trigger_may_fill_in_a_null",),
+        why="A record that the table takes would become a letter.",
+    ),
+    mutant(
+        "nulls-of-domains",
+        ("offsetstore/writers/table/catalogue.py", "a.attnotnull AND declared.typtype <> 'd' AND", "a.attnotnull AND"),
+        tests=(f"{_MISFITS}test_a_null_is_left_to_the_database_by_an_upsert_and_for_a_domain",),
+        why="The letter's error would not be the database's own, which is the domain's.",
+    ),
+    mutant(
+        "misfits-of-another-write",
+        ("offsetstore/writers/arrow/misfits.py", ' and goes_with_write(writer, "misfits")', ""),
+        tests=(f"{_MISFITS}test_a_writer_that_has_a_write_of_its_own_is_not_asked",),
+        why="A write of the application's own may correct the values that would become letters.",
+    ),
+)
+
 SINK: Final[tuple[Mutant, ...]] = (
     mutant(
         "strip-at-the-sink",
@@ -210,4 +238,4 @@ SINK: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-VALUES: Final = (*ERRORS, *CONVERSIONS, *SINK)
+VALUES: Final = (*ERRORS, *CONVERSIONS, *MISFITS, *SINK)

@@ -1,13 +1,14 @@
-"""One function in a thread of its own, whose result or error is asked for later."""
+"""A function in a thread of its own: once, with its result or error asked for later, or again and again."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from threading import Thread
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 _T = TypeVar("_T")
 
@@ -24,3 +25,27 @@ def in_background(function: Callable[[], _T]) -> Future[_T]:
 
     Thread(target=run, daemon=True).start()
     return future
+
+
+@contextmanager
+def repeating(work: Callable[[], object], *, every: float) -> Generator[None]:
+    """Do it every so many seconds in the background, until the block is left."""
+    leaving = Event()
+    failure: list[BaseException] = []
+
+    def repeat() -> None:
+        try:
+            while not leaving.wait(every):
+                work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the block is left
+            failure.append(error)
+
+    thread = Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        leaving.set()
+        thread.join(120)
+    if failure:
+        raise failure[0]

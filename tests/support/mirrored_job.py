@@ -28,12 +28,14 @@ def process(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, *,
     """Write one result for each offset from the stored one on, and advance."""
     stored = store.offsets(claim.group).get(tp)
     range_ = OffsetRange(stored.next_offset if stored else 0, until)
-    for point in ("staged", "before_lock"):  # where the sink has them
+    for point in ("staged", "in_discovery", "failures_written", "before_lock"):  # where the sink has them
         failpoints.reach(point)
     with store.transaction(claim) as tx:
         plan = tx.lock({tp: range_})
         numbers = pa.array(range(range_.from_, range_.until), pa.int64())
         Append("results").write(tx, [pa.record_batch({"record": numbers})])
+        for point in ("letters_written", "letters_replayed"):  # where the sink has them
+            failpoints.reach(point)
         tx.advance({tp: plan[tp].remaining}, metadata=metadata)
     failpoints.reach("after_sink")  # where the sink has it
 

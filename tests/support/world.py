@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
 from offsetstore import Broker, OffsetStore, TransactionalSink
@@ -38,7 +39,17 @@ class Failure:
     text: str
 
 
-_SINKS: Final = ("atomicity", "task_threshold", "staging", "staging_threshold", "metadata", "marking", "flush", "tick")
+_SINKS: Final = (
+    "atomicity",
+    "task_threshold",
+    "staging",
+    "staging_threshold",
+    "metadata",
+    "marking",
+    "flush",
+    "tick",
+    "dead_letters",
+)
 
 # An idempotent producer asks for an id first, which takes up to half a second; this broker gives no cause to retry.
 _QUICKLY: Final = {"enable.idempotence": False}
@@ -69,6 +80,13 @@ class World:
         """Append records with a key to one partition, in order."""
         made = [admin.Record(value.encode(), key.encode(), partition) for key, value in records]
         admin.produce(self.kafka.bootstrap_servers, topic, made, settings=_QUICKLY)
+
+    def produce_whole(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, Any, int]]) -> None:
+        """Append records of key, value, headers and timestamp in milliseconds to partition 0, in order."""
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, **_QUICKLY})
+        for key, value, headers, timestamp_ms in records:
+            producer.produce(topic, value, key, 0, timestamp=timestamp_ms, headers=headers)
+        assert producer.flush(SECONDS) == 0
 
     def options(self, *topics: str, **more: str) -> dict[str, str]:
         """What Spark's reader is told; ``more`` with the names that Spark gives them."""

@@ -16,6 +16,7 @@ from offsetstore.errors import OffsetStoreError
 from offsetstore.postgres.errors import strip_chain, translate
 from offsetstore.protocol import failpoints
 from offsetstore.spark.executors.record_batches import Parts
+from offsetstore.spark.rejects import none_rejected
 from offsetstore.store.sessions import transaction
 from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.staging import StagedRowsLost
@@ -55,17 +56,17 @@ class StagingTask:
 
         def task(_: int, batches: Iterable[pa.RecordBatch | None]) -> StagingOutcome | None:
             failpoints.follow(failpoint)
-            return self.stage(batch for batch in batches if batch is not None)
+            return self.stage(none_rejected(batch) for batch in batches if batch is not None)
 
         return [outcome for outcome in Parts.of(frame).run(task) if outcome is not None]
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagingOutcome | None:
         """Copy one part; return ``None`` if it has no rows. Rows that were consumed are never retried in place."""
-        rows = Stream.of(batches)  # before the transaction, which would wait for the first row
-        if rows is None:
-            return None
         attempt = uuid4()
         try:
+            rows = Stream.of(batches)  # before the transaction, which would wait for the first row
+            if rows is None:
+                return None
             return StagingOutcome(attempt, self._copy(attempt, rows))
         except (OffsetStoreError, StagedRowsLost) as error:
             return StagingOutcome(attempt, 0, error)

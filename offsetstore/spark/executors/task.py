@@ -25,6 +25,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
 from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.record_batches import InputCutOff
+from offsetstore.spark.rejects import none_rejected
 from offsetstore.writers.arrow.kafka_column import KAFKA, drop_kafka
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ class _Rows:
                 next_step='Use atomicity="batch", which does not depend on how rows are distributed.',
             )
         self.count += batch.num_rows
+        batch = none_rejected(batch)
         return batch if self._keeps_kafka else drop_kafka(batch)
 
 

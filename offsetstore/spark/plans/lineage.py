@@ -38,33 +38,37 @@ _JOINS: Final = (
     frozenset({"INNER", "CROSS", "LEFT OUTER", "LEFT SEMI", "LEFT ANTI"}),
     frozenset({"INNER", "CROSS", "RIGHT OUTER"}),
 )
-_NEXT_STEP: Final = (
-    'Use atomicity="batch", which allows any transform, or only what Spark does row by row: select, where, explode, '
-    "joins with other data."
-)
+PARTITION: Final = 'atomicity="partition"'
+_OTHERWISE: Final = {PARTITION: 'Use atomicity="batch"'}
+"""What allows any transform; by default to leave the setting out."""
 
 
-def check_row_by_row(batch: DataFrame, result: DataFrame) -> None:
+def check_row_by_row(batch: DataFrame, result: DataFrame, *, needed_by: str = PARTITION) -> None:
     """Check the plan of a transform's result. Nothing is computed.
 
     The plan does not show values that a transform got by an action of its own (``batch.count()``).
 
+    :param needed_by: the sink's setting that needs it, for the error.
     :param batch: the DataFrame that transform got, with the sink's ``_kafka``.
     :raises KafkaColumnsMissing: the result has no ``_kafka``, or it is not the sink's.
     :raises UnsupportedQuery: a row may come from several records, or from none.
     """
     if KAFKA not in result.columns:
-        raise _missing(f"columns {', '.join(result.columns)}")
+        raise _missing(f"columns {', '.join(result.columns)}", needed_by)
     made = _analyzed(result)
-    if _kafka_column(made) not in _kafka_columns(_analyzed(batch), made):
-        raise _missing(f"a column {KAFKA} that transform made itself")
+    try:
+        columns = _kafka_columns(_analyzed(batch), made)
+    except _NotRowByRow as found:
+        raise _refused(str(found), needed_by) from None
+    if _kafka_column(made) not in columns:
+        raise _missing(f"a column {KAFKA} that transform made itself", needed_by)
 
 
 def is_row_by_row(batch: DataFrame, result: DataFrame) -> bool:
     """Tell from the plan whether each row of the result comes from one record of the batch, even without ``_kafka``."""
     try:
         _kafka_columns(_analyzed(batch), _analyzed(result))
-    except UnsupportedQuery:
+    except _NotRowByRow:
         return False
     return True
 
@@ -77,12 +81,16 @@ def is_deterministic(result: DataFrame) -> bool:
 def _kafka_columns(given: Any, made: Any) -> set[int]:
     """Return which columns of the result are the sink's ``_kafka``.
 
-    :raises UnsupportedQuery: a row may come from several records, or from none.
+    :raises _NotRowByRow: a row may come from several records, or from none.
     """
     lineage = _Lineage({leaf.rdd().id() for leaf in each(given.collectLeaves())}, _kafka_column(given))
     if any(lineage.has_batch(subquery) for subquery in each(made.subqueriesAll())):
-        raise _refused("a subquery over the batch")
+        raise _NotRowByRow("a subquery over the batch")
     return lineage.columns(made)
+
+
+class _NotRowByRow(Exception):
+    """A row may come from several records, or from none; the text says by what."""
 
 
 class _Lineage:
@@ -119,18 +127,18 @@ class _Lineage:
         if operator in _ROW_BY_ROW:
             [below] = each(plan.children())
             return below
-        raise _refused(operator)
+        raise _NotRowByRow(operator)
 
     def _side(self, join: Any) -> Any:
         """Return the side of a join that has the batch."""
         sides = (join.left(), join.right())
         having = [number for number, side in enumerate(sides) if self.has_batch(side)]
         if len(having) != 1:
-            raise _refused("a join of the batch with itself" if having else "a join without the batch")
+            raise _NotRowByRow("a join of the batch with itself" if having else "a join without the batch")
         [number] = having
         kind = join.joinType().sql()
         if kind not in _JOINS[number]:
-            raise _refused(f"a {kind} JOIN, which has rows without a record of the batch")
+            raise _NotRowByRow(f"a {kind} JOIN, which has rows without a record of the batch")
         return sides[number]
 
 
@@ -152,20 +160,25 @@ def _id(column: Any) -> int:
     return column.exprId().id()
 
 
-def _missing(found: str) -> KafkaColumnsMissing:
+def _otherwise(needed_by: str) -> str:
+    return _OTHERWISE.get(needed_by, f"Leave {needed_by} out")
+
+
+def _missing(found: str, needed_by: str) -> KafkaColumnsMissing:
     return KafkaColumnsMissing(
-        'transform lost the coordinates, which atomicity="partition" needs to find the transaction of each row',
+        f"transform lost the coordinates, by which {needed_by} finds the record of each row",
         found=found,
         expected=f"the column {KAFKA} as transform got it",
-        next_step=f'Keep it: select("{KAFKA}", ...); it is not written. For groupBy and the like use '
-        'atomicity="batch".',
+        next_step=f'Keep it: select("{KAFKA}", ...); it is not written. '
+        f"{_otherwise(needed_by)} for groupBy and the like.",
     )
 
 
-def _refused(found: str) -> UnsupportedQuery:
+def _refused(found: str, needed_by: str) -> UnsupportedQuery:
     return UnsupportedQuery(
-        'a row may be made from several records, and atomicity="partition" has no transaction for it',
+        f"a row may be made from several records, and {needed_by} needs to know its record",
         found=found,
         expected="each row made from one record of the batch",
-        next_step=_NEXT_STEP,
+        next_step=f"{_otherwise(needed_by)}, which allows any transform, or use only what Spark does row by row: "
+        "select, where, explode, joins with other data.",
     )

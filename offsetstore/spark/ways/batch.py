@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pyspark import StorageLevel
 
@@ -22,7 +23,8 @@ from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of
 from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import may_pass
-from offsetstore.spark.collecting import Rows, collect, is_over_limit
+from offsetstore.spark.careful import OfRanges, computed_carefully
+from offsetstore.spark.collecting import OnDriver, is_over_limit, on_driver
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
@@ -31,9 +33,9 @@ from offsetstore.writers.staging import Staged, StagedRowsLost
 from offsetstore.writers.staging_schema import can_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
+    from contextlib import AbstractContextManager
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from offsetstore.offsets import TopicPartition
@@ -41,9 +43,9 @@ if TYPE_CHECKING:
     from offsetstore.processing.cycle import Written
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Ranges
+    from offsetstore.processing.recovery import CarefulPart, Recovery
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.metadata import Text
-    from offsetstore.protocol.ports import Writer
     from offsetstore.protocol.work import Work
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.ways.micro_batch import MicroBatch
@@ -51,37 +53,7 @@ if TYPE_CHECKING:
     from offsetstore.writers.staging_schema import StagingWriter
 
 
-SMALL: Final = 500_000
-"""In offsets: the collected rows of a batch that has at most as many stay in memory."""
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class OnDriver:
-    """Rows that were collected on the driver; ``batches`` can be read again and again."""
-
-    writer: Writer
-    batches: Rows | Sequence[pa.RecordBatch]
-
-    @property
-    def rows(self) -> int:
-        """Their number."""
-        return self.batches.num_rows if isinstance(self.batches, Rows) else sum(b.num_rows for b in self.batches)
-
-    @property
-    def bytes(self) -> int:
-        """Their size."""
-        return self.batches.nbytes if isinstance(self.batches, Rows) else sum(b.nbytes for b in self.batches)
-
-    def write(self, work: Work) -> int:
-        """Write the rows; return their number."""
-        return self.writer.write(work, self.batches)
-
-
-def on_driver(writer: Writer, frame: DataFrame, offsets: int) -> OnDriver:
-    """Compute the rows of so many offsets, and collect them."""
-    return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +107,16 @@ class BatchWay:
         outputs: Outputs,
         metadata: BatchMetadata,
         staging: StagingPolicy | None = None,
+        *,
         marking: Marking = "automatic",
+        recovery: Recovery | None = None,
     ) -> None:
         self._claim = claim
         self._outputs = outputs
         self._metadata = metadata
         self._policy = staging or StagingPolicy()
         self._marking: Marking = marking
+        self._recovery = recovery
         self._area = StagingArea(claim)
         self._has_begun = False
         self._broken_by: str | None = None
@@ -163,13 +138,31 @@ class BatchWay:
 
     def _write(self, batch: MicroBatch) -> Written | None:
         self._require_whole()
+        if self._recovery is not None and self._recovery.is_careful(batch.ranges):
+            return self.write_carefully(batch)
         watch = Stopwatch()
         plan = Plan.of(self._claim, batch.ranges, self._claim.delivered if self._marking == "manual" else None)
         watch.lap("plan")
         try:
             return self._compute_and_commit(plan, crop(batch.frame, plan.decisions), batch.number, watch)
         except RowsRefused as refused:
+            if self._recovery is not None and is_of_records(refused):
+                return self.write_carefully(batch)
             raise self._isolate(refused, batch, plan) from None
+
+    def write_carefully(self, batch: MicroBatch) -> Written | None:
+        """Write what remains of the batch; records that can't be written become dead letters.
+
+        Only with a `Recovery`.
+        """
+        assert self._recovery is not None
+        outputs, has_sequences = self._outputs, self._recovery.has_sequences
+
+        def compute(ranges: Ranges) -> AbstractContextManager[CarefulPart]:
+            records = within(batch.frame, ranges)
+            return computed_carefully(outputs, records, OfRanges(ranges), has_sequences=has_sequences)
+
+        return self._recovery.write(batch.number, batch.ranges, compute, partial(batch.sleep, self._claim))
 
     def _require_whole(self) -> None:
         """Refuse to go on after an error that the memory of the sink, or of the user's function, may not agree with.

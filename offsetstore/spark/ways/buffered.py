@@ -19,8 +19,9 @@ from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create
 from offsetstore.protocol.events import BufferFlushed
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.replay import Outcome, decide
+from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.cropping import crop
-from offsetstore.spark.ways.batch import BatchWay, OnDriver
+from offsetstore.spark.ways.batch import BatchWay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

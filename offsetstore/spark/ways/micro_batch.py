@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from offsetstore.offsets import OffsetRange, TopicPartition
     from offsetstore.processing.cycle import Written
     from offsetstore.spark.plans.query import RunningQuery
+    from offsetstore.store.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,15 @@ class MicroBatch:
     number: int
     query: RunningQuery
     ranges: dict[TopicPartition, OffsetRange]
+
+    def sleep(self, claim: Claim, seconds: float) -> None:
+        """Sleep as `RunningQuery.sleep` does.
+
+        :raises Py4JJavaError: the query is being stopped.
+        :raises ProtocolMisuse: the claim was closed meanwhile.
+        """
+        self.query.sleep(seconds)
+        claim.require_open()
 
 
 class Way(Protocol):

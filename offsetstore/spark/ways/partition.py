@@ -32,7 +32,7 @@ from offsetstore.processing.isolate import (
 )
 from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol import failpoints
-from offsetstore.spark.collecting import is_over_limit
+from offsetstore.spark.collecting import OnDriver, is_over_limit, on_driver
 from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
@@ -40,7 +40,7 @@ from offsetstore.spark.executors.task import Ending, Result, Tasks
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
 from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
-from offsetstore.spark.ways.batch import BatchWay, OnDriver, on_driver
+from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.staging_schema import can_stage
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from offsetstore.processing.batch_metadata import BatchMetadata
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Decisions, Ranges
+    from offsetstore.processing.recovery import Recovery
     from offsetstore.protocol.metadata import Text
     from offsetstore.spark.outputs import Outputs
     from offsetstore.spark.plans.scan import Placed
@@ -77,7 +78,12 @@ class PartitionWay:
     """
 
     def __init__(
-        self, claim: Claim, outputs: Outputs, metadata: BatchMetadata, threshold: int = TASK_THRESHOLD
+        self,
+        claim: Claim,
+        outputs: Outputs,
+        metadata: BatchMetadata,
+        threshold: int = TASK_THRESHOLD,
+        recovery: Recovery | None = None,
     ) -> None:
         if threshold < 0:
             raise ConfigurationError("task_threshold must be 0 or more offsets", found=threshold)
@@ -94,7 +100,8 @@ class PartitionWay:
         self._claim = claim
         self._outputs = outputs
         self._metadata = metadata
-        self._driver = BatchWay(claim, outputs, metadata, StagingPolicy("never"))
+        self._driver = BatchWay(claim, outputs, metadata, StagingPolicy("never"), recovery=recovery)
+        self._recovery = recovery
         self._threshold = threshold if can_stage(self._writer) else 0
         self._was_checked = False
         self._has_warned = False
@@ -105,6 +112,8 @@ class PartitionWay:
 
         :raises PlanOutdated: some of the stored offsets have changed; nothing was written for the old ones.
         """
+        if self._recovery is not None and self._recovery.is_careful(batch.ranges):
+            return self._driver.write_carefully(batch)
         if count_offsets(batch.ranges) <= self._threshold:
             if not self._was_checked:  # a job that tasks would refuse must not run until its first large batch
                 self._rows(batch.frame)
@@ -132,10 +141,13 @@ class PartitionWay:
         remaining = plan.remaining()
         texts = self._metadata.texts(BatchInfo(batch.number, remaining, None))
         results = self._run(batch, plan, number, texts)
+        watch.lap("tasks")
         done = {result.topic_partition for result in results if result.is_stored}
         try:
             self._retryable = _raise_failed(results)
         except RowsRefused as refused:
+            if self._recovery is not None and is_of_records(refused):
+                return _with_rows_of(results, self._driver.write_carefully(batch), watch.seconds)
             raise self._isolate(refused, batch, plan) from None
         if self._retryable is not None:
             raise self._retryable
@@ -267,6 +279,18 @@ def _collect(placed: Placed, tasks: Tasks) -> Sequence[Result]:
             "the tasks did not return one result each", found=f"{len(results)} results", expected=f"{len(placed.tasks)}"
         )
     return sorted(results, key=lambda result: result.topic_partition)
+
+
+def _with_rows_of(results: Sequence[Result], later: Written | None, seconds: Mapping[str, float]) -> Written | None:
+    """Add what tasks have stored of a batch, and their time, to what the driver has written of it."""
+    stored = [result.rows for result in results if result.is_stored]
+    if later is None and not stored:
+        return None
+    written = later or Written({UNNAMED: 0}, {})
+    total = {
+        phase: seconds.get(phase, 0.0) + written.seconds.get(phase, 0.0) for phase in {**seconds, **written.seconds}
+    }
+    return Written({UNNAMED: sum(stored) + written.rows[UNNAMED]}, total)
 
 
 def _raise_failed(results: Sequence[Result]) -> Exception | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from offsetstore.testing.contract.admin import AdminContract
 from offsetstore.testing.contract.fence import FenceContract
+from offsetstore.testing.contract.letters import LetterContract
 from offsetstore.testing.contract.locks import LockContract
 from offsetstore.testing.contract.marking import MarkingContract
 from offsetstore.testing.contract.marks import MarkContract
@@ -41,5 +42,6 @@ class OffsetStoreContract(
     MarkingContract,
     AdminContract,
     PauseContract,
+    LetterContract,
 ):
     """The whole suite; see the module."""

@@ -14,7 +14,9 @@ from offsetstore.errors import ConnectionLost
 from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
 from offsetstore.protocol.database import Advance, GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
 from offsetstore.testing.memory.connection import MemoryConnection
+from offsetstore.testing.memory.letters import LetterContents, LetterRow
 from offsetstore.testing.memory.locks import Mode, RowLocks
+from offsetstore.testing.memory.stored_letters import StoredLetterMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -47,6 +49,7 @@ class Contents:
     marks: dict[tuple[str, UUID], int] = field(default_factory=dict)
     renamed: list[tuple[str, TopicPartition]] = field(default_factory=list)
     renamed_marks: list[tuple[str, UUID]] = field(default_factory=list)
+    of_letters: LetterContents = field(default_factory=LetterContents)
 
     def apply(self, changes: Contents) -> None:
         """Take over what a transaction wrote."""
@@ -60,6 +63,7 @@ class Contents:
             self.partitions.pop(key, None)
         for key in changes.renamed_marks:
             self.marks.pop(key, None)
+        self.of_letters.apply(changes.of_letters)
 
 
 @dataclass(slots=True)
@@ -79,6 +83,7 @@ class Changes(Contents):
             dict(self.marks),
             [*self.renamed],
             [*self.renamed_marks],
+            self.of_letters.copy(),
             self.moved,
         )
 
@@ -93,7 +98,7 @@ class Shared:
         self.locks = RowLocks(self.changed)
 
 
-class MemorySession:
+class MemorySession(StoredLetterMemory):
     """One transaction; any thread may use it, one at a time, as with a connection."""
 
     def __init__(self, shared: Shared, name: str, lock_timeout: float | None) -> None:
@@ -105,9 +110,11 @@ class MemorySession:
         self._locks = shared.locks
         self._changes = Changes()
         self._moved = 0
+        super().__init__(shared.contents.of_letters, lambda: self._changes.of_letters, shared.clock)
         self.was_ended = False
         """Whether user code has tried to end the transaction."""
         self._savepoints = 0
+        self._trials: list[Changes] = []
         self._over: str | None = None
 
     # -- the transaction itself
@@ -126,6 +133,19 @@ class MemorySession:
 
     def check_deferred(self) -> None:
         """Nothing is deferred: there are no constraints."""
+
+    def begin_trials(self) -> float | None:
+        with self._statement():
+            self._trials = [self._changes.copy()]
+        return None
+
+    def check_and_save(self, number: int) -> None:
+        with self._statement():
+            self._trials[number:] = [self._changes.copy()]
+
+    def rollback_to(self, number: int) -> None:
+        with self._statement():
+            self._changes = self._trials[number].copy()
 
     def commit(self) -> None:
         with self._statement():
@@ -276,6 +296,7 @@ class MemorySession:
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
         with self._statement():
+            self._drop_failures(group, {tp: new.next_offset for tp, new in offsets.items()})
             for tp, new in sorted(offsets.items()):
                 self._locks.take(self, _key(group, tp), Mode.UPDATE)
                 row = self._rows(group).get(tp) or StoredOffset(new.next_offset, token)
@@ -334,6 +355,7 @@ class MemorySession:
 
     def rename_group(self, group: str, new: str) -> None:
         with self._statement():
+            self._rename_letters(group, new)
             for tp, row in self._rows(group).items():
                 self._locks.take(self, _key(new, tp), Mode.UPDATE)
                 self._changes.partitions[new, tp] = row
@@ -362,6 +384,9 @@ class MemorySession:
         return {
             tp: rows[name, tp] for name, tp in sorted(rows) if name == group and (name, tp) not in self._changes.renamed
         }
+
+    def _take_letter(self, row: LetterRow) -> None:
+        self._locks.take(self, ("dead_letters", *row), Mode.UPDATE)
 
     # -- batch_marks
 

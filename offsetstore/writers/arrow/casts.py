@@ -9,28 +9,39 @@ own rules: a ``timetz(0)`` rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from offsetstore.writers.arrow.json_text import CHECKS as JSON_CHECKS
 from offsetstore.writers.arrow.json_text import json_texts
 from offsetstore.writers.arrow.values import (
+    HOLLOW,
+    NOT_A_UUID,
+    NUL,
+    OUT_OF_RANGE,
     UUID_TYPE,
+    Check,
+    cast_values,
+    changed_rows,
+    finer_than,
     is_binary,
     is_list,
     is_string,
     is_wide,
-    refuse_hollow,
-    refuse_longer,
-    refuse_nul,
-    refuse_off_step,
-    refuse_out_of_range,
-    refuse_rounding,
+    longer_than,
+    off_step,
+    too_large,
     uuids_from_strings,
     value_type,
 )
-from offsetstore.writers.table.modifiers import interval_keeps_seconds, moment_step, numeric_scale, text_length
+from offsetstore.writers.table.modifiers import (
+    interval_keeps_seconds,
+    moment_step,
+    numeric_precision,
+    numeric_scale,
+    text_length,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,13 +69,15 @@ class Cast:
 
     :param arrow: the Arrow type after the conversion.
     :param binary: whether pgpq writes ``arrow`` as the target reads it; if not, COPY has to use its text format.
-    :param check: raises ``ValueError`` for a value that does not fit; returns its argument.
+    :param before: checks of what is converted, in this order.
+    :param after: checks of what it became.
     :param make: converts what Arrow's own safe cast to ``arrow`` can't.
     """
 
     arrow: pa.DataType
     binary: bool = True
-    check: Callable[[pa.Array[Any]], pa.Array[Any]] | None = None
+    before: tuple[Check, ...] = ()
+    after: tuple[Check, ...] = ()
     make: Callable[[pa.Array[Any]], pa.Array[Any]] | None = None
 
     def convert(self, array: pa.Array[Any]) -> pa.Array[Any]:
@@ -72,8 +85,26 @@ class Cast:
 
         :raises ValueError: a value does not fit (Arrow's ``ArrowInvalid`` is one, and quotes the value).
         """
-        made = array.cast(self.arrow) if self.make is None else self.make(array)
-        return made if self.check is None else self.check(made)
+        for check in self.before:
+            check.refuse(array)
+        made = self._made(array)
+        for check in self.after:
+            check.refuse(made)
+        return made
+
+    def suspects(self, array: pa.Array[Any]) -> set[int]:
+        """Guess all rows that `convert` refuses: those that the checks find, or that an unsafe cast changes."""
+        found = {row for check in self.before for row in check.rows(array)}
+        if found or self.make is not None:
+            return found
+        try:
+            made = self._made(array)
+        except pa.ArrowInvalid:
+            return changed_rows(array, self.arrow)
+        return {row for check in self.after for row in check.rows(made)}
+
+    def _made(self, array: pa.Array[Any]) -> pa.Array[Any]:
+        return cast_values(array, self.arrow) if self.make is None else self.make(array)
 
 
 def find_cast(source: pa.DataType, column: Column) -> Cast | None:
@@ -85,7 +116,7 @@ def find_cast(source: pa.DataType, column: Column) -> Cast | None:
     if column.kind == "uuid":
         return _uuid(source)
     if column.kind in {"json", "jsonb"} and pa.types.is_nested(source):
-        return Cast(pa.string(), make=json_texts)
+        return Cast(pa.string(), before=JSON_CHECKS, make=json_texts)
     found = _array(source, column) if column.kind == "array" else _scalar(source, column.kind, column.modifier)
     return found if found and _arrow_can(source, found.arrow) else None
 
@@ -107,7 +138,7 @@ def _arrow_can(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _array(source: pa.DataType, column: Column) -> Cast | None:
-    """Cast a list whole: Arrow casts within lists, and the checks look into them."""
+    """Cast a list whole: casts and checks look into lists."""
     depth, innermost = 0, source
     while is_list(innermost):
         depth, innermost = depth + 1, value_type(innermost)
@@ -118,17 +149,12 @@ def _array(source: pa.DataType, column: Column) -> Cast | None:
     for _ in range(depth):
         arrow = pa.list_(arrow)
     binary = element.binary and depth == 1 and column.element in _BINARY_ELEMENTS
-    check = element.check if depth == 1 else partial(_check_nested, check=element.check)
-    return Cast(arrow, binary=binary, check=check)
-
-
-def _check_nested(array: pa.Array[Any], check: Callable[[pa.Array[Any]], pa.Array[Any]] | None) -> pa.Array[Any]:
-    return refuse_hollow(array) if check is None else check(refuse_hollow(array))
+    return Cast(arrow, binary=binary, after=element.after if depth == 1 else (HOLLOW, *element.after))
 
 
 def _uuid(source: pa.DataType) -> Cast | None:
     if is_string(source):
-        return Cast(UUID_TYPE, make=uuids_from_strings)
+        return Cast(UUID_TYPE, before=(NOT_A_UUID,), make=uuids_from_strings)
     fits = is_binary(source) and (source == UUID_TYPE or not pa.types.is_fixed_size_binary(source))
     return Cast(UUID_TYPE) if fits else None
 
@@ -160,8 +186,8 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
 
 def _text(source: pa.DataType, *, binary: bool, length: int | None = None) -> Cast | None:
     arrow = pa.large_string() if is_wide(source) else pa.string()
-    check = refuse_nul if length is None else partial(refuse_longer, length=length)
-    return Cast(arrow, binary=binary, check=check) if is_string(source) else None
+    after = (NUL,) if length is None else (longer_than(length), NUL)
+    return Cast(arrow, binary=binary, after=after) if is_string(source) else None
 
 
 def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
@@ -175,20 +201,22 @@ def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
         "timestamptz": (known.is_timestamp(source) and source.tz is not None, pa.timestamp("us", "UTC")),
     }[kind]
     step = moment_step(modifier)
-    check = refuse_out_of_range if step == 1 else partial(refuse_off_step, step=step)
-    return Cast(arrow, check=check) if fits else None
+    after = (OUT_OF_RANGE,) if step == 1 else (OUT_OF_RANGE, off_step(step))
+    return Cast(arrow, after=after) if fits else None
 
 
 def _numeric(source: pa.DataType, modifier: int) -> Cast | None:
     """Convert to a decimal first, since pgpq writes any other number into numeric as 0.00, without an error.
 
-    PostgreSQL refuses too many digits before the point, but rounds those after it: so these are checked here.
+    PostgreSQL rounds too many digits after the point; it refuses those before it, which are checked here too, so that
+    all such rows are found at once.
     """
-    check = None if modifier < 0 else partial(refuse_rounding, scale=numeric_scale(modifier))
+    scale = numeric_scale(modifier)
+    after = () if modifier < 0 else (finer_than(scale), too_large(numeric_precision(modifier) - scale))
     if pa.types.is_integer(source):
-        return Cast(pa.decimal128(_DIGITS[source.bit_width], 0), check=check)
+        return Cast(pa.decimal128(_DIGITS[source.bit_width], 0), after=after)
     if pa.types.is_decimal(source) and not pa.types.is_decimal256(source):
-        return Cast(pa.decimal128(source.precision, source.scale), check=check)
-    if pa.types.is_floating(source) and check is None:  # as its shortest decimal text, which numeric(p,s) would round
+        return Cast(pa.decimal128(source.precision, source.scale), after=after)
+    if pa.types.is_floating(source) and not after:  # as its shortest decimal text, which numeric(p,s) would round
         return Cast(pa.string(), binary=False)
     return None

@@ -16,13 +16,14 @@ from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS
 from offsetstore.writers.table.catalogue import missing, read_target, target_query
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     import psycopg
     import pyarrow as pa
     from psycopg.copy import Copy
     from sqlalchemy import Connection
 
+    from offsetstore.errors import RowsRefused
     from offsetstore.writers.arrow.encoding import Encoding
     from offsetstore.writers.table.catalogue import Column
     from offsetstore.writers.table.names import TableName
@@ -93,8 +94,7 @@ def copy_batches(
     connection: psycopg.Connection, target: sql.Identifier, encoding: Encoding, batches: Iterable[pa.RecordBatch]
 ) -> None:
     """Send the batches, which have at least one row, chunk by chunk."""
-    # pgpq always writes UTF-8; for text, psycopg uses the connection's encoding.
-    binary = encoding.binary and connection.info.encoding == "utf-8"
+    binary = _goes_binary(connection, encoding)
     statement = (_BINARY if binary else _TEXT).format(
         table=target, columns=sql.SQL(", ").join(map(sql.Identifier, encoding.columns))
     )
@@ -103,6 +103,24 @@ def copy_batches(
             _send_chunks(copy, encoding, batches)
         else:
             _send_rows(copy, encoding, batches)
+
+
+def find_misfits(connection: psycopg.Connection, encoding: Encoding, batch: pa.RecordBatch) -> dict[int, RowsRefused]:
+    """Find the rows that `copy_batches` would refuse to send, each with the error that it raises for that row alone."""
+    # psycopg writes all that Arrow makes of checked values, if the connection's encoding has all letters.
+    dump = None if connection.info.encoding == "utf-8" else _dump(connection)
+    return encoding.misfits(batch, dump, binary=_goes_binary(connection, encoding))
+
+
+def _goes_binary(connection: psycopg.Connection, encoding: Encoding) -> bool:
+    # pgpq always writes UTF-8; for text, psycopg uses the connection's encoding.
+    return encoding.binary and connection.info.encoding == "utf-8"
+
+
+def _dump(connection: psycopg.Connection) -> Callable[[Any], object]:
+    """Return what writes one value as text; it raises on one that psycopg can't write."""
+    transformer = Transformer(connection)
+    return lambda value: transformer.get_dumper(value, PyFormat.TEXT).dump(value)
 
 
 def _send_chunks(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatch]) -> None:
@@ -130,5 +148,4 @@ def _send_row(copy: Copy, encoding: Encoding, row: Sequence[Any]) -> None:
     with suppress(*CONVERSION_ERRORS):
         copy.write_row(row)
         return
-    transformer = Transformer(copy.connection)
-    raise encoding.refusal(row, lambda value: transformer.get_dumper(value, PyFormat.TEXT).dump(value))
+    raise encoding.refusal(row, _dump(copy.connection))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder, encoders
@@ -12,7 +12,8 @@ from pgpq import schema as pgpq_schema
 
 from offsetstore.errors import RowsRefused
 from offsetstore.postgres.errors import VALUE_ERRORS
-from offsetstore.writers.arrow.values import UUID_TYPE, Unfit, uuid_objects
+from offsetstore.writers.arrow.misfits import Rows
+from offsetstore.writers.arrow.values import NO_FIT, UUID_TYPE, Unfit, uuid_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
     from offsetstore.writers.table.matching import Match
     from offsetstore.writers.table.names import TableName
 
+    _Encoder: TypeAlias = Callable[[Match, pa.Array[Any]], pa.Array[Any]]
+    _Refusal: TypeAlias = tuple[Match, str, pa.DataType]
+
 _ENCODERS = cast("Any", encoders)  # its stubs leave pyarrow's type parameters open
 
 _T = TypeVar("_T")
 
 CONVERSION_ERRORS: Final = (*VALUE_ERRORS, LookupError, pa.ArrowException)
 """What Arrow, pgpq, Python and psycopg raise on a value that can't be converted; most of them quote it."""
-
-_NO_FIT: Final = "a value that does not fit without loss"
 
 CHUNK_ROWS = 8192
 """The number of rows encoded and sent at a time: a large batch is never in memory twice."""
@@ -74,16 +76,45 @@ class Encoding:
             try:
                 dump(value)
             except CONVERSION_ERRORS:
-                return self._refused(match, _NO_FIT, match.cast.arrow)
+                return self._refused(match, NO_FIT, match.cast.arrow)
         return self._refused_rows()
+
+    def misfits(
+        self, batch: pa.RecordBatch, dump: Callable[[Any], object] | None = None, *, binary: bool
+    ) -> dict[int, RowsRefused]:
+        """Find the rows that `chunks`, or `rows`, refuses, each with the error that it raises for that row alone.
+
+        :param dump: raises on a value that the driver can't write; ``None`` if it can write all.
+        :param binary: whether the rows are sent as chunks.
+        """
+        encoders = [_encode_column if binary else _python_column, *([partial(_dump_column, dump)] if dump else [])]
+        found: dict[int, _Refusal] = {}
+        for start in range(0, batch.num_rows, CHUNK_ROWS):
+            chunk = batch.slice(start, CHUNK_ROWS)
+            found |= self._search(Rows(_columns(chunk), start, chunk.num_rows), encoders)
+        errors = {refusal: self._refused(*refusal) for refusal in found.values()}
+        return {row: errors[refusal] for row, refusal in found.items()}
+
+    def _search(self, rows: Rows, encoders: Iterable[_Encoder]) -> dict[int, _Refusal]:
+        """Convert all columns, then encode them: the first that refuses a row says why, as if it were alone."""
+        found: dict[int, _Refusal] = {}
+        with suppress(pa.ArrowInvalid, pa.ArrowCapacityError):  # what can only be converted apart is left as it is
+            for index, match in enumerate(self._matches):
+                kind = rows.columns[index].type
+                refused = rows.convert(index, partial(_attempt, match.cast.convert), match.cast.suspects)
+                found |= {row: (match, why, kind) for row, why in refused.items()}
+            for encode in encoders:
+                for index, match in enumerate(self._matches):
+                    refused = rows.convert(index, partial(_attempt, partial(encode, match)), _no_suspects)
+                    found |= {row: (match, why, match.cast.arrow) for row, why in refused.items()}
+        return found
 
     def _encode(self, encoder: Any, batch: pa.RecordBatch) -> bytes:
         """Encode one batch; pgpq's own error for a refused value quotes it, and does not name the column."""
         with suppress(*CONVERSION_ERRORS):
             return encoder.write_batch(batch)
         for match, array in zip(self._matches, _columns(batch), strict=True):
-            name = match.column.name
-            self._fit(match, array, partial(_encode_alone, name, match.column.kind))
+            self._fit(match, array, partial(_encode_column, match))
         raise self._refused_rows()
 
     def _converted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -98,12 +129,8 @@ class Encoding:
         """Convert one column; a value that fails is refused here, without the error that quotes it."""
         try:
             return convert(array)
-        except Unfit as error:
-            reason = str(error)
-        except MemoryError:  # one of Arrow's errors too
-            raise
-        except CONVERSION_ERRORS:
-            reason = _NO_FIT
+        except CONVERSION_ERRORS as error:
+            reason = _reason(error)
         raise self._refused(match, reason, array.type)
 
     def _refused_rows(self) -> RowsRefused:
@@ -137,12 +164,44 @@ def _builder(name: str, arrow: pa.DataType, kind: str) -> Any:
     return cast("Any", ArrowToPostgresBinaryEncoder).infer_encoder(field)
 
 
-def _encode_alone(name: str, kind: str, array: pa.Array[Any]) -> None:
+def _reason(error: Exception) -> str:
+    """Say why a value is refused, without the text that quotes it."""
+    if isinstance(error, MemoryError):  # one of Arrow's errors too
+        raise error
+    return str(error) if isinstance(error, Unfit) else NO_FIT
+
+
+def _attempt(convert: Callable[[pa.Array[Any]], pa.Array[Any]], array: pa.Array[Any]) -> pa.Array[Any] | str:
+    """Convert the array, or say why it is refused."""
+    try:
+        return convert(array)
+    except CONVERSION_ERRORS as error:
+        return _reason(error)
+
+
+def _no_suspects(_: pa.Array[Any]) -> tuple[int, ...]:
+    return ()
+
+
+def _encode_column(match: Match, array: pa.Array[Any]) -> pa.Array[Any]:
+    name = match.column.name
     encoder = ArrowToPostgresBinaryEncoder.new_with_encoders(
-        pa.schema([(name, array.type)]), {name: _builder(name, array.type, kind)}
+        pa.schema([(name, array.type)]), {name: _builder(name, array.type, match.column.kind)}
     )
     encoder.write_header()
     encoder.write_batch(pa.record_batch([array], names=[name]))
+    return array
+
+
+def _python_column(_: Match, array: pa.Array[Any]) -> pa.Array[Any]:
+    _python_values(array)
+    return array
+
+
+def _dump_column(dump: Callable[[Any], object], _: Match, array: pa.Array[Any]) -> pa.Array[Any]:
+    for value in _python_values(array):
+        dump(value)
+    return array
 
 
 def _python_values(array: pa.Array[Any]) -> list[Any]:

@@ -1,16 +1,24 @@
-"""Checks and conversions of whole Arrow arrays that neither Arrow's casts nor pgpq do."""
+"""Checks and conversions of whole Arrow arrays that neither Arrow's casts nor pgpq do.
+
+A check finds the rows it refuses, and is the only definition of what is refused.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    _Mask: TypeAlias = Callable[[pa.Array[Any]], pa.Array[Any] | None]
 
 # The ranges leave out a type's smallest and largest number: PostgreSQL reads them as infinities.
 _EPOCH_JULIAN = 2_440_588  # the Julian day of 1970-01-01
@@ -23,6 +31,11 @@ _NUL = re.compile(b"\0")
 _UUID_BYTES = 16
 UUID_TYPE = pa.binary(_UUID_BYTES)
 _UUID_HEX = f"^[0-9a-fA-F]{{{2 * _UUID_BYTES}}}$"
+
+NO_FIT: Final = "a value that does not fit without loss"
+
+_KERNELS = cast("Any", pc)  # its stubs lack many kernels
+_NO_ROWS = pa.array([], pa.uint64())
 
 
 class Unfit(ValueError):
@@ -65,24 +78,118 @@ def value_type(kind: pa.DataType) -> pa.DataType:
     return cast("Any", kind).value_type
 
 
-def innermost(array: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the values of (nested) lists, or the array itself if it is not a list."""
-    while is_list(array.type):
-        array = pc.list_flatten(array)
-    return array
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What is refused of the values that an Arrow type can hold.
 
-
-def refuse_nul(array: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the array of (lists of) strings, if no string has a NUL: PostgreSQL's text can't hold one.
-
-    :raises Unfit: one has.
+    :param reason: what such a value is; goes into the error's text.
+    :param find: returns the indices of the rows that have such a value, at any depth; some may be repeated.
     """
-    strings = innermost(array)
+
+    reason: str
+    find: Callable[[pa.Array[Any]], pa.Array[Any]]
+
+    def refuse(self, array: pa.Array[Any]) -> None:
+        """Refuse the array if any row has such a value.
+
+        :raises Unfit: one has.
+        """
+        if len(self.find(array)):
+            raise Unfit(self.reason)
+
+    def rows(self, array: pa.Array[Any]) -> set[int]:
+        """Return the rows that have such a value."""
+        return set(cast("list[int]", self.find(array).to_pylist()))
+
+
+def of_values(reason: str, mask: _Mask) -> Check:
+    """Make a check of single values, which may be in lists, structs and maps.
+
+    :param mask: tells which are refused; ``None`` if it finds none, or checks other types.
+    """
+    return Check(reason, partial(_find, mask=mask))
+
+
+def _find(array: pa.Array[Any], mask: _Mask) -> pa.Array[Any]:
+    here = mask(array)
+    found = [] if here is None else [_KERNELS.indices_nonzero(here)]
+    for child, lists in _children(array):
+        inside = _find(child, mask)
+        if len(inside):
+            found.append(inside if lists is None else _parents(lists).take(inside).cast(pa.uint64()))
+    if not found:
+        return _NO_ROWS
+    return found[0] if len(found) == 1 else pa.concat_arrays(found)
+
+
+def _children(array: pa.Array[Any]) -> list[tuple[pa.Array[Any], pa.Array[Any] | None]]:
+    """Return the arrays inside, without what NULLs hide, and the lists that they are the values of, if they are."""
+    kind: Any = array.type
+    if pa.types.is_dictionary(kind):
+        return [(cast("Any", array).dictionary_decode(), None)]
+    if pa.types.is_struct(kind):
+        return [(child, None) for child in cast("Any", array).flatten()]
+    if pa.types.is_map(kind):  # its own `keys` and `items` are those of the whole array, whose slice this may be
+        array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    return [(pc.list_flatten(array), array)] if is_list(array.type) else []
+
+
+def _parents(lists: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the row of each value that `list_flatten` returns, which leaves out those that a NULL hides."""
+    parents = _KERNELS.list_parent_indices(lists)
+    return parents.filter(lists.is_valid().take(parents)) if lists.null_count else parents
+
+
+def changed_rows(array: pa.Array[Any], target: Any) -> set[int]:
+    """Return the rows of (lists of) values that aren't the same after an unsafe cast and back."""
+    while is_list(target):
+        target = value_type(target)
+    found = _find(array, partial(_changed, target=target))
+    return set(cast("list[int]", found.to_pylist()))
+
+
+def _changed(array: pa.Array[Any], target: pa.DataType) -> pa.Array[Any] | None:
+    if is_list(array.type):
+        return None
+    try:
+        return _KERNELS.not_equal(array.cast(target, safe=False).cast(array.type, safe=False), array)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+
+
+def null_rows(batch: pa.RecordBatch, name: str) -> list[int]:
+    """Return the indices of the rows with NULL in a column."""
+    array = cast("Any", batch).column(name)
+    return _KERNELS.indices_nonzero(array.is_null()).to_pylist() if array.null_count else []
+
+
+def cast_values(array: pa.Array[Any], target: Any) -> pa.Array[Any]:
+    """Cast safely, and only the values that the array shows.
+
+    Arrow's own cast of a list takes all values in its buffers: those of the rows after a slice too, and those that a
+    NULL hides. One that does not fit would be blamed on another row.
+
+    :raises pyarrow.ArrowInvalid: a value does not fit; the text quotes it.
+    """
+    if array.type == target or not is_list(array.type):
+        return array.cast(target)
+    values = cast_values(pc.list_flatten(array), target.value_type)
+    lengths = _KERNELS.fill_null(_KERNELS.list_value_length(array), 0)
+    ends = _KERNELS.cumulative_sum_checked(lengths.cast(pa.int32()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    mask = array.is_null() if array.null_count else None
+    return cast("Any", pa).ListArray.from_arrays(offsets, values, type=target, mask=mask)
+
+
+def _nul(array: pa.Array[Any]) -> pa.Array[Any] | None:
     # One pass of memchr over the bytes takes a fifth of the kernel's time; only if it finds one does the kernel look.
-    if _NUL.search(_text_bytes(strings)) and pc.any(pc.match_substring(strings, "\0")).as_py():
-        reason = "a text with a NUL (\\u0000)"
-        raise Unfit(reason)
-    return array
+    if not _is_plain_string(array.type) or not _NUL.search(_text_bytes(array)):
+        return None
+    return _KERNELS.match_substring(array, "\0")
+
+
+def _is_plain_string(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _text_bytes(strings: pa.Array[Any]) -> memoryview:
@@ -94,95 +201,129 @@ def _text_bytes(strings: pa.Array[Any]) -> memoryview:
     return memoryview(data)[bounds[strings.offset] : bounds[strings.offset + len(strings)]]
 
 
-def refuse_rounding(array: pa.Array[Any], scale: int) -> pa.Array[Any]:
-    """Return the array of (lists of) decimals, if PostgreSQL will not have to round any to ``scale``.
+NUL: Final = of_values("a text with a NUL (\\u0000)", _nul)
+"""PostgreSQL's text can't hold one."""
 
-    :raises pyarrow.ArrowInvalid: it would.
+
+def longer_than(length: int) -> Check:
+    """Texts with more characters; PostgreSQL refuses them too, unless the excess is all blanks, which it cuts."""
+    return of_values("a text that is too long", partial(_longer, length=length))
+
+
+def _longer(array: pa.Array[Any], length: int) -> pa.Array[Any] | None:
+    return _KERNELS.greater(_KERNELS.utf8_length(array), length) if _is_plain_string(array.type) else None
+
+
+def finer_than(scale: int) -> Check:
+    """Decimals that PostgreSQL would round to this scale."""
+    return of_values(NO_FIT, partial(_finer, scale=scale))
+
+
+def _finer(array: pa.Array[Any], scale: int) -> pa.Array[Any] | None:
+    kind: Any = array.type
+    if not pa.types.is_decimal(kind) or kind.scale <= scale:
+        return None
+    cut = array.cast(pa.decimal128(kind.precision, scale), safe=False)
+    return _KERNELS.not_equal(cut.cast(kind), array)
+
+
+def too_large(digits: int) -> Check:
+    """Decimals with more digits before the point; PostgreSQL refuses them too.
+
+    :param digits: negative if there must be zeros after the point.
     """
-    decimals = innermost(array)
-    if decimals.type.scale > scale:
-        decimals.cast(pa.decimal128(decimals.type.precision, scale))
-    return array
+    return of_values("a number with too many digits before the point", partial(_too_large, digits=digits))
 
 
-def refuse_longer(array: pa.Array[Any], length: int) -> pa.Array[Any]:
-    """Return the array of (lists of) strings, if none has more characters than ``length``, nor a NUL.
+def _too_large(array: pa.Array[Any], digits: int) -> pa.Array[Any] | None:
+    kind: Any = array.type
+    if not pa.types.is_decimal(kind) or digits >= kind.precision - kind.scale:
+        return None
+    if -digits > kind.scale:
+        return _KERNELS.not_equal(array, pa.scalar(Decimal(0), kind))
+    return _KERNELS.greater_equal(_KERNELS.abs(array), pa.scalar(Decimal(1).scaleb(digits), kind))
 
-    PostgreSQL refuses them too, unless the excess is all blanks, which it cuts.
 
-    :raises Unfit: one has.
+def off_step(step: int) -> Check:
+    """Times, already in microseconds, that are not multiples of ``step``; PostgreSQL rounds them."""
+    return of_values("a time with more fractional digits than the column keeps", partial(_off_step, step=step))
+
+
+def _off_step(array: pa.Array[Any], step: int) -> pa.Array[Any] | None:
+    if is_list(array.type):
+        return None
+    micros = array.cast(pa.int64())
+    return _KERNELS.not_equal(_KERNELS.multiply(_KERNELS.divide(micros, step), step), micros)
+
+
+def _out_of_range(array: pa.Array[Any]) -> pa.Array[Any] | None:
+    """The bounds are those of PostgreSQL's ``timestamp.h`` (4713 BC onwards).
+
+    Beyond them a number may be one of its infinities, and Python's time of day wraps around at midnight: both would
+    change a value without an error.
     """
-    kernels = cast("Any", pc)
-    if kernels.any(kernels.greater(kernels.utf8_length(innermost(array)), length)).as_py():
-        reason = "a text that is too long"
-        raise Unfit(reason)
-    return refuse_nul(array)
-
-
-def refuse_off_step(array: pa.Array[Any], step: int) -> pa.Array[Any]:
-    """Return the array of (lists of) times in microseconds, if all are multiples of ``step``; PostgreSQL rounds others.
-
-    :raises Unfit: one is not.
-    """
-    kernels = cast("Any", pc)
-    micros = innermost(refuse_out_of_range(array)).cast(pa.int64())
-    whole = kernels.multiply(kernels.divide(micros, step), step)
-    if kernels.any(kernels.not_equal(whole, micros)).as_py():
-        reason = "a time with more fractional digits than the column keeps"
-        raise Unfit(reason)
-    return array
-
-
-def refuse_out_of_range(array: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the array of (lists of) dates, timestamps or times of day, if both PostgreSQL and Arrow can hold them.
-
-    The bounds are those of PostgreSQL's ``timestamp.h`` (4713 BC onwards). Beyond them a number may be one of its
-    infinities, and Python's time of day wraps around at midnight: both would change a value without an error.
-
-    :raises Unfit: one is out of range.
-    """
-    values = innermost(array)
     types = pa.types
-    if types.is_date(values.type):
-        values, bounds = values.cast(pa.date32()).view(pa.int32()), _DAYS
-    elif types.is_timestamp(values.type):
-        values, bounds = values.cast(pa.timestamp("us", values.type.tz)).view(pa.int64()), _MICROSECONDS
-    elif types.is_time(values.type):
-        values, bounds = values.cast(pa.time64("us"), safe=False).view(pa.int64()), _OF_A_DAY
-    else:
-        return array
-    ends = cast("Any", pc).min_max(values).as_py()
-    if ends["min"] is not None and not bounds[0] <= ends["min"] <= ends["max"] <= bounds[1]:
-        reason = "a date or time that is out of range"
-        raise Unfit(reason)
-    return array
+    if types.is_date(array.type):
+        return _outside(array.cast(pa.date32()).view(pa.int32()), _DAYS)
+    if types.is_timestamp(array.type):
+        return _outside(array.cast(pa.timestamp("us", array.type.tz)).view(pa.int64()), _MICROSECONDS)
+    return _no_time_of_day(array)
 
 
-def refuse_hollow(array: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the array of lists of lists, if no inner list is NULL or empty: PostgreSQL makes ``{}`` of ``{{}}``.
+def _no_time_of_day(array: pa.Array[Any]) -> pa.Array[Any] | None:
+    if not pa.types.is_time(array.type):
+        return None
+    return _outside(array.cast(pa.time64("us"), safe=False).view(pa.int64()), _OF_A_DAY)
 
-    :raises Unfit: one is.
-    """
-    kernels = cast("Any", pc)
-    inner = kernels.list_flatten(array)
-    while is_list(inner.type):
-        if inner.null_count or kernels.any(kernels.equal(kernels.list_value_length(inner), 0)).as_py():
-            reason = "an array with a NULL or empty inner array"
-            raise Unfit(reason)
-        inner = kernels.list_flatten(inner)
-    return array
+
+def _outside(numbers: pa.Array[Any], bounds: tuple[int, int]) -> pa.Array[Any]:
+    return _KERNELS.or_(_KERNELS.less(numbers, bounds[0]), _KERNELS.greater(numbers, bounds[1]))
+
+
+OUT_OF_RANGE: Final = of_values("a date or time that is out of range", _out_of_range)
+"""Dates, timestamps and times of day that PostgreSQL or Arrow can't hold."""
+
+NO_TIME_OF_DAY: Final = of_values(OUT_OF_RANGE.reason, _no_time_of_day)
+"""Times of day outside of the day."""
+
+
+def _not_finite(array: pa.Array[Any]) -> pa.Array[Any] | None:
+    return _KERNELS.invert(_KERNELS.is_finite(array)) if pa.types.is_floating(array.type) else None
+
+
+NOT_FINITE: Final = of_values("a NaN or an infinity inside JSON", _not_finite)
+"""What JSON's numbers can't be."""
+
+
+def _find_hollow(array: pa.Array[Any]) -> pa.Array[Any]:
+    return _parents(array).take(_find(pc.list_flatten(array), _hollow))
+
+
+def _hollow(array: pa.Array[Any]) -> pa.Array[Any] | None:
+    if not is_list(array.type):
+        return None
+    return _KERNELS.equal(_KERNELS.fill_null(_KERNELS.list_value_length(array), 0), 0)
+
+
+HOLLOW: Final = Check("an array with a NULL or empty inner array", _find_hollow)
+"""For lists of lists: PostgreSQL makes ``{}`` of ``{{}}``."""
+
+
+def _find_non_uuids(array: pa.Array[Any]) -> pa.Array[Any]:
+    return _KERNELS.indices_nonzero(_KERNELS.invert(_KERNELS.match_substring_regex(_hex_digits(array), _UUID_HEX)))
+
+
+def _hex_digits(array: pa.Array[Any]) -> pa.Array[Any]:
+    return _KERNELS.replace_substring(array.cast(pa.string()), "-", "")
+
+
+NOT_A_UUID: Final = Check("a text that is not a UUID", _find_non_uuids)
+"""For strings."""
 
 
 def uuids_from_strings(array: pa.Array[Any]) -> pa.Array[Any]:
-    """Parse UUIDs with or without hyphens to 16 bytes each; half a million take a tenth of a second.
-
-    :raises Unfit: a string is no UUID.
-    """
-    zeros: Any = "0" * 2 * _UUID_BYTES
-    digits = cast("Any", pc.fill_null(pc.replace_substring(array.cast(pa.string()), "-", ""), zeros))
-    if not cast("Any", pc).all(pc.match_substring_regex(digits, _UUID_HEX)).as_py():
-        reason = "a text that is not a UUID"
-        raise Unfit(reason)
+    """Parse UUIDs, with or without hyphens, to 16 bytes each; half a million take a tenth of a second."""
+    digits = _KERNELS.fill_null(_hex_digits(array), "0" * 2 * _UUID_BYTES)
     joined = "".join(digits.to_pylist())
     parsed = pa.Array.from_buffers(UUID_TYPE, len(array), [None, pa.py_buffer(bytes.fromhex(joined))])
     return pc.if_else(array.is_valid(), parsed, pa.scalar(None, UUID_TYPE))

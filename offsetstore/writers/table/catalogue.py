@@ -20,6 +20,8 @@ _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know 
 # A domain's values are sent as its base type's, so domains are resolved to it. An array's modifier is its elements'.
 # `kind` is a built-in type's name, 'enum', or '' for all types of which only the text form is known.
 #
+# `refuses_null`: no trigger BEFORE INSERT FOR EACH ROW (bits 2, 4 and 1), of the table or a partition, can fill it in.
+#
 # `unsafe`: of the table and all its partitions, those that lose rows or commit separately. A partitioned table itself
 # holds no rows, so it may be UNLOGGED (up to PostgreSQL 17). pg_partition_tree() would lock each partition.
 _COLUMNS = """
@@ -57,6 +59,10 @@ SELECT target.relkind, target.insert_rules,
     a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
     CASE WHEN element.oid IS NOT NULL THEN 'array' ELSE base.kind END, element.kind,
     a.attnotnull OR declared.typnotnull,
+    a.attnotnull AND declared.typtype <> 'd' AND NOT EXISTS (
+        SELECT FROM tree JOIN pg_catalog.pg_trigger ON tgrelid = tree.oid
+        WHERE tgtype & 7 = 7 AND tgenabled <> 'D'
+    ) AS refuses_null,
     a.atthasdef OR a.attidentity <> '' OR declared.typdefault IS NOT NULL,
     a.attgenerated <> '' OR a.attidentity = 'a'
 FROM target
@@ -111,6 +117,8 @@ class Column:
     :param kind: the built-in type's name (``int8``, ``varchar``), ``enum``, ``array``, or ``""`` for any other.
     :param element: the elements' kind, for arrays.
     :param modifier: PostgreSQL's ``atttypmod``: length, precision or -1.
+    :param refuses_null: every inserted row that has NULL in it is refused, which a NOT NULL alone doesn't tell: a
+        trigger may fill it in. Of a column of a domain it is not known.
     :param computed: always computed by the database, so never written.
     """
 
@@ -121,6 +129,7 @@ class Column:
     modifier: int = -1
     element: str | None = None
     not_null: bool = False
+    refuses_null: bool = False
     has_default: bool = False
     computed: bool = False
 
@@ -200,7 +209,21 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
             next_step="Name the table that the rule writes to, or replace the rule by a trigger.",
         )
     columns: dict[str, Column] = {}
-    for _, _, _, name, number, type_name, modifier, kind, element, not_null, has_default, computed in rows:
+    for (
+        _,
+        _,
+        _,
+        name,
+        number,
+        type_name,
+        modifier,
+        kind,
+        element,
+        not_null,
+        refuses_null,
+        has_default,
+        computed,
+    ) in rows:
         if name is not None:  # None for a table without columns
             columns[name] = Column(
                 name=name,
@@ -210,6 +233,7 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
                 modifier=modifier,
                 element=element,
                 not_null=not_null,
+                refuses_null=refuses_null,
                 has_default=has_default,
                 computed=computed,
             )

@@ -15,6 +15,11 @@ def numeric_scale(modifier: int) -> int:
     return (((modifier - _HEADER) & 0x7FF) ^ 1024) - 1024
 
 
+def numeric_precision(modifier: int) -> int:
+    """Return the precision of ``numeric(p,s)``: the bits above."""
+    return ((modifier - _HEADER) >> 16) & 0xFFFF
+
+
 def text_length(modifier: int) -> int | None:
     """Return the number of characters of ``varchar(n)``."""
     return None if modifier < 0 else modifier - _HEADER

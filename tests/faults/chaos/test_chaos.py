@@ -30,6 +30,9 @@ RUNS: list[tuple[str, Way, int]] = [
     ("frozen-at/P2", "batch", 0),
     ("recreated-between-runs/longer", "batch", 0),
     ("database-restored/stored", "batch", 0),
+    ("letters-killed-at/letters_written", "partition", 1),
+    ("letters-backend-terminated/in_discovery", "batch", 0),
+    ("replay-killed-at/letters_replayed", "staged", 2),
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from offsetstore.testing.job_process import Event
 from tests.faults.chaos.harness.errors import Report
 from tests.faults.chaos.harness.expected import Stretch, stretches
-from tests.faults.chaos.harness.ledger import Entry, Ledger
+from tests.faults.chaos.harness.ledger import Bad, Entry, Ledger
 from tests.faults.chaos.harness.observer import Decision, Look
 from tests.faults.chaos.harness.verifier import Told, Verifier
 
@@ -32,10 +32,13 @@ class Tables:
         self.landed = [("payments", 0, e.offset, e.seq, e.key, e.amount) for e in ENTRIES[:stored]]
         self.moves: list[tuple[Any, ...]] = [("INSERT", None, 0, False), ("UPDATE", 0, stored, True)]
         self.claim = MINE
+        self.letters: list[tuple[Any, ...]] = []
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         if "FROM landed" in query:
             return list(self.landed)
+        if "FROM dead_letters" in query:
+            return self.letters
         if "FROM sums" in query:
             return self.sums()
         if "claim_id" in query:
@@ -64,9 +67,12 @@ def check(
     events: tuple[Event, ...] = (),
     allowed: tuple[str, ...] = (),
     way: str = "batch",
+    bad: tuple[Entry, ...] = (),
 ) -> list[str]:
     ledger = Ledger("", random.Random(1))  # noqa: S311 - not asked
     ledger.records["payments", 0, 0] = ENTRIES
+    for entry in bad:
+        ledger.bad["payments", 0, 0][entry.offset] = Bad(entry, b"key", entry.value)
     told = [Told("billing", way, [Event("claimed", 0.0, {"claim_id": MINE}), *events])]
     database = cast("Database", tables)
     return Verifier(ledger, database, looks, told, set(allowed)).verify()
@@ -246,6 +252,81 @@ def test_the_second_new_life_of_a_topic_is_another_one() -> None:
     found = stretches({("payments", 0): 3, ("payments", 1): 4}, [ADOPTED, *restarted, added], {"payments": 2})
 
     assert {(one.generation, one.partition) for one in found} == {(0, 0), (1, 0), (2, 0), (2, 1)}
+
+
+BAD = (ENTRIES[3], ENTRIES[6])
+PLACE = ("payments", 0)
+
+
+def with_letters(stored: int, *letters: int, replayed: tuple[int, ...] = (), failures: tuple[int, ...] = ()) -> Look:
+    """A look at results that lack the open letters' records."""
+    seen = [entry for entry in ENTRIES[:stored] if entry.offset not in letters]
+    return replace(
+        look(stored),
+        landed={PLACE: (len(seen), sum(e.seq for e in seen))},
+        sums=(len(seen), sum(e.amount or 0 for e in seen)),
+        open={PLACE: letters} if letters else {},
+        closed={PLACE: replayed} if replayed else {},
+        failures={PLACE: failures} if failures else {},
+    )
+
+
+def kept(*without: int) -> Tables:
+    """The last of these looks, in the tables."""
+    tables = Tables(8)
+    tables.landed = [row for row in tables.landed if row[2] not in without]
+    tables.letters = [("payments", 0, one.offset, "kept", b"key", one.value) for one in BAD]
+    return tables
+
+
+def test_bad_records_in_letters_and_good_ones_in_the_results_violate_nothing() -> None:
+    looks = [look(0), with_letters(5, 3, failures=(6,)), with_letters(8, 3, 6)]
+
+    assert check(kept(3, 6), looks, bad=BAD) == []
+    assert check(kept(3), [*looks, with_letters(8, 3, replayed=(6,))], bad=BAD) == []
+
+
+@pytest.mark.parametrize(
+    ("torn", "words"),
+    [
+        (with_letters(5), "payments-0 at 5 lacks letters of [3], and has unexpected ones of []"),
+        (with_letters(5, 3, replayed=(3,)), "payments-0 at 5 lacks letters of [], and has unexpected ones of [3]"),
+        (with_letters(5, 3, replayed=(6,)), "payments-0 at 5 lacks letters of [], and has unexpected ones of [6]"),
+        (with_letters(5, 3, replayed=(4,)), "payments-0 at 5 lacks letters of [], and has unexpected ones of [4]"),
+        (with_letters(5, 3, failures=(7,)), "payments-0 at 5 has failed attempts at [7], which are good"),
+        (with_letters(5, 3, failures=(3,)), "payments-0 at 5 has failed attempts at [3], which it has passed"),
+    ],
+    ids=["none", "twice", "not passed yet", "of a good record", "an innocent one blamed", "attempts left behind"],
+)
+def test_letters_that_are_not_those_of_the_bad_records(torn: Look, words: str) -> None:
+    assert check(kept(3, 6), [torn, with_letters(8, 3, 6)], bad=BAD) == [f"letters: {words}"]
+
+
+@pytest.mark.parametrize("offset", [3, 4], ids=["a bad one in both", "a good one in neither"])
+def test_a_record_in_the_results_and_in_a_letter_or_in_neither(offset: int) -> None:
+    entry = ENTRIES[offset]
+    seen = with_letters(5, 3)
+    (count, seqs), sign = seen.landed[PLACE], 1 if entry in BAD else -1
+    torn = replace(seen, landed={PLACE: (count + sign, seqs + sign * entry.seq)})
+
+    [found] = check(kept(3, 6), [torn, with_letters(8, 3, 6)], bad=BAD)
+
+    assert found.startswith("I3: stored")
+
+
+def test_at_the_end_a_record_in_both_is_there_too_often() -> None:
+    found = check(kept(6), [with_letters(8, 3, 6)], bad=BAD)
+
+    assert [one[:2] for one in found] == ["I2", "I5"]
+
+
+def test_a_letter_with_other_bytes_than_were_sent() -> None:
+    tables = kept(3, 6)
+    tables.letters[0] = (*tables.letters[0][:5], ENTRIES[4].value)
+
+    [found] = check(tables, [with_letters(8, 3, 6)], bad=BAD)
+
+    assert found.startswith("letters: payments-0@3: kept")
 
 
 def test_an_error_has_to_say_where_what_and_the_way_out() -> None:

@@ -121,7 +121,7 @@ def test_what_was_decided_is_in_the_history_and_pinned(
 ) -> None:
     arguments = ["reset", "-g", stopped, "-t", payments, "--shift-by", "-0", *REASON, "--execute", "--format", "json"]
     found: dict[str, Any] = json.loads(run(*arguments, url=offsetstore_database).stdout)
-    assert found.keys() == {"group", "reason", "executed", "live", "fenced", "partitions"}
+    assert found.keys() == {"group", "reason", "executed", "live", "fenced", "replayed_letters", "partitions"}
     assert (found["executed"], found["live"], found["fenced"]) == (True, False, None)
     first = {"topic": payments, "partition": 0, "stored": 4, "new": 4, "beginning": None, "end": None}
     assert found["partitions"][0] == first

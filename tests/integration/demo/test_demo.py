@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import psutil
+import pytest
 
 from offsetstore.demo.job_settings import URL
+from offsetstore.demo.kills import POISON_POINTS
 from offsetstore.local.free_ports import answers
 
 if TYPE_CHECKING:
@@ -45,6 +47,40 @@ def test_flights_land_exactly_once_while_the_job_is_killed_four_times(tmp_path: 
 
     assert "<svg" in (tmp_path / "report.html").read_text()
     assert [kill["pid"] for kill in kills if psutil.pid_exists(kill["pid"])] == []
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_broken_flights_are_dead_letters_and_all_others_land_while_the_job_is_killed_six_times(tmp_path: Path) -> None:
+    arguments = ["--flights", "10000", "--poison", "100", "--output", str(tmp_path)]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "10,000 flights = 9,900 landed + 100 dead letters, none twice" in done.stdout
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    ours = report["offsetstore"]
+    assert (report["produced"], ours["stored"], ours["letters"]) == (10_000, 9_900, 100)
+    assert {ours[name] for name in ("missing", "duplicated", "wrong_letters", "wrong_aggregates")} == {0}
+    assert report["looks_apart"] == 0
+
+    kills = [kill for kill in report["kills"] if kill["in_batch"]]
+    assert {kill["exit_status"] for kill in kills} == {-9}
+    assert {kill["point"] for kill in kills} == set(POISON_POINTS)
+
+
+@pytest.mark.parametrize(
+    "with_",
+    [
+        ["--poison", "101"],
+        ["--poison", "10", "--only", "at_least_once"],
+        ["--poison", "10", "--atomicity", "partition"],
+    ],
+)
+def test_what_does_not_go_with_broken_flights_is_refused_at_once(tmp_path: Path, with_: list[str]) -> None:
+    arguments = ["--flights", "1000", *with_, "--output", str(tmp_path / "out")]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "--poison" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offsetstore.demo.flights import Ledger, read_flights
+from offsetstore.demo.job_settings import GROUP, TOPIC
+from offsetstore.demo.poison import KINDS, records_of
 from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST, Findings, verify
 from offsetstore.postgres.url import make_engine
 
@@ -15,12 +17,14 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
+    from offsetstore.demo.flights import Flight
+
 FLIGHTS = 2000
 
 
 @pytest.fixture
-def engine(offsetstore_empty_database: str) -> Iterator[Engine]:
-    engine = make_engine(offsetstore_empty_database)
+def engine(offsetstore_database: str) -> Iterator[Engine]:
+    engine = make_engine(offsetstore_database)
     yield engine
     engine.dispose()
 
@@ -29,7 +33,35 @@ def engine(offsetstore_empty_database: str) -> Iterator[Engine]:
 def ledger(engine: Engine) -> Ledger:
     """Of flights that have all landed, once, with their sums."""
     ledger = Ledger()
-    flights = list(ledger.entering(read_flights(FLIGHTS)))
+    flights = list(read_flights(FLIGHTS))
+    for flight in flights:
+        ledger.enter(flight)
+    land(engine, flights, ledger)
+    return ledger
+
+
+@pytest.fixture
+def poisoned(engine: Engine) -> Ledger:
+    """Of flights of which some are broken, and are letters; flight 1 is one of them, flight 2 is not."""
+    ledger = Ledger()
+    broken = {1: KINDS[0], 400: KINDS[1], 900: KINDS[2], 1400: KINDS[3]}
+    records = list(records_of(read_flights(FLIGHTS), broken, ledger))
+    land(engine, [flight for flight in read_flights(FLIGHTS) if flight["flight_id"] not in broken], ledger)
+    letters = [
+        (GROUP, TOPIC, flight_id, letter.cause, records[flight_id - 1].key, records[flight_id - 1].value)
+        for flight_id, letter in ledger.letters.items()
+    ]
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, key, "
+            "value, error_class, attempts) VALUES (%s, %s, 0, %s, 'dead', %s, 'kept', %s, %s, 'RowsRefused', 1)",
+            letters,
+        )
+    return ledger
+
+
+def land(engine: Engine, flights: list[Flight], ledger: Ledger) -> None:
+    """Write what the job must write."""
     delays = [
         (*key, *(getattr(found, name) for name in (*ADDED, WORST))) for key, found in sorted(ledger.delays.items())
     ]
@@ -40,7 +72,6 @@ def ledger(engine: Engine) -> Ledger:
             [tuple(flight[name] for name in COLUMNS) for flight in flights],
         )
         connection.exec_driver_sql("INSERT INTO carrier_delays VALUES (%s, %s, %s, %s, %s, %s, %s, %s)", delays)
-    return ledger
 
 
 def planted(engine: Engine, statement: str) -> None:
@@ -48,8 +79,8 @@ def planted(engine: Engine, statement: str) -> None:
         assert connection.exec_driver_sql(statement).rowcount == 1
 
 
-def test_tables_that_are_right_pass(engine: Engine, offsetstore_empty_database: str, ledger: Ledger) -> None:
-    findings = verify(offsetstore_empty_database, OURS, ledger)
+def test_tables_that_are_right_pass(engine: Engine, offsetstore_database: str, ledger: Ledger) -> None:
+    findings = verify(offsetstore_database, OURS, ledger)
     assert findings == Findings(stored=FLIGHTS, missing=0, duplicated=0, wrong_aggregates=0)
     assert findings.exact
 
@@ -94,9 +125,73 @@ def test_tables_that_are_right_pass(engine: Engine, offsetstore_empty_database: 
     ],
 )
 def test_what_is_planted_is_found(
-    engine: Engine, offsetstore_empty_database: str, ledger: Ledger, statement: str, expected: Findings
+    engine: Engine, offsetstore_database: str, ledger: Ledger, statement: str, expected: Findings
 ) -> None:
     planted(engine, statement)
-    findings = verify(offsetstore_empty_database, OURS, ledger)
+    findings = verify(offsetstore_database, OURS, ledger)
+    assert findings == expected
+    assert not findings.exact
+
+
+def test_broken_flights_that_are_letters_pass(engine: Engine, offsetstore_database: str, poisoned: Ledger) -> None:
+    findings = verify(offsetstore_database, OURS, poisoned)
+    assert findings == Findings(FLIGHTS - 4, 0, 0, 0, letters=4, wrong_letters=0)
+    assert findings.exact
+
+
+COPY_OF_LETTER_1 = """
+INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, key, value,
+    error_class, attempts)
+SELECT consumer_group, topic, partition, 77, state, cause, payload, key, {value}, error_class, attempts
+FROM dead_letters WHERE record_offset = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        pytest.param(
+            "DELETE FROM dead_letters WHERE record_offset = 1",
+            Findings(FLIGHTS - 4, 1, 0, 0, 3, 0),
+            id="a letter that is lost",
+        ),
+        pytest.param(
+            COPY_OF_LETTER_1.format(value="value"),
+            Findings(FLIGHTS - 4, 0, 0, 0, 5, 1),
+            id="a letter that is there twice",
+        ),
+        pytest.param(
+            COPY_OF_LETTER_1.format(value="'{}'"),
+            Findings(FLIGHTS - 4, 0, 0, 0, 5, 1),
+            id="a letter of no broken flight",
+        ),
+        *(
+            pytest.param(
+                f"UPDATE dead_letters SET {change} WHERE record_offset = 1",
+                Findings(FLIGHTS - 4, 1, 0, 0, 4, 1),
+                id=f"a letter with {change}",
+            )
+            for change in ("value = value || '}'", "value = NULL", "key = ''", "cause = 'refused'")
+        ),
+        *(
+            pytest.param(
+                f"UPDATE dead_letters SET {change} WHERE record_offset = 1",
+                Findings(FLIGHTS - 4, 1, 0, 0, 3, 0),
+                id=f"a letter that was closed or written again: {change}",
+            )
+            for change in ("state = 'superseded'", "times = 2")
+        ),
+        pytest.param(
+            "INSERT INTO flights (flight_id) VALUES (400)",
+            Findings(FLIGHTS - 3, 0, 1, 0, 4, 0),
+            id="a broken flight that has landed, too",
+        ),
+    ],
+)
+def test_a_wrong_letter_is_found(
+    engine: Engine, offsetstore_database: str, poisoned: Ledger, statement: str, expected: Findings
+) -> None:
+    planted(engine, statement)
+    findings = verify(offsetstore_database, OURS, poisoned)
     assert findings == expected
     assert not findings.exact

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -10,10 +11,11 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from offsetstore import OffsetRange, OffsetStore
+from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore
 from offsetstore.cli.commands import cli
-from offsetstore.errors import StaleClaim, TransactionLost
+from offsetstore.errors import MissingPrivilege, SinkError, StaleClaim, TransactionLost
 from offsetstore.postgres.schema import metadata, quoted
+from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, lock, process
@@ -31,6 +33,7 @@ FORBIDDEN = (
     "ALTER TABLE kafka_partitions ADD COLUMN mine text",
     "ALTER TABLE kafka_partitions OWNER TO CURRENT_USER",
     "DELETE FROM kafka_partitions",
+    "DELETE FROM dead_letters",
     "DELETE FROM offset_history",
     "UPDATE offset_history SET reason = ''",
     "UPDATE offsetstore_version SET version_num = '9999'",
@@ -160,6 +163,58 @@ def test_a_partition_that_appears_and_a_takeover_by_force_need_no_more(deploy: D
         assert {row.next_offset for row in other.offsets(GROUP).values()} == {0}
 
 
+@pytest.mark.behaviour("OPS-8", "DLQ-7")
+def test_letters_need_no_more_but_that_only_the_owner_prunes_them(deploy: Deploy) -> None:
+    with deploy.store() as store:
+        bury(store)
+        assert store.request_replay(GROUP, LetterKey(P0, 1), reason="ticket 17").executed
+        assert store.discard(GROUP, LetterKey(P0, 1), reason="ticket 17", erase=True).executed
+        assert store.prune(GROUP, older_than=timedelta(0), reason="old", dry_run=True).count == 1
+        with pytest.raises(MissingPrivilege, match="may not delete dead letters"):
+            store.prune(GROUP, older_than=timedelta(0), reason="old")
+        assert store.letter_counts(GROUP) == {"discarded": 1}
+        assert store.history(GROUP, events=["prune"]) == []
+
+    with OffsetStore.connect(deploy.url_of("migrator"), schema=deploy.schema) as owner:
+        assert owner.prune(GROUP, older_than=timedelta(0), reason="old").count == 1
+        assert owner.letter_counts(GROUP) == {}
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_a_dashboard_lists_letters_and_reads_none(deploy: Deploy) -> None:
+    with deploy.store() as store:
+        bury(store)
+    with OffsetStore.connect(deploy.url_of("reader"), schema=deploy.schema) as dashboard:
+        [letter] = dashboard.letters(GROUP).letters
+        assert (letter.offset, letter.error.error_class, letter.payload_state) == (1, "ValueError", "kept")
+        assert [one.count for one in dashboard.letter_errors(GROUP)] == [1]
+        assert dashboard.group_state(GROUP).dead_letters == {"dead": 1}
+        with pytest.raises(MissingPrivilege):
+            dashboard.letter(GROUP, P0, 1)
+        with pytest.raises(MissingPrivilege):
+            dashboard.letters(GROUP, contents=True)
+
+
+@pytest.mark.behaviour("DLQ-2")
+def test_without_its_grant_a_letter_takes_the_offset_with_it(deploy: Deploy) -> None:
+    deploy.run("migrator", f"REVOKE INSERT ON dead_letters FROM {quoted(deploy.role('job'))}")
+    with deploy.store() as store:
+        with pytest.raises(SinkError, match="refused to store dead letters") as caught:
+            bury(store)
+        assert "offsetstore grants" in caught.value.next_step
+        assert store.offsets(GROUP)[P0].next_offset == 0
+        assert store.letter_counts(GROUP) == {}
+
+
+def bury(store: OffsetStore) -> None:
+    """Keep offset 1 as a letter."""
+    error = LetterError("ValueError", "not a number")
+    with store.transaction(store.claim(GROUP, broker())) as tx:
+        left = tx.lock({P0: OffsetRange(0, 4)})[P0].remaining
+        tx.write_letters([NewLetter(P0, 1, "raised", error, 1, None, Payload(b"k", b"v", None, 0, 0))])
+        tx.advance({P0: left})
+
+
 @pytest.mark.behaviour("OPS-8")
 def test_the_jobs_role_has_no_ddl_and_rewrites_no_history(deploy: Deploy) -> None:
     assert [statement for statement in FORBIDDEN if not is_refused(deploy, "job", statement)] == []
@@ -178,8 +233,10 @@ def test_the_jobs_role_makes_and_drops_its_staging_tables(deploy: Deploy) -> Non
 def test_a_dashboards_role_reads_and_no_more(deploy: Deploy) -> None:
     with deploy.connect("reader") as connection:
         for table in metadata.tables:
-            connection.execute(f"SELECT * FROM {table}".encode())
+            connection.execute(f"SELECT {'state' if table == 'dead_letters' else '*'} FROM {table}".encode())
             assert is_refused(deploy, "reader", f"DELETE FROM {table}")
+    for hidden in ("key", "value", "headers", "error_text", "traceback"):
+        assert is_refused(deploy, "reader", f"SELECT {hidden} FROM dead_letters")
     assert is_refused(deploy, "reader", "CREATE TABLE offsetstore_staging.mine (id bigint)")
 
 

@@ -9,7 +9,6 @@ import pytest
 from offsetstore import Append, Execute
 from offsetstore.spark import collecting
 from offsetstore.spark.staging_area import StagingArea
-from offsetstore.spark.ways import batch as batch_way
 from tests.support.transforms import EVENTS, events, traced
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def _all_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_way, "SMALL", 0)
+    monkeypatch.setattr(collecting, "SMALL", 0)
     monkeypatch.setattr(collecting, "IN_MEMORY", 0)
 
 
@@ -72,7 +71,7 @@ def test_a_failure_of_the_job_is_the_same_as_for_a_small_batch(world: World, off
 def test_what_spark_refuses_to_collect_is_staged(
     world: World, offsetstore_topic: NewTopic, staged: list[Any], monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    monkeypatch.setattr(batch_way, "SMALL", small)
+    monkeypatch.setattr(collecting, "SMALL", small)
     world.database.execute(EVENTS)
     topic = offsetstore_topic(2)
     values = [f"{number}" * 1000 for number in range(4)]

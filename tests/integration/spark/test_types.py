@@ -15,7 +15,6 @@ from sqlalchemy import text
 
 from offsetstore import Append, Execute, Upsert
 from offsetstore.spark import collecting
-from offsetstore.spark.ways import batch as batch_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -116,7 +115,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """How the rows go from Spark to the database: the sink's arguments."""
     if request.param == "in a file":
-        monkeypatch.setattr(batch_way, "SMALL", 0)
+        monkeypatch.setattr(collecting, "SMALL", 0)
         monkeypatch.setattr(collecting, "IN_MEMORY", 0)
     return ROUTES[request.param]
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, Timeouts
+from offsetstore import LetterError, LetterFilter, OffsetRange, OffsetStore, Timeouts
 from offsetstore.errors import CommitUnknown, StaleClaim, TransactionLost
+from offsetstore.protocol.letters import NewLetter, Payload
 from tests.integration.store.committing import (
     BOTH,
     MARK,
@@ -61,6 +62,33 @@ def test_transaction_ends_well_where_only_the_answer_was_lost(
 
     assert "the rows show that it happened" in caplog.text
     assert query(RECORDS) == [(40, 40)]
+
+
+@pytest.mark.behaviour("TX-11", "DLQ-7")
+@BOTH
+def test_a_replay_of_a_letter_which_advances_by_nothing_is_looked_up_too(job: Job, query: Query, lost: Lost) -> None:
+    letter = NewLetter(P0, 5, "refused", LetterError("RowsRefused", "refused"), 1, None, Payload(None, b"5", (), 0, 0))
+    with job.store.transaction(job.claim) as tx:
+        tx.lock({P0: OffsetRange(0, 40)})
+        tx.write_letters([letter])
+        tx.advance({P0: OffsetRange(0, 40)})
+    job.store.request_replay("billing", LetterFilter(), reason="mended")
+    requested = job.claim.read(lambda one: one.requested_letters("billing", ["payments"], limit=9, max_bytes=9))
+
+    def replay(tx: Transaction) -> None:
+        job.runs += 1
+        tx.lock({P0: OffsetRange(40, 40)})
+        assert tx.lock_letters(requested)
+        tx.connection.exec_driver_sql("INSERT INTO results VALUES (5)")
+        tx.settle_letters(requested, {})
+        tx.touch()
+
+    with job.proxy.losing(lost):
+        job.store.run(job.claim, replay)
+
+    assert job.runs == (2 if lost is Lost.COMMIT else 1)
+    assert query("SELECT record FROM results") == [(5,)]
+    assert job.store.letter_counts("billing") == {"replayed": 1}
 
 
 @pytest.mark.behaviour("TX-11")

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from offsetstore.demo.kills import POINTS, JobName, Kill, plan
-from offsetstore.protocol.failpoints import VARIABLE
+from offsetstore.demo.job import Pause
+from offsetstore.demo.job_settings import PAUSE
+from offsetstore.demo.kills import POINTS, POISON_POINTS, JobName, Kill, plan
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.events import BatchStarted
 
 JOBS = list(POINTS)
 
@@ -30,9 +33,31 @@ def test_both_jobs_are_killed_alike(seed: int) -> None:
     ]
 
 
-def test_a_batch_reaches_in_copy_twice_and_the_flights_are_first() -> None:
-    third = Kill("offsetstore", "in_copy", "process group", 3, 0.5)
-    assert third.environment() == {VARIABLE: "in_copy:5:hang"}
+@pytest.mark.parametrize("seed", range(20))
+def test_with_broken_flights_two_more_points_are_killed(seed: int) -> None:
+    kills = plan("offsetstore", seed, has_letters=True)
+    assert sorted(kill.point for kill in kills) == sorted(POISON_POINTS)
+    assert sorted(kill.target for kill in kills) == ["Python alone"] * 3 + ["process group"] * 3
+
+
+@pytest.mark.parametrize("point", [point for point in POISON_POINTS if point != "random_time"])
+def test_a_point_is_armed_when_its_batch_begins(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(failpoints.VARIABLE, "")  # the job arms it: undone with this
+    for name, value in Kill("offsetstore", point, "process group", 3, 0.5).environment().items():
+        monkeypatch.setenv(name, value)
+    job = Pause()
+
+    for number in range(3):
+        assert not failpoints.armed(point)
+        job.on(BatchStarted(group="carrier-delays", batch=number, ranges={}))
+    assert failpoints.armed(point)
+
+
+def test_a_run_that_is_not_to_be_killed_has_no_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(failpoints.VARIABLE, raising=False)
+    monkeypatch.delenv(PAUSE, raising=False)
+    Pause().on(BatchStarted(group="carrier-delays", batch=0, ranges={}))
+    assert failpoints.setting() is None
 
 
 def test_a_random_time_needs_nothing_in_the_job() -> None:

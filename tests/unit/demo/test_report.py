@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offsetstore.demo.kills import POINTS, JobName, Killed
-from offsetstore.demo.report import summary, ticks, write_report
+from offsetstore.demo.report import equation, summary, ticks, write_report
 from offsetstore.demo.run import Result, is_proven
 from offsetstore.demo.supervise import JobRun
 from offsetstore.demo.tables import Findings, Look
@@ -124,6 +124,43 @@ def test_a_snapshot_of_rows_without_their_offsets_is_enough_to_fail(results: dic
 
 def test_what_kafka_does_not_have_can_not_be_counted(results: dict[JobName, Result]) -> None:
     assert not is_proven(FLIGHTS - 1, FLIGHTS, results)
+
+
+@pytest.fixture
+def with_letters() -> dict[JobName, Result]:
+    ours = result("offsetstore")
+    ours.run.looks[-1] = Look(48, FLIGHTS - 500, FLIGHTS, 500)
+    return {"offsetstore": replace(ours, findings=Findings(FLIGHTS - 500, 0, 0, 0, letters=500))}
+
+
+def test_a_flight_that_is_a_letter_is_not_missing(tmp_path: Path, with_letters: dict[JobName, Result]) -> None:
+    assert is_proven(FLIGHTS, FLIGHTS, with_letters)
+    assert equation(FLIGHTS, with_letters["offsetstore"].findings) == (
+        "24,000 flights = 23,500 landed + 500 dead letters, none twice"
+    )
+    _, rows = summary(FLIGHTS, with_letters)
+    assert [row for row in rows if "letters" in row[0]] == [["dead letters", "500"], ["wrong letters", "0"]]
+    page = write_report(tmp_path, FLIGHTS, with_letters, seed=1).read_text()
+    assert "+ 500 dead letters" in page
+    assert "too few" not in page
+
+
+@pytest.mark.parametrize("wrong", [{"wrong_letters": 1}, {"letters": 499}, {"letters": 501}, {"missing": 1}])
+def test_one_wrong_letter_is_enough_to_fail(with_letters: dict[JobName, Result], wrong: dict[str, int]) -> None:
+    ours = with_letters["offsetstore"]
+    with_letters["offsetstore"] = replace(ours, findings=replace(ours.findings, **wrong))
+    assert not is_proven(FLIGHTS, FLIGHTS, with_letters)
+
+
+def test_a_snapshot_with_a_letter_too_few_is_enough_to_fail(with_letters: dict[JobName, Result]) -> None:
+    with_letters["offsetstore"].run.looks.append(Look(49, FLIGHTS - 500, FLIGHTS, 499))
+    assert not is_proven(FLIGHTS, FLIGHTS, with_letters)
+
+
+def test_without_broken_flights_nothing_is_said_of_letters(tmp_path: Path, results: dict[JobName, Result]) -> None:
+    _, rows = summary(FLIGHTS, results)
+    assert not [row for row in rows if "letters" in row[0]]
+    assert "dead letter" not in write_report(tmp_path, FLIGHTS, results, seed=1).read_text()
 
 
 @pytest.mark.parametrize("largest", [3.2, 9, 47, 84, 155, 999, 1000, 23_400, 350_000, 413_000])

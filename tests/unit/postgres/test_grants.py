@@ -6,11 +6,16 @@ import re
 
 import pytest
 
-from offsetstore.postgres import statements
+from offsetstore.postgres import letters, statements, stored_letters
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime, privileges
 from offsetstore.postgres.schema import metadata
 
-SQL = [value for value in vars(statements).values() if isinstance(value, str) and "{s}" in value]
+SQL = [
+    value
+    for module in (statements, letters, stored_letters)
+    for value in vars(module).values()
+    if isinstance(value, str) and "{s}" in value and value != stored_letters.PRUNE_LETTERS  # the owner's
+]
 NEEDS = [
     ("SELECT", r"(?:FROM|JOIN) \{s\}(\w+)"),
     ("INSERT", r"INSERT INTO \{s\}(\w+)"),
@@ -41,8 +46,15 @@ def test_history_and_identity_are_not_rewritten() -> None:
 
 
 def test_a_dashboard_only_reads() -> None:
-    rights = {line.partition(" ON ")[0] for line in grant_dashboard("reader", schema="public")}
+    rights = {line.partition(" ON ")[0].partition(" (")[0] for line in grant_dashboard("reader", schema="public")}
     assert rights == {"GRANT USAGE", "GRANT SELECT"}
+
+
+def test_a_dashboard_sees_no_records_bytes_and_no_text_that_may_quote_them() -> None:
+    [line] = [line for line in grant_dashboard("reader", schema="public") if '"dead_letters"' in line]
+
+    hidden = {one.name for one in metadata.tables["dead_letters"].columns if f'"{one.name}"' not in line}
+    assert hidden == {"key", "value", "headers", "error_text", "traceback"}
 
 
 def test_names_are_quoted() -> None:

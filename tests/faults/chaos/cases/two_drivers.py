@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.means.backends import in_transaction
@@ -47,7 +47,7 @@ def frozen_at(scene: Scene) -> None:
     reached = first.wait_for("reached", timeout=90)
     # It says so before it stops itself: a SIGSTOP of ours in between would leave its own for after the SIGCONT.
     wait_until(lambda: stands(reached.what["pid"]))
-    _take_over(scene, first, f"process {reached.what['pid']} at {point}", may_commit=point == "before_commit")
+    take_over(scene, first, f"process {reached.what['pid']} at {point}", may_commit=point == "before_commit")
 
 
 @fault(row=ROW, must=MUST, seeds=12)
@@ -57,15 +57,19 @@ def frozen_in_transaction(scene: Scene) -> None:
     first = scene.start(records_per_trigger=30)
     first.wait_for("done", scene.random.randint(1, 4))
     seen = wait_until(lambda: in_transaction(scene), timeout=60)
-    _take_over(scene, first, ", ".join(map(str, seen)), may_commit=True)
+    take_over(scene, first, ", ".join(map(str, seen)), may_commit=True)
 
 
-def _take_over(scene: Scene, first: Job, seen: str, *, may_commit: bool) -> None:
-    """``may_commit``: its next words to the database may be COMMIT, to a connection that the claim has ended."""
+def take_over(scene: Scene, first: Job, seen: str, *, may_commit: bool, **settings: Any) -> Job:
+    """Freeze the job, let another claim, and thaw it; return the other one.
+
+    :param may_commit: its next words to the database may be COMMIT, to a connection that the claim has ended.
+    :param settings: of the other one.
+    """
     stopped = freeze_all(first)
     timeout = scene.random.choice([0.5, 2.0])
     begin = time.monotonic()
-    second = scene.start(takeover_timeout=timeout)
+    second = scene.start(takeover_timeout=timeout, **settings)
     second.wait_for("claimed", timeout=90)
     waited = time.monotonic() - begin
     assert waited < (timeout + _SECONDS) * PATIENCE, f"the claim took {waited:.1f} s"
@@ -80,3 +84,4 @@ def _take_over(scene: Scene, first: Job, seen: str, *, may_commit: bool) -> None
     late = scene.database.rows(_AFTER.format(old=first.claim_id, new=second.claim_id))
     assert not late, f"the first job has written after the second one's claim: {late}"
     scene.caught_up()
+    return second

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from offsetstore import Broker, Flush, OffsetStore, StartPolicy, TransactionalSink
+from offsetstore import Broker, DeadLetters, Flush, OffsetStore, StartPolicy, TransactionalSink
 from offsetstore.errors import OffsetStoreError, RowsRefused
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.protocol import failpoints
@@ -51,6 +51,8 @@ class Work:
     :param extra: further options of Spark's reader.
     :param transform: ``module:name`` of a function from a batch to the outputs of `landing.outputs` or `landing.rows`.
     :param flush: the limits of a `Flush`; not with ``partition``.
+    :param dead_letters: the settings of `DeadLetters`; the transform is then one of those that make each row from one
+        record.
     :param gate: a directory of `tests.faults.chaos.harness.gate`; for tasks on executors.
     """
 
@@ -74,6 +76,7 @@ class Work:
     transform: str | None = None
     flush: Mapping[str, Any] | None = None
     gate: str | None = None
+    dead_letters: Mapping[str, Any] | None = None
 
 
 class _Stoppable:
@@ -204,15 +207,22 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
 
 def make_sink(claim: Claim, work: Work) -> TransactionalSink:
     """The sink of the way that was asked for."""
+    letters = None if work.dead_letters is None else DeadLetters(**work.dead_letters)
     if work.way == "partition":
-        transform = landing.gated(_named(work.transform) if work.transform else landing.rows, work.gate)
-        into = landing.one_writer(work.gate)
-        return TransactionalSink(claim, transform, into=into, atomicity="partition", metadata=note)
-    transform = landing.gated(_named(work.transform) if work.transform else landing.outputs, work.gate)
+        default = landing.rows if letters is None else landing.rows_or_rejects
+        transform = landing.gated(_named(work.transform) if work.transform else default, work.gate)
+        into = landing.one_writer(work.gate) if letters is None else landing.Landing(work.gate)
+        return TransactionalSink(
+            claim, transform, into=into, atomicity="partition", metadata=note, dead_letters=letters
+        )
+    default = landing.outputs if letters is None else landing.outputs_or_rejects
+    transform = landing.gated(_named(work.transform) if work.transform else default, work.gate)
     staging = "always" if work.way == "staged" else "never"
     flush = None if work.flush is None else Flush(**work.flush)
     into = landing.writers(work.gate)
-    return TransactionalSink(claim, transform, into=into, staging=staging, metadata=note, flush=flush)
+    return TransactionalSink(
+        claim, transform, into=into, staging=staging, metadata=note, flush=flush, dead_letters=letters
+    )
 
 
 def note(info: BatchInfo) -> object:

@@ -44,6 +44,26 @@ def outputs_of(parsed: DataFrame) -> dict[str, DataFrame]:
     return {"landed": parsed.drop("_kafka"), "sums": added}
 
 
+def rows_or_rejects(batch: DataFrame) -> DataFrame:
+    """As `rows`; records with an amount below 0 are rejected."""
+    return rows(batch).withColumn("_reject", F.when(F.col("amount") < 0, F.lit("the amount is below 0")))
+
+
+def outputs_or_rejects(batch: DataFrame) -> dict[str, DataFrame]:
+    """As `outputs`, but each row comes from one record."""
+    return _outputs_by_record(rows_or_rejects(batch))
+
+
+def outputs_by_record(batch: DataFrame) -> dict[str, DataFrame]:
+    """The same, and nothing is rejected."""
+    return _outputs_by_record(rows(batch))
+
+
+def _outputs_by_record(parsed: DataFrame) -> dict[str, DataFrame]:
+    added = parsed.select("key", F.lit(1).cast("long").alias("records"), F.col("amount").alias("total"), "_kafka")
+    return {"landed": parsed, "sums": added}
+
+
 def gated(transform: Callable[[DataFrame], Any], gate: str | None) -> Callable[[DataFrame], Any]:
     """The same transform, whose tasks read their records in Python and through a gate, if there is one."""
     if gate is None:
@@ -85,15 +105,30 @@ class Gated(Append):
         return rows
 
 
-def land(work: Work, batches: Iterable[pa.RecordBatch], *, gate: str | None = None) -> None:
-    """Write both tables from one pass over the records."""
+class Landing(Append):
+    """Writes as `one_writer` does, where that can't be an `Execute`."""
+
+    def __init__(self, gate: str | None = None) -> None:
+        super().__init__("landed")
+        self.gate = gate
+
+    def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
+        """Write both tables."""
+        return land(work, batches, gate=self.gate)
+
+
+def land(work: Work, batches: Iterable[pa.RecordBatch], *, gate: str | None = None) -> int:
+    """Write both tables from one pass over the records; return the number of these."""
     pass_gate(gate, "begun")
     parts: list[pa.Table] = []
-    Append("landed").write(work, _kept(batches, parts))
+    written = Append("landed").write(work, _kept(batches, parts))
+    if not parts:
+        return written
     table: Any = pa.concat_tables(parts)
     added = table.group_by("key").aggregate([("records", "sum"), ("total", "sum")])
     _sums().write(work, added.rename_columns(["key", "records", "total"]).to_batches())
     pass_gate(gate, "written")
+    return written
 
 
 def _kept(batches: Iterable[pa.RecordBatch], parts: list[pa.Table]) -> Iterator[pa.RecordBatch]:

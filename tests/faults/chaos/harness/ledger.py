@@ -40,15 +40,26 @@ class Entry:
         return json.dumps({"seq": self.seq, "key": self.key, "amount": self.amount}).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A record that can't be written, and what was sent."""
+
+    entry: Entry
+    key: bytes
+    value: bytes
+
+
 class Ledger:
     """Of one run. Threads may share it.
 
-    ``records`` maps (topic, generation, partition) to its entries in the order of their offsets.
+    ``records`` maps (topic, generation, partition) to its entries in the order of their offsets, ``bad`` to those of
+    them that have to become dead letters, by their offsets.
     """
 
     def __init__(self, servers: str, dice: random.Random) -> None:
         self.servers = servers
         self.records: dict[tuple[str, int, int], list[Entry]] = defaultdict(list)
+        self.bad: dict[tuple[str, int, int], dict[int, Bad]] = defaultdict(dict)
         self.generations: dict[str, int] = defaultdict(int)
         self._dice = dice
         self._guard = threading.Lock()
@@ -71,10 +82,12 @@ class Ledger:
         *,
         kept: bool = True,
         change: Callable[[Entry], tuple[Entry, bytes]] | None = None,
+        bad: bool = False,
     ) -> Entry:
         """Hand one record to a producer of one's own, and enter it when it is acknowledged.
 
         :param change: makes another record of a draft: what it will be when it is digested, and what is sent.
+        :param bad: whether it has to become a dead letter.
         :param kept: whether readers will see it; a record of a transaction that is going to be aborted is not entered.
         """
         with self._guard:
@@ -94,8 +107,11 @@ class Ledger:
                 with self._guard:
                     entry = Entry(message.offset(), draft.seq, draft.key, draft.amount)
                     insort(self.records[place], entry, key=_offset)  # two producers are acknowledged in any order
+                    if bad:
+                        self.bad[place][entry.offset] = Bad(entry, key, value)
 
-        client.produce(topic, value, key=draft.key.encode(), partition=partition, on_delivery=delivered)
+        key = draft.key.encode()
+        client.produce(topic, value, key=key, partition=partition, on_delivery=delivered)
         client.poll(0)
         return draft
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import psycopg
 from psycopg import IsolationLevel
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+Offsets: TypeAlias = "dict[tuple[str, int], tuple[int, ...]]"
+"""By topic and partition, ascending."""
 
 _PAUSE = 0.02
 
@@ -23,7 +26,16 @@ _LOCK = "LOCK TABLE landed IN ACCESS SHARE MODE"
 _STORED = "SELECT consumer_group, topic, partition, next_offset, metadata FROM kafka_partitions"
 _LANDED = "SELECT topic, partition, count(*), coalesce(sum(seq), 0) FROM landed GROUP BY topic, partition"
 _SUMS = "SELECT coalesce(sum(records), 0), coalesce(sum(total), 0) FROM sums"
-_HISTORY = "SELECT id, consumer_group, topic, partition, event, from_offset, to_offset FROM offset_history ORDER BY id"
+_LETTERS = (
+    "SELECT topic, partition, state IN ('dead', 'requested'), array_agg(record_offset ORDER BY record_offset) "
+    "FROM dead_letters GROUP BY 1, 2, 3"
+)
+_FAILURES = "SELECT topic, partition, array_agg(record_offset ORDER BY record_offset) FROM failures GROUP BY 1, 2"
+# Decisions about letters name the offsets of these, and set none.
+_HISTORY = (
+    "SELECT id, consumer_group, topic, partition, event, from_offset, to_offset FROM offset_history "
+    "WHERE event NOT IN ('replay', 'discard', 'erase') ORDER BY id"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,8 @@ class Look:
     """What snapshots have shown, the first of them taken at ``at`` and the last at ``last``.
 
     ``landed`` is the number of records and the sum of their numbers; ``sums`` records and amounts. ``notes`` are the
-    metadata that tell of another offset than theirs.
+    metadata that tell of another offset than theirs. ``open`` are the offsets of dead letters whose records are not in
+    the results, ``closed`` those of all others, and ``failures`` those of records with failed attempts.
     """
 
     at: float
@@ -54,10 +67,13 @@ class Look:
     sums: tuple[int, int]
     history: tuple[Decision, ...]
     notes: tuple[str, ...] = ()
+    open: Offsets = field(default_factory=dict["tuple[str, int]", "tuple[int, ...]"])
+    closed: Offsets = field(default_factory=dict["tuple[str, int]", "tuple[int, ...]"])
+    failures: Offsets = field(default_factory=dict["tuple[str, int]", "tuple[int, ...]"])
 
 
-def look(connection: psycopg.Connection[Any]) -> Look:
-    """Take one snapshot."""
+def look(connection: psycopg.Connection[Any], *, at_letters: bool = False) -> Look:
+    """Take one snapshot, with ``at_letters`` also of dead letters and failed attempts."""
     with connection.transaction():
         connection.execute(_LOCK)
         at = time.monotonic()
@@ -66,6 +82,8 @@ def look(connection: psycopg.Connection[Any]) -> Look:
         landed = {(t, p): (count, int(seqs)) for t, p, count, seqs in connection.execute(_LANDED)}
         [(records, total)] = connection.execute(_SUMS).fetchall()
         lines = connection.execute(_HISTORY).fetchall()
+        letters = connection.execute(_LETTERS).fetchall() if at_letters else []
+        failures = connection.execute(_FAILURES).fetchall() if at_letters else []
     history = tuple(Decision(*line) for line in lines if line[3] is not None and line[6] is not None)
     stored = {(group, topic, partition): offset for group, topic, partition, offset, _ in rows}
     notes = tuple(
@@ -73,7 +91,18 @@ def look(connection: psycopg.Connection[Any]) -> Look:
         for group, topic, partition, offset, text in rows
         if text is not None and json.loads(text)["until"] != offset
     )
-    return Look(at, at, stored, landed, (int(records), int(total)), history, notes)
+    return Look(
+        at,
+        at,
+        stored,
+        landed,
+        (int(records), int(total)),
+        history,
+        notes,
+        open={(topic, partition): tuple(offsets) for topic, partition, is_open, offsets in letters if is_open},
+        closed={(topic, partition): tuple(offsets) for topic, partition, is_open, offsets in letters if not is_open},
+        failures={(topic, partition): tuple(offsets) for topic, partition, offsets in failures},
+    )
 
 
 def open_connection(url: str) -> psycopg.Connection[Any]:
@@ -91,6 +120,7 @@ class Observer:
         self.looks: list[Look] = []
         self.count = 0
         self.is_paused = False
+        self.looks_at_letters = False
         self._url = url
         self._leaving = Event()
         self._thread = Thread(target=self._watch, daemon=True)
@@ -113,7 +143,7 @@ class Observer:
             try:
                 if connection is None or connection.broken or connection.closed:
                     connection = open_connection(self._url)
-                self._keep(look(connection))
+                self._keep(look(connection, at_letters=self.looks_at_letters))
             except psycopg.Error:  # the database is away, or our tables are being made anew
                 if connection is not None:
                     with suppress(psycopg.Error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from threading import Event as Flag
 from threading import Thread
@@ -25,11 +25,13 @@ from tests.faults.chaos.harness.mirrored import MirrorWatch, committed
 from tests.faults.chaos.harness.observer import Observer
 from tests.faults.chaos.harness.tables import DDL, TRIGGER
 from tests.faults.chaos.harness.verifier import Told, Verifier
+from tests.support.background import repeating
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from types import TracebackType
 
@@ -289,28 +291,9 @@ class Scene:
         """Append records, and return when Kafka has them."""
         self.ledger.produce(topic or self.topic, count, partitions=self.partitions, partition=partition)
 
-    @contextmanager
-    def producing(self, rate: int = RATE) -> Generator[None]:
+    def producing(self, rate: int = RATE) -> AbstractContextManager[None]:
         """Append records in the background until the block is left."""
-        leaving = Flag()
-        failure: list[BaseException] = []
-
-        def produce() -> None:
-            try:
-                while not leaving.wait(0.1):
-                    self.produce(max(1, rate // 10))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the block is left
-                failure.append(error)
-
-        thread = Thread(target=produce, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            leaving.set()
-            thread.join(120)
-        if failure:
-            raise failure[0]
+        return repeating(lambda: self.produce(max(1, rate // 10)), every=0.1)
 
     def start(self, **settings: Any) -> Job:
         """Start one job; the settings are `Work`'s, and those not given are the run's.

@@ -28,8 +28,10 @@ of the {faults:,} faults ({ways}), {failed} failed. In them {records:,} records 
 
 After every fault, and while it lasts where that can be, these must hold:
 
-- I1, I2: every record below the stored offset is in the results, and once;
-- I3: no snapshot shows results without their offsets, or offsets without their results;
+- I1, I2: every record below the stored offset is in the results, and once; where a job keeps dead letters, in the
+  results or in a letter, and a letter has the bytes that were sent;
+- I3: no snapshot shows results without their offsets, or offsets without their results, nor a record in the results and
+  in an open letter;
 - I4: stored offsets move in a chain, and backwards only by a recorded decision;
 - I5: sums are exact;
 - I6: what was reported committed is there, and what was reported failed is not (not asked of `CommitUnknown`, nor of
@@ -45,7 +47,7 @@ name the topic alone, and one of a connection neither. A run whose fault did not
 A run is a fault, a way of writing and a seed. The ways: `batch` is one transaction that the driver writes, `staged` the
 same with rows that executors have copied before, `partition` a transaction for each Kafka partition
 (`atomicity="partition"`). The seed chooses the way in turn, and draws records, moments and targets; how two processes
-interleave it can't repeat, so a failure may need several tries. P1 to P10 are places in the job's own code:
+interleave it can't repeat, so a failure may need several tries. P1, P2 and so on are places in the job's own code:
 
 {points}
 

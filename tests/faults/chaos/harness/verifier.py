@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from offsetstore.testing.job_process import Event
-    from tests.faults.chaos.harness.ledger import Ledger
+    from tests.faults.chaos.harness.ledger import Bad, Ledger
     from tests.faults.chaos.harness.observer import Look
     from tests.support.postgres import Database
 
@@ -57,6 +57,7 @@ class Verifier:
         """Check all that can be checked when the job has ended; return what is violated."""
         last = self.looks[-1]
         self._records(last)
+        self._payloads()
         self._snapshots()
         self._moves(last)
         self._reports()
@@ -80,6 +81,7 @@ class Verifier:
         except HistoryBroken as broken:
             self._note("I4", [broken])
             return
+        expected -= Counter((*place, bad.entry) for place, bad in self._open(last))
         rows = self.database.rows('SELECT topic, partition, "offset", seq, key, amount FROM landed')
         landed = Counter((row[0], row[1], Entry(*row[2:])) for row in rows)
         self._note("I1", (f"missing {_named(one)}" for one in expected - landed))
@@ -99,8 +101,9 @@ class Verifier:
         )
 
     def _snapshots(self) -> None:
-        """I3, and that each note is of its offset: every look."""
+        """I3, with I1 and I2 of dead letters, and that each note is of its offset: every look."""
         self._note("I3", (found for look in self.looks if (found := self._differs(look))))
+        self._note("letters", (found for look in self.looks for found in self._wrong_letters(look)))
         self._note("metadata", (note for look in self.looks for note in look.notes))
 
     def _differs(self, look: Look) -> str:
@@ -116,10 +119,56 @@ class Verifier:
             if count:
                 wanted[one.topic, one.partition] = (before[0] + count, before[1] + seqs)
             amounts += amount
+        for place, bad in self._open(look):
+            count, seqs = wanted.pop(place, (0, 0))
+            if count != 1:
+                wanted[place] = (count - 1, seqs - bad.entry.seq)
+            amounts -= bad.entry.amount or 0
         if wanted != look.landed:
             return f"stored {look.stored} and records {look.landed}, instead of {wanted}"
         sums = (sum(count for count, _ in wanted.values()), amounts)
         return "" if sums == look.sums else f"stored {look.stored} and sums {look.sums}, instead of {sums}"
+
+    def _bad(self, place: tuple[str, int]) -> dict[int, Bad]:
+        topic, partition = place
+        return self.ledger.bad.get((topic, self.ledger.generations[topic], partition), {})
+
+    def _open(self, look: Look) -> Iterator[tuple[tuple[str, int], Bad]]:
+        """The open letters of records that had to become letters; of others `_wrong_letters` tells."""
+        for place, offsets in look.open.items():
+            bad = self._bad(place)
+            yield from ((place, bad[offset]) for offset in offsets if offset in bad)
+
+    def _wrong_letters(self, look: Look) -> Iterator[str]:
+        """The bad records below the stored offset have a letter each, and no others have one, or a failed attempt."""
+        stored_at = {(topic, partition): at for (_, topic, partition), at in look.stored.items()}
+        had_to = {(topic, partition) for topic, _, partition in self.ledger.bad}
+        for place in had_to | look.open.keys() | look.closed.keys() | look.failures.keys():
+            stored = stored_at.get(place, 0)
+            bad = self._bad(place)
+            letters = [*look.open.get(place, ()), *look.closed.get(place, ())]
+            passed = sorted(offset for offset in bad if offset < stored)
+            named = f"{place[0]}-{place[1]} at {stored}"
+            if sorted(letters) != passed:
+                missing, too_many = Counter(passed) - Counter(letters), Counter(letters) - Counter(passed)
+                yield f"{named} lacks letters of {sorted(missing)}, and has unexpected ones of {sorted(too_many)}"
+            failed = look.failures.get(place, ())
+            if blamed := [offset for offset in failed if offset not in bad]:
+                yield f"{named} has failed attempts at {blamed}, which are good"
+            if left := [offset for offset in failed if offset < stored]:
+                yield f"{named} has failed attempts at {left}, which it has passed"
+
+    def _payloads(self) -> None:
+        """Letters hold what was sent."""
+        if not self.ledger.bad:
+            return
+        rows = self.database.rows("SELECT topic, partition, record_offset, payload, key, value FROM dead_letters")
+        wrong: list[str] = []
+        for topic, partition, offset, payload, key, value in rows:
+            bad = self._bad((topic, partition)).get(offset)
+            if bad is not None and (payload, bytes(key or b""), bytes(value or b"")) != ("kept", bad.key, bad.value):
+                wrong.append(f"{topic}-{partition}@{offset}: {payload}, {key!r} and {value!r} instead of {bad}")
+        self._note("letters", wrong)
 
     def _moves(self, last: Look) -> None:
         """I4: the trigger's log."""

@@ -72,15 +72,15 @@ KINDS: Mapping[str, Poison] = {
     ),
     "check": Poison(
         _high,
-        "ALTER TABLE landed ADD CONSTRAINT rule CHECK (amount < 1000)",
-        "ALTER TABLE landed DROP CONSTRAINT rule",
+        "ALTER TABLE landed ADD CONSTRAINT low CHECK (amount < 1000)",
+        "ALTER TABLE landed DROP CONSTRAINT low",
     ),
     "deferred": Poison(
         _unknown,
         "CREATE TABLE known (key text PRIMARY KEY);"
         "INSERT INTO known SELECT 'k' || lpad(n::text, 2, '0') FROM generate_series(0, 11) n;"
-        "ALTER TABLE landed ADD CONSTRAINT rule FOREIGN KEY (key) REFERENCES known DEFERRABLE INITIALLY DEFERRED",
-        "ALTER TABLE landed DROP CONSTRAINT rule",
+        "ALTER TABLE landed ADD CONSTRAINT is_known FOREIGN KEY (key) REFERENCES known DEFERRABLE INITIALLY DEFERRED",
+        "ALTER TABLE landed DROP CONSTRAINT is_known",
     ),
 }
 

@@ -1,0 +1,674 @@
+"""``offsetstore dead-letters``: look at records that could not be written, and decide about them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.exits import fail_unknown
+from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.offsets import MAX_OFFSET, TopicPartition
+from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
+from offsetstore.protocol.stored_letters import CAUSES, STATES, LetterFilter
+from offsetstore.store.letters import MOST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offsetstore.protocol.letters import Letter, State
+    from offsetstore.protocol.stored_letters import ErrorGroup
+    from offsetstore.store.letters import LettersDecided, LettersPruned, Which
+
+_F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
+
+_LETTERS: Final = (
+    Column("at"),
+    Column("letter"),
+    Column("state"),
+    Column("cause"),
+    Column("error"),
+    Column("sqlstate"),
+    Column("constraint"),
+    Column("attempts", number=True),
+    Column("times", number=True),
+)
+_ERRORS: Final = (
+    Column("letters", number=True),
+    Column("cause"),
+    Column("error"),
+    Column("sqlstate"),
+    Column("table"),
+    Column("constraint"),
+    Column("column"),
+    Column("first"),
+    Column("last"),
+    Column("example"),
+)
+_SHOWN: Final = 20  # letters that a plan lists
+_EXPORTED: Final = 1_000  # letters read at a time
+_AGE: Final = re.compile(r"[0-9]{1,5}[dhm]")
+_UNITS: Final = {"d": 86_400, "h": 3_600, "m": 60}
+
+
+class _LetterName(click.ParamType[LetterKey]):
+    """``TOPIC:PARTITION:OFFSET``: the name of a topic has no colon."""
+
+    name = "letter"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LetterKey:
+        if isinstance(value, LetterKey):
+            return value
+        topic, partition, offset = (*str(value).rsplit(":", 2), "", "")[:3]
+        try:
+            key = LetterKey(TopicPartition(topic, int(partition)), int(offset))
+        except ValueError:
+            self.fail(f"{value!r} is not TOPIC:PARTITION:OFFSET.", param, ctx)
+        if "\0" in topic or not 0 <= key.offset <= MAX_OFFSET or key.topic_partition.partition >= 2**31:
+            self.fail(f"{value!r} is not TOPIC:PARTITION:OFFSET.", param, ctx)
+        return key
+
+
+class _Age(click.ParamType[timedelta]):
+    """``30d``, ``12h``, ``90m``."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        text = str(value)
+        if not _AGE.fullmatch(text):
+            self.fail(f"{text!r} is not a number of days, hours or minutes, such as 30d, 12h or 90m.", param, ctx)
+        return timedelta(seconds=int(text[:-1]) * _UNITS[text[-1]])
+
+
+def _states(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> list[State] | None:
+    return None if "all" in value else [one for one in STATES if one in value]
+
+
+def _states_option(function: _F) -> _F:
+    """The states of letters, ``None`` for all."""
+    return click.option(
+        "--state",
+        "states",
+        multiple=True,
+        type=click.Choice([*STATES, "all"]),
+        default=OPEN,
+        show_default=True,
+        callback=_states,
+        help="Only of this state. May be repeated.",
+    )(function)
+
+
+def _filter_options(function: _F) -> _F:
+    """Which letters, by their error and place."""
+    for name, text in (
+        ("column", "Only of errors with this column."),
+        ("constraint", "Only of errors with this constraint; '' for none, as with --table and --column."),
+        ("table", "Only of errors with this table."),
+        ("sqlstate", "Only of errors with this SQLSTATE; '' for none."),
+        ("error-class", "Only of errors of this class."),
+    ):
+        function = click.option(f"--{name}", metavar="NAME" if name != "sqlstate" else "STATE", help=text)(function)
+    function = click.option("--cause", type=click.Choice(CAUSES), help="Only of this cause.")(function)
+    function = click.option(
+        "--partition", "-p", type=click.IntRange(0), metavar="N", help="Only of this partition of the topic."
+    )(function)
+    return click.option("--topic", "-t", metavar="TOPIC", help="Only of this topic.")(function)
+
+
+def _decision_options(function: _F) -> _F:
+    """Which letters to decide about, and whether to do it."""
+    function = click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")(function)
+    function = click.option(
+        "--limit",
+        "-n",
+        type=click.IntRange(1),
+        default=MOST,
+        show_default=True,
+        metavar="N",
+        help="At most N letters, in order of partition and offset.",
+    )(function)
+    function = options.reason_option(_filter_options(function))
+    function = click.option("--all", "all_", is_flag=True, help="All letters of the group, where no filter is given.")(
+        function
+    )
+    return click.argument("letters", nargs=-1, metavar="[TOPIC:PARTITION:OFFSET]...", type=_LetterName())(function)
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """List, replay and discard a consumer group's dead letters.
+
+    These are records that could not be written, kept with their errors in the transaction that passed over them.
+    """
+
+
+@dead_letters.command("list")
+@options.group_option
+@_states_option
+@_filter_options
+@click.option("--by", type=click.Choice(["letter", "error"]), default="letter", help="Each letter, or each error.")
+@click.option("--after", metavar="NEXT", help="Go on after an earlier page, which has printed this word.")
+@click.option("--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="A page.")
+@options.database_options
+@options.format_option
+def list_letters(
+    *,
+    group: str,
+    states: list[State] | None,
+    by: str,
+    after: str | None,
+    limit: int,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+    **chosen: Any,
+) -> None:
+    """List dead letters, the newest first, or their errors with --by error.
+
+    Keys, values, headers and error texts are not read; `show` and `export` do that. The exit code is 1 if the store
+    does not know the group.
+
+    \b
+    Keys of --format json:
+      group
+      next       for --after; null if this is the last page
+      letters[]  at, topic, partition, offset, topic_id, state, cause,
+                 error_class, sqlstate, table, constraint, column, attempts,
+                 times, payload, forced, sequence, trace_id, decided_at, actor,
+                 reason
+    with --by error:
+      group
+      errors[]   letters (how many), cause, error_class, sqlstate, table,
+                 constraint, column, first, last, example (topic, partition,
+                 offset, topic_id)
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore dead-letters list -g billing --by error
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    if by == "error" and (after or any(value is not None for name, value in chosen.items() if name != "topic")):
+        raise click.UsageError("--by error goes with --state, --topic and --limit alone.")
+    with options.open_store(url, schema) as store:
+        if store.owner(group) is None:
+            fail_unknown(group)
+        if by == "error":
+            errors = store.letter_errors(group, state=states, topic=chosen["topic"], limit=limit)
+            if format_ == "json":
+                print_json({"group": group, "errors": [_error_document(one) for one in errors]})
+            else:
+                print_table(_ERRORS, [_error_cells(one) for one in errors])
+            return
+        page = store.letters(group, state=states, after=after, limit=limit, **chosen)
+    if format_ == "json":
+        print_json({"group": group, "next": page.next, "letters": [_document(one) for one in page.letters]})
+        return
+    print_table(_LETTERS, [_cells(one) for one in page.letters])
+    if page.next is not None:
+        print_lines(f"There are more: --after {page.next}")
+
+
+@dead_letters.command("show")
+@options.group_option
+@click.argument("letter", metavar="TOPIC:PARTITION:OFFSET", type=_LetterName())
+@click.option("--topic-id", metavar="ID", help="Of a topic that was created again; by default, the newest letter's.")
+@options.database_options
+@options.format_option
+def show_letter(
+    *, group: str, letter: LetterKey, topic_id: str | None, url: str | None, schema: str | None, format_: str
+) -> None:
+    """Show one dead letter with its key, value, headers, error and traceback.
+
+    Bytes are printed as text if they are UTF-8, else in base64.
+
+    \b
+    Exit codes:
+      0  it is shown
+      1  there is no such letter
+      2  wrong usage
+      3  the database can't be reached or refuses
+
+    \b
+    Keys of --format json: those of `list`, and
+      timestamp_ms, timestamp_type, error_text, traceback
+      key, value    {"text": ...} or {"base64": ...}; null if there is none
+      headers[]     [name, value], the value like those; null if not read
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore dead-letters show -g billing payments:0:17
+    """  # noqa: D301 - as above
+    with options.open_store(url, schema) as store:
+        found = store.letter(group, letter.topic_partition, letter.offset, topic_id)
+    if format_ == "json":
+        print_json(_full_document(found, _readable))
+    else:
+        _print_letter(found)
+
+
+@dead_letters.command("replay")
+@options.group_option
+@_decision_options
+@click.option("--force", is_flag=True, help="Even where rows of later records may be replaced by older ones.")
+@options.database_options
+@options.format_option
+def replay_letters(
+    *,
+    group: str,
+    letters: tuple[LetterKey, ...],
+    all_: bool,
+    reason: str,
+    limit: int,
+    execute: bool,
+    force: bool,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+    **chosen: Any,
+) -> None:
+    """Have dead letters replayed by the group's job: the letters named, or those that fit.
+
+    Without --execute it prints what would be chosen and writes nothing. A running job replays the letters within
+    seconds; what fails again is dead again. Letters whose records are not kept can't be replayed.
+
+    \b
+    Exit codes:
+      0  done; without --execute: it can be done
+      1  there is no such group or letter, or it can't be replayed
+      2  wrong usage
+      3  the database can't be reached or refuses
+
+    \b
+    Keys of --format json:
+      group, reason
+      executed         whether anything was written
+      more             whether more letters fit than --limit allows
+      without_payload  how many fit whose records are not kept
+      letters[]        topic, partition, offset, topic_id
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore dead-letters replay -g billing --constraint positive
+          --reason "the limit was wrong, ticket 17" --execute
+    """  # noqa: D301 - as above
+    which = _which(letters, chosen, all_=all_)
+    with options.open_store(url, schema) as store:
+        done = store.request_replay(group, which, reason=reason, forced=force, limit=limit, dry_run=not execute)
+    _print_decided(done, reason, format_, execute=execute, would="would be replayed", does="will be replayed")
+
+
+@dead_letters.command("discard")
+@options.group_option
+@_decision_options
+@click.option(
+    "--erase",
+    is_flag=True,
+    help="Delete keys, values, headers and error texts; also of letters that are settled, which keep their state.",
+)
+@options.database_options
+@options.format_option
+def discard_letters(
+    *,
+    group: str,
+    letters: tuple[LetterKey, ...],
+    all_: bool,
+    reason: str,
+    limit: int,
+    execute: bool,
+    erase: bool,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+    **chosen: Any,
+) -> None:
+    """Give dead letters up: the letters named, or those that fit; their records stay out of the results.
+
+    Without --execute it prints what would be chosen and writes nothing. Letters that were to be replayed are not.
+
+    \b
+    Exit codes:
+      0  done; without --execute: it can be done
+      1  there is no such group or letter, or it is settled already
+      2  wrong usage
+      3  the database can't be reached or refuses
+
+    \b
+    Keys of --format json:
+      group, reason
+      executed         whether anything was written
+      more             whether more letters fit than --limit allows
+      without_payload  0
+      letters[]        topic, partition, offset, topic_id
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore dead-letters discard -g billing payments:0:17 --erase
+          --reason "asked for by the customer, ticket 18" --execute
+    """  # noqa: D301 - as above
+    which = _which(letters, chosen, all_=all_)
+    with options.open_store(url, schema) as store:
+        done = store.discard(group, which, reason=reason, erase=erase, limit=limit, dry_run=not execute)
+    verb = "erased" if erase else "discarded"
+    _print_decided(done, reason, format_, execute=execute, would=f"would be {verb}", does=f"{verb}")
+
+
+@dead_letters.command("export")
+@options.group_option
+@_states_option
+@_filter_options
+@options.database_options
+def export_letters(
+    *,
+    group: str,
+    states: list[State] | None,
+    url: str | None,
+    schema: str | None,
+    **chosen: Any,
+) -> None:
+    """Write dead letters to the standard output with all they hold, one JSON document a line.
+
+    The newest is the first. The exit code is 1 if the store does not know the group.
+
+    \b
+    Keys of each line: those of `list`, and
+      timestamp_ms, timestamp_type, error_text, traceback
+      key, value    in base64; null if there is none
+      headers[]     [name, value in base64 or null]; null if not read
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore dead-letters export -g billing > letters.jsonl
+    """  # noqa: D301 - as above
+    with options.open_store(url, schema) as store:
+        if store.owner(group) is None:
+            fail_unknown(group)
+        after = None
+        while True:
+            page = store.letters(group, state=states, after=after, limit=_EXPORTED, contents=True, **chosen)
+            for letter in page.letters:
+                click.echo(json.dumps(_full_document(letter, _base64)))
+            if (after := page.next) is None:
+                return
+
+
+@dead_letters.command("prune")
+@options.group_option
+@click.option(
+    "--older-than",
+    required=True,
+    type=_Age(),
+    metavar="AGE",
+    help="Only letters that were settled longer ago: 30d, 12h, 90m.",
+)
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(FINAL),
+    default=FINAL,
+    show_default=True,
+    help="Only of this state. May be repeated.",
+)
+@click.option(
+    "--limit", "-n", type=click.IntRange(1), default=MOST, show_default=True, metavar="N", help="At most N letters."
+)
+@options.reason_option
+@click.option("--execute", is_flag=True, help="Do it; without this nothing is deleted.")
+@options.database_options
+@options.format_option
+def prune_letters(
+    *,
+    group: str,
+    older_than: timedelta,
+    states: tuple[State, ...],
+    limit: int,
+    reason: str,
+    execute: bool,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+) -> None:
+    """Delete dead letters that were replayed, discarded or superseded long ago.
+
+    Without --execute it counts them. Others are never deleted: discard them first. It must be run as the owner of the
+    tables, or as a role with DELETE on dead_letters; a job's role has no such privilege.
+
+    \b
+    Exit codes:
+      0  done; without --execute: they are counted
+      1  there is no such group
+      2  wrong usage
+      3  the database can't be reached or refuses
+
+    \b
+    Keys of --format json:
+      group, reason, executed, letters (how many), more
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore dead-letters prune -g billing --older-than 90d
+          --reason "retention" --execute
+    """  # noqa: D301 - as above
+    with options.open_store(url, schema) as store:
+        done = store.prune(group, older_than=older_than, reason=reason, states=states, limit=limit, dry_run=not execute)
+    if format_ == "json":
+        print_json(
+            {
+                "group": group,
+                "reason": reason,
+                "executed": done.executed,
+                "letters": done.count,
+                "more": done.more,
+            }
+        )
+    else:
+        _print_pruned(done, execute=execute)
+
+
+def _which(letters: tuple[LetterKey, ...], chosen: dict[str, Any], *, all_: bool) -> Which:
+    has_filter = any(value is not None for value in chosen.values())
+    if (bool(letters) + has_filter + all_) != 1:
+        raise click.UsageError("Name letters, or a filter such as --constraint, or --all.")
+    return letters or LetterFilter(**chosen)
+
+
+def _print_decided(done: LettersDecided, reason: str, format_: str, *, execute: bool, would: str, does: str) -> None:
+    if format_ == "json":
+        print_json(
+            {
+                "group": done.group,
+                "reason": reason,
+                "executed": done.executed,
+                "more": done.more,
+                "without_payload": done.without_payload,
+                "letters": [_place(key) for key in done.letters],
+            }
+        )
+        return
+    for key in done.letters[:_SHOWN]:
+        print_lines(str(key))
+    if len(done.letters) > _SHOWN:
+        print_lines(f"and {len(done.letters) - _SHOWN} more")
+    if not done.letters:
+        print_lines("No dead letter fits.")
+    else:
+        print_lines(f"{counted(len(done.letters), 'dead letter')} {does if execute else would}.")
+    if done.more:
+        print_lines("More letters fit than --limit allows: repeat the command for them, or raise the limit.")
+    if done.without_payload:
+        print_lines(f"{counted(done.without_payload, 'letter')} can't be replayed: their records are not kept.")
+    if done.letters:
+        print_lines("Done." if execute else "Nothing was written. Add --execute to do it.")
+
+
+def _print_pruned(done: LettersPruned, *, execute: bool) -> None:
+    print_lines(f"{counted(done.count, 'dead letter')} {'deleted' if execute else 'would be deleted'}.")
+    if done.more:
+        print_lines("There are more than --limit allows: repeat the command for them, or raise the limit.")
+    if done.count and not execute:
+        print_lines("Nothing was deleted. Add --execute to do it.")
+
+
+def _cells(letter: Letter) -> tuple[object, ...]:
+    error = letter.error
+    return (
+        letter.created_at.isoformat(timespec="seconds"),
+        letter.key,
+        letter.state,
+        letter.cause,
+        error.error_class,
+        error.sqlstate,
+        error.constraint,
+        letter.attempts,
+        letter.times,
+    )
+
+
+def _error_cells(error: ErrorGroup) -> tuple[object, ...]:
+    return (
+        error.count,
+        error.cause,
+        error.error_class,
+        error.sqlstate,
+        error.table,
+        error.constraint,
+        error.column,
+        error.first_at.isoformat(timespec="seconds"),
+        error.last_at.isoformat(timespec="seconds"),
+        error.example,
+    )
+
+
+def _place(key: LetterKey) -> dict[str, object]:
+    tp = key.topic_partition
+    return {"topic": tp.topic, "partition": tp.partition, "offset": key.offset, "topic_id": key.topic_id}
+
+
+def _error_document(error: ErrorGroup) -> dict[str, object]:
+    return {
+        "letters": error.count,
+        "cause": error.cause,
+        "error_class": error.error_class,
+        "sqlstate": error.sqlstate,
+        "table": error.table,
+        "constraint": error.constraint,
+        "column": error.column,
+        "first": error.first_at.isoformat(),
+        "last": error.last_at.isoformat(),
+        "example": _place(error.example),
+    }
+
+
+def _document(letter: Letter) -> dict[str, object]:
+    error = letter.error
+    return {
+        "at": letter.created_at.isoformat(),
+        **_place(letter.key),
+        "state": letter.state,
+        "cause": letter.cause,
+        "error_class": error.error_class,
+        "sqlstate": error.sqlstate,
+        "table": error.table,
+        "constraint": error.constraint,
+        "column": error.column,
+        "attempts": letter.attempts,
+        "times": letter.times,
+        "payload": letter.payload_state,
+        "forced": letter.forced,
+        "sequence": None if letter.sequence is None else letter.sequence.hex(),
+        "trace_id": letter.trace_id,
+        "decided_at": None if letter.decided_at is None else letter.decided_at.isoformat(),
+        "actor": letter.actor,
+        "reason": letter.reason,
+    }
+
+
+def _full_document(letter: Letter, write: Callable[[bytes | None], object]) -> dict[str, object]:
+    payload = letter.payload
+    headers = None if payload is None else payload.headers
+    return {
+        **_document(letter),
+        "error_text": letter.error.text,
+        "traceback": letter.error.traceback,
+        "timestamp_ms": None if payload is None else payload.timestamp_ms,
+        "timestamp_type": None if payload is None else payload.timestamp_type,
+        "key": None if payload is None else write(payload.key),
+        "value": None if payload is None else write(payload.value),
+        "headers": None if headers is None else [[name, write(value)] for name, value in headers],
+    }
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _readable(value: bytes | None) -> dict[str, str] | None:
+    if value is None:
+        return None
+    try:
+        return {"text": value.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _print_letter(letter: Letter) -> None:
+    error, payload = letter.error, letter.payload
+    place = ", ".join(
+        f"{name} {value}"
+        for name, value in (
+            ("SQLSTATE", error.sqlstate),
+            ("table", error.table),
+            ("constraint", error.constraint),
+            ("column", error.column),
+        )
+        if value is not None
+    )
+    of_topic = f" of topic {letter.topic_id}" if letter.topic_id else ""
+    attempts = f"{counted(letter.attempts, 'attempt')}, {counted(letter.times, 'time')} a letter"
+    print_lines(
+        f"{letter.key}{of_topic}: {letter.state}, {letter.cause}",
+        f"Since:      {letter.created_at.isoformat(timespec='seconds')}, {attempts}",
+    )
+    if letter.decided_at is not None:
+        forced = ", forced" if letter.forced else ""
+        at = letter.decided_at.isoformat(timespec="seconds")
+        print_lines(f"Decided:    {at} by {letter.actor}{forced}: {letter.reason}")
+    print_lines(f"Error:      {error.error_class}{f' ({place})' if place else ''}")
+    _print_text("            ", error.text)
+    if letter.trace_id is not None:
+        print_lines(f"Trace:      {letter.trace_id}")
+    if payload is None:
+        print_lines(f"Record:     {letter.payload_state}")
+    else:
+        print_lines(f"Timestamp:  {payload.timestamp_ms} (type {payload.timestamp_type})")
+        for name, value in (("Key", payload.key), ("Value", payload.value)):
+            print_lines(f"{name + ':':<12}{_in_words(value)}")
+        print_lines("Headers:    not read" if payload.headers is None else "Headers:")
+        for name, value in payload.headers or ():
+            print_lines(f"  {name}: {_in_words(value)}")
+    if error.traceback:
+        print_lines("Traceback:")
+        _print_text("  ", error.traceback)
+
+
+def _print_text(indent: str, text: str) -> None:
+    print_lines(*(f"{indent}{line}" for line in text.splitlines()))
+
+
+def _in_words(value: bytes | None) -> str:
+    match _readable(value):
+        case None:
+            return "none"
+        case {"text": text}:
+            return text
+        case {"base64": text}:
+            return f"base64 {text}"
+        case _:
+            raise AssertionError

@@ -1,0 +1,301 @@
+"""Dead letters on PostgreSQL: the statements, and what `LetterSession` says of them."""
+
+# ruff: noqa: D102 - the Protocol says what the methods do
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from offsetstore.offsets import TopicPartition
+from offsetstore.postgres.errors import refusing_letters
+from offsetstore.protocol.letters import Failed, trace_id, writable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from offsetstore.offsets import OffsetRange
+    from offsetstore.protocol.letters import Headers, LetterError, NewLetter
+
+_CHUNK: Final = 16 << 20
+"""Bytes of keys, values and headers that are sent with one statement."""
+
+# Its records are named by the conflict: (topic, partition, offset) of a group, and the topic's id.
+WRITE_LETTERS: Final = """
+INSERT INTO {s}dead_letters AS l
+       (consumer_group, topic, partition, record_offset, topic_id, state, cause, payload, key, value, headers,
+        timestamp_ms, timestamp_type, error_class, sqlstate, table_name, constraint_name, column_name, error_text,
+        traceback, attempts, sequence, trace_id)
+SELECT :group, n.topic, n.partition, n.record_offset,
+       coalesce((SELECT max(p.topic_id) FROM {s}kafka_partitions AS p
+                 WHERE p.consumer_group = (SELECT :group) AND p.topic = n.topic), ''),
+       'dead', n.cause, n.payload, n.key, n.value, CAST(n.headers AS jsonb), n.timestamp_ms, n.timestamp_type,
+       n.error_class, n.sqlstate, n.table_name, n.constraint_name, n.column_name, n.error_text, n.traceback,
+       n.attempts, n.sequence, n.trace_id
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
+            CAST(:causes AS text[]), CAST(:payloads AS text[]), CAST(:keys AS bytea[]), CAST(:values AS bytea[]),
+            CAST(:headers AS text[]), CAST(:timestamps AS bigint[]), CAST(:timestamp_types AS smallint[]),
+            CAST(:classes AS text[]), CAST(:sqlstates AS text[]), CAST(:tables AS text[]),
+            CAST(:constraints AS text[]), CAST(:columns AS text[]), CAST(:texts AS text[]),
+            CAST(:tracebacks AS text[]), CAST(:attempts AS integer[]), CAST(:sequences AS bytea[]),
+            CAST(:trace_ids AS text[]))
+     AS n (topic, partition, record_offset, cause, payload, key, value, headers, timestamp_ms, timestamp_type,
+           error_class, sqlstate, table_name, constraint_name, column_name, error_text, traceback, attempts, sequence,
+           trace_id)
+ORDER BY n.topic COLLATE "C", n.partition, n.record_offset
+ON CONFLICT (consumer_group, topic, partition, record_offset, topic_id) DO UPDATE
+SET state = 'dead', cause = excluded.cause, payload = excluded.payload, key = excluded.key, value = excluded.value,
+    headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, timestamp_type = excluded.timestamp_type,
+    error_class = excluded.error_class, sqlstate = excluded.sqlstate, table_name = excluded.table_name,
+    constraint_name = excluded.constraint_name, column_name = excluded.column_name,
+    error_text = excluded.error_text, traceback = excluded.traceback, attempts = excluded.attempts,
+    times = l.times + 1, sequence = excluded.sequence, forced = false, trace_id = excluded.trace_id,
+    decided_at = NULL, actor = NULL, reason = NULL
+"""
+
+LETTERS_AHEAD: Final = """
+SELECT l.topic, l.partition, max(l.record_offset) AS record_offset
+FROM {s}kafka_partitions AS p
+JOIN {s}dead_letters AS l
+  ON l.consumer_group = p.consumer_group AND l.topic = p.topic AND l.partition = p.partition
+ AND l.record_offset >= p.next_offset AND l.topic_id IN ('', coalesce(p.topic_id, l.topic_id))
+WHERE p.consumer_group = :group AND l.state IN ('dead', 'requested')
+GROUP BY l.topic, l.partition
+"""
+
+# Locked in the order in which decisions lock them.
+SUPERSEDE: Final = """
+WITH passed AS MATERIALIZED (
+SELECT l.topic, l.partition, l.record_offset, l.topic_id
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
+            CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
+JOIN {s}kafka_partitions AS p
+  ON p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition
+JOIN {s}dead_letters AS l
+  ON l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
+ AND l.record_offset >= n.from_offset AND l.record_offset < n.until_offset
+ AND l.topic_id IN ('', coalesce(p.topic_id, l.topic_id))
+WHERE l.state IN ('dead', 'requested')
+ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
+FOR UPDATE OF l
+)
+UPDATE {s}dead_letters AS l
+SET state = 'superseded', decided_at = clock_timestamp(), actor = :actor, reason = 'the job has read the record again'
+FROM passed
+WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partition = passed.partition
+  AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
+"""
+
+ADOPT_LETTERS: Final = """
+UPDATE {s}dead_letters AS l SET topic_id = n.topic_id
+FROM unnest(CAST(:topics AS text[]), CAST(:topic_ids AS text[])) AS n (topic, topic_id)
+WHERE l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.topic_id = ''
+  AND NOT EXISTS (SELECT FROM {s}dead_letters AS o
+                  WHERE o.consumer_group = l.consumer_group AND o.topic = l.topic AND o.partition = l.partition
+                    AND o.record_offset = l.record_offset AND o.topic_id = n.topic_id)
+"""
+
+FAILURES: Final = """
+SELECT topic, partition, record_offset, attempts, errors FROM {s}failures WHERE consumer_group = :group
+"""
+
+WRITE_FAILURES: Final = """
+INSERT INTO {s}failures AS f (consumer_group, topic, partition, record_offset, attempts, errors)
+SELECT :group, n.topic, n.partition, n.record_offset, n.attempts, CAST(n.errors AS jsonb)
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
+            CAST(:attempts AS integer[]), CAST(:errors AS text[]))
+     AS n (topic, partition, record_offset, attempts, errors)
+ORDER BY n.topic COLLATE "C", n.partition, n.record_offset
+ON CONFLICT (consumer_group, topic, partition, record_offset) DO UPDATE
+SET attempts = excluded.attempts, errors = excluded.errors, last_at = clock_timestamp()
+"""
+
+END_FAILURES: Final = """
+DELETE FROM {s}failures AS f
+USING unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:untils AS bigint[]))
+      AS n (topic, partition, until_offset)
+WHERE f.consumer_group = (SELECT :group) AND f.topic = n.topic AND f.partition = n.partition
+  AND f.record_offset < n.until_offset
+"""
+
+# Attempts belong to what was decided before: another log, or records that were to be passed.
+DROP_FAILURES: Final = """
+DELETE FROM {s}failures AS f
+USING unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]))
+      AS n (topic, partition, next_offset)
+WHERE f.consumer_group = (SELECT :group) AND f.topic = n.topic AND f.partition = n.partition
+  AND NOT EXISTS (SELECT FROM {s}kafka_partitions AS p
+                  WHERE p.consumer_group = f.consumer_group AND p.topic = f.topic AND p.partition = f.partition
+                    AND p.next_offset = n.next_offset)
+"""
+
+RENAME_LETTERS: Final = "UPDATE {s}dead_letters SET consumer_group = :new WHERE consumer_group = :group"
+RENAME_FAILURES: Final = "UPDATE {s}failures SET consumer_group = :new WHERE consumer_group = :group"
+
+
+class LetterStatements:
+    """A session's part that implements `LetterSession`."""
+
+    _rows: Callable[..., list[Any]]
+    _run: Callable[..., int]
+    _is_utf8: Callable[[], bool]
+
+    def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
+        written = 0
+        with refusing_letters():
+            for part in _chunks(letters):
+                errors = self._error_columns(letter.error for letter in part)
+                written += self._run(WRITE_LETTERS, group=group, **_columns(part), **errors)
+        return written
+
+    def _error_columns(self, errors: Iterable[LetterError]) -> dict[str, list[str | None]]:
+        """The columns of errors, as any database can store them."""
+        clean = writable if self._is_utf8() else _ascii
+        listed = list(errors)
+        columns = {
+            "classes": [error.error_class for error in listed],
+            "sqlstates": [error.sqlstate for error in listed],
+            "tables": [error.table for error in listed],
+            "constraints": [error.constraint for error in listed],
+            "columns": [error.column for error in listed],
+            "texts": [error.text for error in listed],
+            "tracebacks": [error.traceback for error in listed],
+        }
+        return {name: [None if one is None else clean(one) for one in column] for name, column in columns.items()}
+
+    def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
+        return {
+            TopicPartition(row.topic, row.partition): row.record_offset
+            for row in self._rows(LETTERS_AHEAD, group=group)
+        }
+
+    def supersede(self, group: str, ranges: Mapping[TopicPartition, OffsetRange], *, actor: str) -> int:
+        return self._run(SUPERSEDE, group=group, actor=actor, froms=[r.from_ for r in ranges.values()], **_ends(ranges))
+
+    def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
+        self._run(ADOPT_LETTERS, group=group, topics=[*topic_ids], topic_ids=[*topic_ids.values()])
+
+    def failures(self, group: str) -> dict[tuple[TopicPartition, int], Failed]:
+        return {
+            (TopicPartition(row.topic, row.partition), row.record_offset): Failed(row.attempts, row.errors)
+            for row in self._rows(FAILURES, group=group)
+        }
+
+    def write_failures(self, group: str, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
+        self._run(
+            WRITE_FAILURES,
+            group=group,
+            **record_arrays(failures),
+            attempts=[one.attempts for one in failures.values()],
+            errors=[json.dumps(dict(one.errors)) for one in failures.values()],
+        )
+
+    def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        self._run(END_FAILURES, group=group, **_ends(ranges))
+
+    def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Delete the attempts of partitions whose stored offset will change."""
+        self._run(
+            DROP_FAILURES,
+            group=group,
+            topics=[tp.topic for tp in offsets],
+            partitions=[tp.partition for tp in offsets],
+            offsets=[*offsets.values()],
+        )
+
+
+def _ends(ranges: Mapping[TopicPartition, OffsetRange]) -> dict[str, object]:
+    return {
+        "topics": [tp.topic for tp in ranges],
+        "partitions": [tp.partition for tp in ranges],
+        "untils": [range_.until for range_ in ranges.values()],
+    }
+
+
+def _chunks(letters: Sequence[NewLetter]) -> Iterator[list[NewLetter]]:
+    part: list[NewLetter] = []
+    size = 0
+    for letter in letters:
+        length = _length(letter)
+        if part and size + length > _CHUNK:
+            yield part
+            part, size = [], 0
+        part.append(letter)
+        size += length
+    if part:
+        yield part
+
+
+def _length(letter: NewLetter) -> int:
+    payload = letter.payload
+    if payload is None:
+        return 0
+    headers = sum(len(name) + len(value or b"") for name, value in payload.headers or ())
+    return len(payload.key or b"") + len(payload.value or b"") + headers
+
+
+def _columns(letters: Sequence[NewLetter]) -> dict[str, object]:
+    """The columns of letters, but for their errors'."""
+    payloads = [letter.payload for letter in letters]
+    return {
+        **record_arrays((letter.topic_partition, letter.offset) for letter in letters),
+        "causes": [letter.cause for letter in letters],
+        "payloads": ["left out" if one is None else "kept" for one in payloads],
+        "keys": [one.key if one else None for one in payloads],
+        "values": [one.value if one else None for one in payloads],
+        "headers": [_headers(one.headers) if one else None for one in payloads],
+        "timestamps": [one.timestamp_ms if one else None for one in payloads],
+        "timestamp_types": [one.timestamp_type if one else None for one in payloads],
+        "attempts": [letter.attempts for letter in letters],
+        "sequences": [letter.sequence for letter in letters],
+        "trace_ids": [trace_id(one.headers) if one else None for one in payloads],
+    }
+
+
+def record_arrays(records: Iterable[tuple[TopicPartition, int]]) -> dict[str, object]:
+    """The arrays that name records: ``topics``, ``partitions`` and ``offsets``."""
+    listed = list(records)
+    return {
+        "topics": [tp.topic for tp, _ in listed],
+        "partitions": [tp.partition for tp, _ in listed],
+        "offsets": [offset for _, offset in listed],
+    }
+
+
+def _ascii(text: str) -> str:
+    """Escape other letters: which of them an encoding has is not ours to know, and a letter must be writable."""
+    return writable(text).encode("ascii", "backslashreplace").decode()
+
+
+def _headers(headers: Headers | None) -> str | None:
+    """Write headers as JSON: ``[[name, base64], …]``; jsonb can't hold a name with a NUL, which goes third, in base64.
+
+    Everything but ASCII is escaped, so that the connection's encoding does not matter.
+    """
+    if headers is None:
+        return None
+    return json.dumps([_header(name, None if value is None else _base64(value)) for name, value in headers])
+
+
+def _header(name: str, value: str | None) -> list[str | None]:
+    # Not in a database in another encoding than UTF-8 either, which has no escapes for most letters.
+    is_plain = name.isascii() and "\0" not in name
+    return [name, value] if is_plain else [None, value, _base64(name.encode("utf-8", "surrogatepass"))]
+
+
+def read_headers(headers: Sequence[Sequence[str | None]] | None) -> Headers | None:
+    """Read what `_headers` has written."""
+    if headers is None:
+        return None
+    return tuple(
+        (
+            name if name is not None else base64.b64decode(cast("str", third[0])).decode("utf-8", "surrogatepass"),
+            None if value is None else base64.b64decode(value),
+        )
+        for name, value, *third in headers
+    )
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()

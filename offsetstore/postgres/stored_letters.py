@@ -1,0 +1,434 @@
+"""Dead letters that are stored, on PostgreSQL: the statements, and what `StoredLetterSession` says of them.
+
+A value of 10 MB stays where it is, in the table's TOAST, unless a statement's result names its column: sorting and
+measuring it don't read it.
+"""
+
+# ruff: noqa: D102, S608 - the Protocol says what the methods do; statements are made of this file's constants alone
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from offsetstore.offsets import TopicPartition
+from offsetstore.postgres.errors import needing
+from offsetstore.postgres.letters import read_headers, record_arrays
+from offsetstore.protocol.letters import PAYLOADS, Letter, LetterError, LetterKey, Payload, PayloadState, State
+from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterFilter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from datetime import datetime
+
+    from offsetstore.offsets import OffsetRange
+    from offsetstore.protocol.stored_letters import FailedReplay, LetterCursor
+
+_SUMMARY: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.cause, l.payload, l.error_class,
+       l.sqlstate, l.table_name, l.constraint_name, l.column_name, l.attempts, l.times, l.sequence, l.forced,
+       l.trace_id, l.created_at, l.decided_at, l.actor, l.reason"""
+
+# Only where they are asked for: a dashboard's role may not read them.
+_CONTENTS: Final = ", l.key, l.value, l.headers, l.timestamp_ms, l.timestamp_type, l.error_text, l.traceback"
+
+_NO_SIZE: Final = ", 0 AS size"
+_SIZE: Final = """,
+       coalesce(octet_length(l.key), 0) + coalesce(octet_length(l.value), 0) + coalesce(pg_column_size(l.headers), 0)
+       AS size"""
+
+_FITS: Final = """(CAST(:cause AS text) IS NULL OR l.cause = CAST(:cause AS text))
+  AND (CAST(:topic AS text) IS NULL OR l.topic = CAST(:topic AS text))
+  AND (CAST(:partition AS integer) IS NULL OR l.partition = CAST(:partition AS integer))
+  AND (CAST(:error_class AS text) IS NULL OR l.error_class = CAST(:error_class AS text))
+  AND (CAST(:sqlstate AS text) IS NULL OR coalesce(l.sqlstate, '') = CAST(:sqlstate AS text))
+  AND (CAST(:table AS text) IS NULL OR coalesce(l.table_name, '') = CAST(:table AS text))
+  AND (CAST(:constraint AS text) IS NULL OR coalesce(l.constraint_name, '') = CAST(:constraint AS text))
+  AND (CAST(:column AS text) IS NULL OR coalesce(l.column_name, '') = CAST(:column AS text))"""
+
+# The order in which letters are locked and replayed.
+_KEY: Final = 'l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"'
+_NEWEST: Final = "l.created_at DESC, l.topic DESC, l.partition DESC, l.record_offset DESC, l.topic_id DESC"
+
+# Of the first letters, one more than asked for, keeps those that fit into the bytes, and at least one; ``more`` tells
+# whether there are others.
+_WITHIN: Final = """
+SELECT * FROM (
+SELECT l.*, row_number() OVER ordered AS number, sum(l.size) OVER ordered AS bytes, count(*) OVER () AS found
+FROM (%s) AS l
+WINDOW ordered AS (ORDER BY %s)) AS measured
+WHERE number = 1 OR (number <= CAST(:limit AS bigint) AND (CAST(:max_bytes AS bigint) IS NULL OR bytes <= :max_bytes))
+ORDER BY number
+"""
+
+# One scan of the index for each state, which ends after a page: an index on all states would be a second one, and a
+# condition on several states would read all their letters.
+_LIST: Final = """
+SELECT l.* FROM unnest(CAST(:states AS text[])) AS asked (state)
+CROSS JOIN LATERAL (
+SELECT %s FROM {s}dead_letters AS l
+WHERE l.consumer_group = :group AND l.state = asked.state
+  AND (l.created_at, l.topic, l.partition, l.record_offset, l.topic_id)
+      < (coalesce(CAST(:after_at AS timestamptz), 'infinity'), CAST(:after_topic AS text),
+         CAST(:after_partition AS integer), CAST(:after_offset AS bigint), CAST(:after_topic_id AS text))
+  AND %s
+ORDER BY %s
+LIMIT CAST(:limit AS bigint) + 1) AS l
+ORDER BY %s
+LIMIT CAST(:limit AS bigint) + 1"""
+
+
+def _list(columns: str) -> str:
+    return _WITHIN % (_LIST % (columns, _FITS, _NEWEST, _NEWEST), _NEWEST)
+
+
+LIST_LETTERS: Final = _list(_SUMMARY + _NO_SIZE)
+LIST_LETTERS_WITH_CONTENTS: Final = _list(_SUMMARY + _CONTENTS + _SIZE)
+
+# Without a topic's id, the newest letter of the record. ``n`` are the keys.
+_NAMED: Final = """l.topic = n.topic AND l.partition = n.partition AND l.record_offset = n.record_offset
+  AND (l.topic_id = n.topic_id
+       OR n.topic_id IS NULL
+          AND NOT EXISTS (SELECT FROM {s}dead_letters AS o
+                          WHERE o.consumer_group = l.consumer_group AND o.topic = l.topic
+                            AND o.partition = l.partition AND o.record_offset = l.record_offset
+                            AND (o.created_at, o.topic_id) > (l.created_at, l.topic_id)))"""
+_KEYS: Final = """unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
+            CAST(:topic_ids AS text[])) AS n (topic, partition, record_offset, topic_id)"""
+
+LETTER: Final = f"""
+SELECT {_SUMMARY}{_CONTENTS}
+FROM {{s}}dead_letters AS l
+JOIN {_KEYS} ON {_NAMED}
+WHERE l.consumer_group = (SELECT :group)
+"""
+
+COUNT_LETTERS: Final = """
+SELECT state, count(*) AS count FROM {s}dead_letters
+WHERE consumer_group = :group AND state = ANY (CAST(:states AS text[]))
+GROUP BY state
+"""
+
+LETTER_ERRORS: Final = f"""
+SELECT * FROM (
+SELECT DISTINCT ON (l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name)
+       l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name,
+       count(*) OVER same AS count, min(l.created_at) OVER same AS first_at, max(l.created_at) OVER same AS last_at,
+       l.topic, l.partition, l.record_offset, l.topic_id
+FROM {{s}}dead_letters AS l
+WHERE l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[])) AND {_FITS}
+WINDOW same AS (PARTITION BY l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name)
+ORDER BY l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name, {_NEWEST}) AS errors
+ORDER BY count DESC, last_at DESC
+LIMIT :limit
+"""
+
+COUNT_REPLAYED: Final = """
+SELECT count(*) AS count
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
+            CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
+JOIN {s}kafka_partitions AS p
+  ON p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition
+JOIN {s}dead_letters AS l
+  ON l.consumer_group = p.consumer_group AND l.topic = p.topic AND l.partition = p.partition
+ AND l.record_offset >= n.from_offset AND l.record_offset < n.until_offset
+ AND l.topic_id IN ('', coalesce(p.topic_id, l.topic_id))
+WHERE l.state = 'replayed'
+"""
+
+_CHOSEN: Final = "l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.payload, l.forced, l.times, l.attempts"
+_PAYLOAD: Final = "l.payload = ANY (CAST(:payloads AS text[]))"
+
+CHOOSE_FITTING: Final = f"""
+SELECT {_CHOSEN}
+FROM {{s}}dead_letters AS l
+WHERE l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[])) AND {_PAYLOAD} AND {_FITS}
+ORDER BY {_KEY}
+LIMIT :limit
+"""
+
+CHOOSE_NAMED: Final = f"""
+SELECT {_CHOSEN}
+FROM {{s}}dead_letters AS l
+JOIN {_KEYS} ON {_NAMED}
+WHERE l.consumer_group = (SELECT :group) AND {_PAYLOAD}
+ORDER BY {_KEY}
+LIMIT :limit
+"""
+
+LOCK_FITTING: Final = CHOOSE_FITTING + "FOR UPDATE OF l\n"
+LOCK_NAMED: Final = CHOOSE_NAMED + "FOR UPDATE OF l\n"
+
+COUNT_WITHOUT_PAYLOAD: Final = f"""
+SELECT count(*) AS count FROM {{s}}dead_letters AS l
+WHERE l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[])) AND l.payload <> 'kept' AND {_FITS}
+"""
+
+_EXACTLY: Final = """l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
+  AND l.record_offset = n.record_offset AND l.topic_id = n.topic_id"""
+
+# The caller has locked them, in their order.
+DECIDE_LETTERS: Final = f"""
+UPDATE {{s}}dead_letters AS l
+SET state = :state, forced = :forced, decided_at = clock_timestamp(), actor = :actor, reason = :reason
+FROM {_KEYS}
+WHERE {_EXACTLY}
+"""
+
+# The digest goes too: who knows a key can tell that a letter was its.
+ERASE_LETTERS: Final = f"""
+UPDATE {{s}}dead_letters AS l
+SET payload = 'erased', key = NULL, value = NULL, headers = NULL, error_text = NULL, traceback = NULL, sequence = NULL
+FROM {_KEYS}
+WHERE {_EXACTLY}
+"""
+
+# ``created_at`` is in the index, and never later than ``decided_at``.
+_PRUNABLE: Final = """l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))
+  AND l.created_at < :before AND l.decided_at < :before"""
+
+COUNT_PRUNABLE: Final = f"SELECT count(*) AS count FROM {{s}}dead_letters AS l WHERE {_PRUNABLE}"
+
+PRUNE_LETTERS: Final = f"""
+DELETE FROM {{s}}dead_letters WHERE ctid = ANY (ARRAY(
+SELECT l.ctid FROM {{s}}dead_letters AS l
+WHERE {_PRUNABLE}
+ORDER BY {_KEY}
+LIMIT :limit
+FOR UPDATE OF l))
+"""
+
+HAS_REQUESTED: Final = """
+SELECT EXISTS (SELECT FROM {s}dead_letters WHERE consumer_group = :group AND state = 'requested')
+"""
+
+# A sequence is a key of one topic, and ends with it: `e` of a topic that was deleted since keeps nothing waiting.
+REQUESTED_LETTERS: Final = _WITHIN % (
+    f"""
+SELECT {_SUMMARY}{_CONTENTS}{_SIZE}
+FROM {{s}}dead_letters AS l
+WHERE l.consumer_group = :group AND l.state = 'requested' AND l.topic = ANY (CAST(:topics AS text[]))
+  AND EXISTS (SELECT FROM {{s}}kafka_partitions AS p
+              WHERE p.consumer_group = l.consumer_group AND p.topic = l.topic AND p.partition = l.partition
+                AND (l.record_offset < p.next_offset OR l.topic_id NOT IN ('', coalesce(p.topic_id, l.topic_id))))
+  AND NOT EXISTS (SELECT FROM {{s}}dead_letters AS e
+                  WHERE e.consumer_group = l.consumer_group AND e.sequence = l.sequence
+                    AND e.record_offset < l.record_offset AND e.state = 'dead'
+                    AND (e.topic_id = l.topic_id OR '' IN (e.topic_id, l.topic_id)))
+ORDER BY {_KEY}
+LIMIT CAST(:limit AS bigint) + 1""",
+    _KEY,
+)
+
+MARK_REPLAYED: Final = f"""
+UPDATE {{s}}dead_letters AS l SET state = 'replayed', decided_at = clock_timestamp(), actor = :actor
+FROM {_KEYS}
+WHERE {_EXACTLY} AND l.state = 'requested'
+"""
+
+RETURN_LETTERS: Final = f"""
+UPDATE {{s}}dead_letters AS l
+SET state = 'dead', attempts = l.attempts + 1, forced = false, cause = coalesce(n.cause, l.cause),
+    error_class = n.error_class, sqlstate = n.sqlstate, table_name = n.table_name, constraint_name = n.constraint_name,
+    column_name = n.column_name, error_text = n.error_text, traceback = n.traceback,
+    decided_at = clock_timestamp(), actor = :actor, reason = 'the replay failed'
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
+            CAST(:topic_ids AS text[]), CAST(:causes AS text[]), CAST(:classes AS text[]), CAST(:sqlstates AS text[]),
+            CAST(:tables AS text[]), CAST(:constraints AS text[]), CAST(:columns AS text[]), CAST(:texts AS text[]),
+            CAST(:tracebacks AS text[]))
+     AS n (topic, partition, record_offset, topic_id, cause, error_class, sqlstate, table_name, constraint_name,
+           column_name, error_text, traceback)
+WHERE {_EXACTLY} AND l.state = 'requested'
+"""
+
+OPEN_SEQUENCES: Final = """
+SELECT l.sequence, min(l.record_offset) AS record_offset
+FROM {s}dead_letters AS l
+JOIN {s}kafka_partitions AS p
+  ON p.consumer_group = l.consumer_group AND p.topic = l.topic AND p.partition = l.partition
+ AND l.record_offset < p.next_offset AND l.topic_id IN ('', coalesce(p.topic_id, l.topic_id))
+WHERE l.consumer_group = :group AND l.sequence IS NOT NULL AND l.state IN ('dead', 'requested')
+GROUP BY l.sequence
+"""
+
+
+class StoredLetterStatements:
+    """A session's part that implements `StoredLetterSession`."""
+
+    _rows: Callable[..., list[Any]]
+    _one: Callable[..., Any]
+    _run: Callable[..., int]
+    _error_columns: Callable[[Iterable[LetterError]], dict[str, list[str | None]]]
+
+    def letters(
+        self, group: str, which: LetterFilter, *, after: LetterCursor | None, limit: int, max_bytes: int | None
+    ) -> tuple[list[Letter], bool]:
+        at, topic, partition, offset, topic_id = after or (None,) * 5
+        with needing("read the contents of dead letters"):
+            rows = self._rows(
+                LIST_LETTERS if max_bytes is None else LIST_LETTERS_WITH_CONTENTS,
+                group=group,
+                after_at=at,
+                after_topic=topic,
+                after_partition=partition,
+                after_offset=offset,
+                after_topic_id=topic_id,
+                limit=limit,
+                max_bytes=max_bytes,
+                **_fitting(which),
+            )
+        return [_letter(row, contents=max_bytes is not None) for row in rows], bool(rows) and rows[0].found > len(rows)
+
+    def letter(self, group: str, key: LetterKey) -> Letter | None:
+        with needing("read the contents of dead letters"):
+            rows = self._rows(LETTER, group=group, **_named([key]))
+        return next((_letter(row, contents=True) for row in rows), None)
+
+    def count_letters(self, group: str, states: Collection[State] = STATES) -> dict[State, int]:
+        return {row.state: row.count for row in self._rows(COUNT_LETTERS, group=group, states=[*states])}
+
+    def letter_errors(self, group: str, which: LetterFilter, *, limit: int) -> list[ErrorGroup]:
+        return [
+            ErrorGroup(
+                row.cause,
+                row.error_class,
+                row.sqlstate,
+                row.table_name,
+                row.constraint_name,
+                row.column_name,
+                row.count,
+                row.first_at,
+                row.last_at,
+                _key(row),
+            )
+            for row in self._rows(LETTER_ERRORS, group=group, limit=limit, **_fitting(which))
+        ]
+
+    def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+        return self._one(
+            COUNT_REPLAYED,
+            group=group,
+            topics=[tp.topic for tp in ranges],
+            partitions=[tp.partition for tp in ranges],
+            froms=[range_.from_ for range_ in ranges.values()],
+            untils=[range_.until for range_ in ranges.values()],
+        ).count
+
+    def choose_letters(
+        self,
+        group: str,
+        which: LetterFilter | Collection[LetterKey],
+        *,
+        limit: int,
+        payloads: Collection[PayloadState] = PAYLOADS,
+        lock: bool = False,
+    ) -> dict[LetterKey, ChosenLetter]:
+        if isinstance(which, LetterFilter):
+            statement, values = LOCK_FITTING if lock else CHOOSE_FITTING, _fitting(which)
+        else:
+            statement, values = LOCK_NAMED if lock else CHOOSE_NAMED, _named(which)
+        return {
+            _key(row): ChosenLetter(row.state, row.payload, row.forced, row.times, row.attempts)
+            for row in self._rows(statement, group=group, limit=limit, payloads=[*payloads], **values)
+        }
+
+    def count_without_payload(self, group: str, which: LetterFilter) -> int:
+        return self._one(COUNT_WITHOUT_PAYLOAD, group=group, **_fitting(which)).count
+
+    def decide_letters(
+        self, group: str, keys: Collection[LetterKey], state: State, *, actor: str, reason: str, forced: bool = False
+    ) -> None:
+        self._run(DECIDE_LETTERS, group=group, state=state, actor=actor, reason=reason, forced=forced, **_named(keys))
+
+    def erase_letters(self, group: str, keys: Collection[LetterKey]) -> None:
+        self._run(ERASE_LETTERS, group=group, **_named(keys))
+
+    def count_prunable(self, group: str, states: Collection[State], before: datetime) -> int:
+        return self._one(COUNT_PRUNABLE, group=group, states=[*states], before=before).count
+
+    def prune_letters(self, group: str, states: Collection[State], before: datetime, *, limit: int) -> int:
+        with needing("delete dead letters"):
+            return self._run(PRUNE_LETTERS, group=group, states=[*states], before=before, limit=limit)
+
+    def has_requested(self, group: str) -> bool:
+        return self._one(HAS_REQUESTED, group=group)[0]
+
+    def requested_letters(self, group: str, topics: Collection[str], *, limit: int, max_bytes: int) -> list[Letter]:
+        rows = self._rows(REQUESTED_LETTERS, group=group, topics=[*topics], limit=limit, max_bytes=max_bytes)
+        return [_letter(row, contents=True) for row in rows]
+
+    def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
+        return self.choose_letters(group, keys, limit=len(keys), lock=True)
+
+    def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
+        return self._run(MARK_REPLAYED, group=group, actor=actor, **_named(keys))
+
+    def return_letters(self, group: str, failed: Mapping[LetterKey, FailedReplay], *, actor: str) -> int:
+        return self._run(
+            RETURN_LETTERS,
+            group=group,
+            actor=actor,
+            causes=[one.cause for one in failed.values()],
+            **self._error_columns(one.error for one in failed.values()),
+            **_named(failed),
+        )
+
+    def open_sequences(self, group: str) -> dict[bytes, int]:
+        return {bytes(row.sequence): row.record_offset for row in self._rows(OPEN_SEQUENCES, group=group)}
+
+
+def _fitting(which: LetterFilter) -> dict[str, object]:
+    return {
+        "states": [*(which.states or STATES)],
+        "cause": which.cause,
+        "topic": which.topic,
+        "partition": which.partition,
+        "error_class": which.error_class,
+        "sqlstate": which.sqlstate,
+        "table": which.table,
+        "constraint": which.constraint,
+        "column": which.column,
+    }
+
+
+def _named(keys: Collection[LetterKey]) -> dict[str, object]:
+    listed = list(keys)
+    return {
+        **record_arrays((key.topic_partition, key.offset) for key in listed),
+        "topic_ids": [key.topic_id for key in listed],
+    }
+
+
+def _key(row: Any) -> LetterKey:
+    return LetterKey(TopicPartition(row.topic, row.partition), row.record_offset, row.topic_id)
+
+
+def _letter(row: Any, *, contents: bool) -> Letter:
+    is_kept = contents and row.payload == "kept"
+    return Letter(
+        TopicPartition(row.topic, row.partition),
+        row.record_offset,
+        row.topic_id,
+        row.state,
+        row.cause,
+        LetterError(
+            row.error_class,
+            (row.error_text or "") if contents else "",
+            row.sqlstate,
+            row.table_name,
+            row.constraint_name,
+            row.column_name,
+            row.traceback if contents else None,
+        ),
+        row.attempts,
+        row.times,
+        row.sequence,
+        Payload(row.key, row.value, read_headers(row.headers), row.timestamp_ms, row.timestamp_type)
+        if is_kept
+        else None,
+        row.payload,
+        forced=row.forced,
+        trace_id=row.trace_id,
+        created_at=row.created_at,
+        decided_at=row.decided_at,
+        actor=row.actor,
+        reason=row.reason,
+    )

@@ -1,0 +1,145 @@
+"""What a job does with records that can't be written: try them again, keep them as dead letters, skip them, or stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+
+from offsetstore.errors import ConfigurationError, RowsRefused
+from offsetstore.protocol.letters import LetterError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.offsets import TopicPartition
+
+Keep: TypeAlias = Literal["all", "coordinates"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed attempt at a record.
+
+    :param attempt: its number, from 1.
+    :param errors: how often each error was seen so far, this time included, by SQLSTATE, or by the error's class.
+    :param error: the last one.
+    """
+
+    topic_partition: TopicPartition
+    offset: int
+    attempt: int
+    errors: Mapping[str, int]
+    error: RowsRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try the record again, after so many seconds; by default after those of the store's `Retries`."""
+
+    after: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.after is not None and not 0 <= self.after < math.inf:
+            raise ConfigurationError("after must be 0 or more seconds", found=self.after, expected="a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Pass over the record without a letter; the group's history gets a line with the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Keep the record as a dead letter, and pass over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the query with the record's error."""
+
+
+Choice: TypeAlias = Retry | Skip | DeadLetter | Stop
+Strategy: TypeAlias = Callable[[Failure], Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """How a sink handles records that can't be written; see docs/dead-letters.md.
+
+    A record that ``transform`` rejects, and a value that can never fit, become letters at once. What the database
+    refuses is tried again first.
+
+    :param max_retries: how often a record is tried again before it becomes a letter.
+    :param independent: count the attempts of each record by itself. By default those of a partition add up, until it
+        moves on: three bad records and one retry each are three retries.
+    :param strategy: decides after each failed attempt, in place of ``max_retries``.
+    :param sequence: ``"key"``: later records of a dead record's key wait behind it, as letters too, and are replayed in
+        order.
+    :param limit: with more letters in a batch, the query ends with `TooManyLetters`: that is a bug or an outage.
+    :param seconds: how long the database may be searched for bad records, under the offsets' lock, before the batch is
+        halved.
+    :param keep: ``"coordinates"``: without key, value and headers. Such a letter can't be replayed.
+    :raises ConfigurationError: a value is invalid.
+    """
+
+    max_retries: int = 3
+    independent: bool = False
+    strategy: Strategy | None = None
+    sequence: Literal["key"] | None = None
+    limit: int = 10_000
+    seconds: float = 60.0
+    keep: Keep = "all"
+
+    def __post_init__(self) -> None:
+        if self.max_retries < 0:
+            raise ConfigurationError("max_retries must be 0 or more", found=self.max_retries)
+        if self.limit < 1:
+            raise ConfigurationError("limit must be 1 or more letters", found=self.limit)
+        if not 0 < self.seconds < math.inf:
+            raise ConfigurationError("seconds must be more than 0", found=self.seconds, expected="a finite number")
+        if self.sequence not in {None, "key"}:
+            raise ConfigurationError('sequence must be "key" or None', found=repr(self.sequence))
+        if self.keep not in get_args(Keep):
+            raise ConfigurationError('keep must be "all" or "coordinates"', found=repr(self.keep))
+        if self.strategy is not None and not callable(self.strategy):
+            raise ConfigurationError("strategy must be a function of a Failure", found=repr(self.strategy))
+
+    def decide(self, failure: Failure) -> Choice:
+        """Decide what to do after a failed attempt.
+
+        :raises ConfigurationError: the strategy returned none of the four.
+        """
+        if self.strategy is None:
+            return Retry() if failure.attempt <= self.max_retries else DeadLetter()
+        decision = self.strategy(failure)
+        if not isinstance(cast("object", decision), (Retry, Skip, DeadLetter, Stop)):
+            raise ConfigurationError(
+                "the strategy did not decide",
+                found=repr(decision),
+                expected="Retry(), Skip(reason), DeadLetter() or Stop()",
+            )
+        return decision
+
+
+def name_of(error: RowsRefused) -> str:
+    """The name by which errors are counted."""
+    return error.sqlstate or type(error).__name__
+
+
+def described(error: RowsRefused) -> LetterError:
+    """What a letter keeps of a refusal; none of it quotes a value."""
+    text = error.what if error.found is None else f"{error.what}; found: {error.found}"
+    if error.expected is not None:
+        text += f"; expected: {error.expected}"
+    return LetterError(
+        type(error).__name__,
+        text,
+        sqlstate=error.sqlstate,
+        table=error.table,
+        constraint=error.constraint,
+        column=error.column,
+    )

@@ -1,0 +1,348 @@
+"""Discovery: which records of a refused batch the database refuses, by writing parts of it and rolling them back.
+
+A record is dead if it was refused, alone, on top of everything that was accepted. `sweep` decides what is tried and in
+which order; it needs no database. `discover` gives it one: all tries are made under the locks of the offsets, in one
+transaction that is always rolled back. See docs/decisions/0036.
+
+`isolate` finds one record, for jobs without dead letters.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import deque
+from contextlib import suppress
+from itertools import chain
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from offsetstore.errors import RowsRefused
+from offsetstore.processing.cycle import lock_as_planned
+from offsetstore.processing.isolate import is_of_records
+from offsetstore.protocol import failpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+
+    from offsetstore.processing.plan import Decisions
+    from offsetstore.protocol.work import Work
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.transaction import Transaction
+
+Unit: TypeAlias = "tuple[int, ...]"
+"""The numbers of records that stay together, ascending."""
+
+MOST_KEPT: Final = 48
+"""Savepoints that are kept at once. With more than 64 in a transaction, all of the server's snapshots get slower."""
+
+_ALL_REFUSED: Final = 10
+"""If so many records are tried, and none is accepted, the records are not to blame."""
+_TRIES_DOWN_TO_A_64TH: Final = 2 * 64 - 1
+_SAMPLE: Final = 16
+_CERTAINLY_TOO_MANY: Final = 1000
+
+_ALONE: Final = object()
+
+_log = logging.getLogger(__name__)
+
+
+class DiscoveryEnded(Exception):
+    """Discovery ended without a result, and blames no record; halve the batch, and discover in each half."""
+
+
+class NothingAccepted(Exception):
+    """No record was accepted, of ten or more, so it is a bug or an outage.
+
+    :param refused: one of the refusals.
+    """
+
+    def __init__(self, refused: RowsRefused) -> None:
+        super().__init__("no record was accepted")
+        self.refused = refused
+
+
+class TooManyRefused(Exception):
+    """More records than allowed were refused.
+
+    :param refused: one of the refusals.
+    """
+
+    def __init__(self, limit: int, refused: RowsRefused) -> None:
+        super().__init__(f"more than {limit} records were refused")
+        self.refused = refused
+
+
+class Trials(Protocol):
+    """What `sweep` tries records with. Errors other than a record's refusal pass."""
+
+    def accept(self, records: Sequence[int]) -> RowsRefused | None:
+        """Write the records on top of all that was accepted, and keep them; if refused, undo it and return why."""
+        ...
+
+    def probe(self, records: Sequence[int]) -> RowsRefused | None:
+        """Do the same, but undo it in any case."""
+        ...
+
+
+def units_of(records: Sequence[int], keys: Mapping[int, Hashable]) -> list[Unit]:
+    """Put records of one key together, in the order of their first records. ``None`` is no key."""
+    units: dict[Hashable, list[int]] = {}
+    for record in records:
+        key = keys.get(record)
+        units.setdefault((_ALONE, record) if key is None else key, []).append(record)
+    return [tuple(unit) for unit in units.values()]
+
+
+def sweep(
+    units: Sequence[Unit],
+    trials: Trials,
+    *,
+    limit: int | None,
+    suspects: Collection[int] = (),
+    check: Callable[[], None] = lambda: None,
+) -> dict[int, RowsRefused]:
+    """Find the dead among the records, from all of them at once to halves, quarters and single ones.
+
+    The sum of accepted parts grows, and never shrinks: a larger part that was refused is not tried again as such, since
+    its halves are. Units are tried until nothing more is accepted; only those that are still refused are then split.
+
+    :param units: in order of their first records.
+    :param suspects: records that were refused before. The others are tried first, all at once, and then each of these:
+        a second search needs hardly more tries than there are bad records.
+    :param limit: how many may be dead; ``None`` for all of them: they are known to be bad, and each is tried alone.
+    :param check: called before each try; what it raises passes.
+    :return: the dead in ascending order, each with its last refusal: after it nothing was accepted any more.
+    :raises NothingAccepted: of ten or more records none was accepted. If no 64th of them was accepted, sixteen single
+        ones tell, which are chosen by chance, but the same each time.
+    :raises TooManyRefused: more than ``limit`` are dead. If as many single ones are refused in a row, and more than
+        1,000, the rest is not tried.
+    """
+    return _Sweep(units, trials, limit, check).run(frozenset(suspects))
+
+
+class _Sweep:
+    def __init__(self, units: Sequence[Unit], trials: Trials, limit: int | None, check: Callable[[], None]) -> None:
+        self._units = units
+        self._trials = trials
+        self._limit = limit
+        self._check = check
+        self._refusals: dict[int, RowsRefused] = {}
+        """The last refusal of each record that was tried alone."""
+        self._in_a_row = 0
+        """How many different single records were refused since a part was accepted."""
+        self._tries = 0
+        self._has_accepted = False
+
+    def run(self, suspects: frozenset[int]) -> dict[int, RowsRefused]:
+        others = [unit for unit in self._units if suspects.isdisjoint(unit)]
+        suspected = [[unit] for unit in self._units if not suspects.isdisjoint(unit)]
+        refused = self._until_nothing_is_accepted(self._down_to_one([others, *suspected]))
+        if any(len(unit) > 1 for unit in refused):
+            singles = [unit for unit in refused if len(unit) == 1]
+            keys = [[(record,) for record in unit] for unit in refused if len(unit) > 1]
+            singles += self._down_to_one([half for key in keys for half in _halves(key)])
+            refused = self._until_nothing_is_accepted(sorted(singles))
+        dead = {record: self._refusals[record] for (record,) in sorted(refused)}
+        if self._limit is None:
+            return dead
+        if len(dead) >= _ALL_REFUSED and not self._has_accepted:
+            raise NothingAccepted(next(iter(dead.values())))
+        if len(dead) > self._limit:
+            raise TooManyRefused(self._limit, next(iter(dead.values())))
+        return dead
+
+    def _down_to_one(self, parts: Sequence[Sequence[Unit]]) -> list[Unit]:
+        """Try parts of several units, the largest first, and halve those that are refused; return what is left.
+
+        These are single units, which have not been tried since they were single.
+        """
+        waiting = [part for part in parts if part]
+        while (largest := max(map(len, waiting), default=1)) > 1:
+            now = [part for part in waiting if 2 * len(part) > largest]  # the halves of an odd number differ by one
+            waiting = [part for part in waiting if 2 * len(part) <= largest]
+            for part in now:
+                if not self._accepts(part):
+                    waiting += _halves(part)
+            waiting.sort(key=lambda part: part[0])
+        return [unit for [unit] in waiting]
+
+    def _until_nothing_is_accepted(self, units: Iterable[Unit]) -> list[Unit]:
+        """Try the units in turn, again and again; return those that were refused on top of all that is accepted."""
+        waiting = deque(units)
+        refused_in_turn = self._in_a_row = 0
+        while refused_in_turn < len(waiting):
+            unit = waiting.popleft()
+            if self._accepts([unit]):
+                refused_in_turn = 0
+            else:
+                waiting.append(unit)
+                refused_in_turn += 1
+        return list(waiting)
+
+    def _accepts(self, part: Sequence[Unit]) -> bool:
+        self._check()
+        records = sorted(chain.from_iterable(part))
+        self._tries += 1
+        refused = self._trials.accept(records)
+        if refused is None:
+            self._has_accepted, self._in_a_row = True, 0
+            return True
+        if len(records) == 1:
+            self._refusals[records[0]] = refused
+            self._in_a_row += 1
+            if self._limit is not None and self._in_a_row > max(self._limit, _CERTAINLY_TOO_MANY):
+                raise TooManyRefused(self._limit, refused)
+        if self._limit is not None and self._tries == _TRIES_DOWN_TO_A_64TH and not self._has_accepted:
+            self._sample()
+        return False
+
+    def _sample(self) -> None:
+        """Try single records; if all of them are refused too, no further one is tried."""
+        records = sorted(chain.from_iterable(self._units))
+        chosen = random.Random(0).sample(records, _SAMPLE)  # noqa: S311 - not a secret
+        refused: RowsRefused | None = None
+        for record in sorted(chosen):
+            self._check()
+            refused = self._trials.probe([record])
+            if refused is None:
+                return
+        if refused is not None:
+            raise NothingAccepted(refused)
+
+
+def _halves(part: Sequence[Unit]) -> list[Sequence[Unit]]:
+    middle = len(part) // 2
+    return [part[:middle], part[middle:]]
+
+
+def discover(
+    claim: Claim,
+    decisions: Decisions,
+    records: Sequence[int],
+    keys: Mapping[int, Hashable],
+    write: Callable[[Work, Sequence[int]], object],
+    *,
+    seconds: float,
+    limit: int | None,
+    suspects: Collection[int] = (),
+    check: Callable[[], None] = lambda: None,
+) -> dict[int, RowsRefused]:
+    """Find the records that the database refuses. Nothing is written for good; the offsets are locked meanwhile.
+
+    :param decisions: of the batch's plan.
+    :param records: the numbers of those that make rows, ascending: the order in which they are written. A record
+        without rows would be accepted, and seem to show that not all are refused.
+    :param keys: records of one key stay together until that key alone is refused; one without a key is alone.
+    :param write: writes all rows of the given records, in all outputs; it raises `RowsRefused` if they are refused.
+    :param seconds: no further part is tried after this time, nor after half of the role's ``transaction_timeout``.
+    :param limit: how many may be dead; ``None`` for all of them, see `sweep`.
+    :param suspects: records that were refused before; see `sweep`.
+    :param check: called before each try; raises if the query is being stopped.
+    :return: the dead, each with its refusal when it was tried alone, on top of everything that was accepted. Empty if
+        the refusal did not recur.
+    :raises DiscoveryEnded: the time is up, or rows that were accepted are refused when they are written again.
+    :raises NothingAccepted, TooManyRefused: see `sweep`.
+    :raises StaleClaim, PlanOutdated: as a batch's transaction does.
+    :raises OffsetStoreError: any other error, also a `RowsRefused` that no record can cause; no record is to blame.
+        A claim that takes over ends the connection: then it is `TransactionLost`, and the next transaction finds out.
+    """
+    if not records:
+        return {}
+    began = time.monotonic()
+    dead: dict[int, RowsRefused] = {}
+    _log.warning("looking for the refused ones among %d records", len(records))
+    with suppress(_RollBack), claim.transaction() as tx:
+        lock_as_planned(tx, decisions)
+        trials = KeptTrials(tx, write)
+        if trials.transaction_timeout is not None:
+            seconds = min(seconds, trials.transaction_timeout / 2)
+        deadline = began + seconds
+
+        def proceed() -> None:
+            check()
+            if time.monotonic() >= deadline:
+                raise DiscoveryEnded("the time is up")
+
+        try:
+            dead = sweep(units_of(records, keys), trials, limit=limit, suspects=suspects, check=proceed)
+        finally:
+            took = time.monotonic() - began
+            _log.warning("tried %d parts in %.1f s, of which %d were accepted", trials.tried, took, trials.accepted)
+        raise _RollBack
+    return dead
+
+
+class _RollBack(Exception):
+    """Rolls the transaction back."""
+
+
+class KeptTrials:
+    """Trials on a database: what is accepted is kept in a savepoint of its own.
+
+    Savepoint n has n accepted parts below it. They are nested and not released: a released one would go on counting
+    towards the 64 that PostgreSQL remembers.
+
+    :param tx: has locked its partitions; it must be rolled back at the end.
+    """
+
+    def __init__(self, tx: Transaction, write: Callable[[Work, Sequence[int]], object]) -> None:
+        self.tried = 0
+        self.accepted = 0
+        self._tx = tx
+        self._write = write
+        self._savepoints = tx.trials()
+        self.transaction_timeout = self._savepoints.begin_trials()
+        self._kept: list[list[Sequence[int]]] = []
+        """The records of each savepoint's writes; only `_fold` makes several writes in one."""
+
+    def accept(self, records: Sequence[int]) -> RowsRefused | None:
+        """See `Trials`."""
+        self.tried += 1
+        refused = self._keep([records])
+        if refused is None:
+            self.accepted += 1
+            failpoints.reach("in_discovery")
+            if len(self._kept) == MOST_KEPT:
+                self._fold()
+        return refused
+
+    def probe(self, records: Sequence[int]) -> RowsRefused | None:
+        """See `Trials`."""
+        self.tried += 1
+        refused = self._keep([records])
+        if refused is None:
+            self._kept.pop()
+            self._savepoints.rollback_to(len(self._kept))
+        return refused
+
+    def _keep(self, writes: list[Sequence[int]]) -> RowsRefused | None:
+        kept = len(self._kept)
+        try:
+            for records in writes:
+                self._write(self._tx, records)
+            self._savepoints.check_and_save(kept + 1)
+        except RowsRefused as refused:
+            if not is_of_records(refused):
+                raise
+            self._savepoints.rollback_to(kept)
+            return refused
+        self._kept.append(writes)
+        return None
+
+    def _fold(self) -> None:
+        """Roll back the newest of what is kept, a quarter or more, and write it as one.
+
+        An older part is left where it is if it has more records than all newer ones: so no record is written again and
+        again. In the records' order they may be refused, although they were accepted in another one (a withdrawal
+        before its deposit); then they are written in that.
+        """
+        sizes = [sum(map(len, writes)) for writes in self._kept]
+        first = MOST_KEPT * 3 // 4
+        while first and sizes[first - 1] <= sum(sizes[first:]):
+            first -= 1
+        newer = list(chain.from_iterable(self._kept[first:]))
+        del self._kept[first:]
+        self._savepoints.rollback_to(first)
+        if self._keep([sorted(chain.from_iterable(newer))]) is not None and self._keep(newer) is not None:
+            raise DiscoveryEnded("rows that were accepted are refused when they are written again")

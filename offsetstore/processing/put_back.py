@@ -1,0 +1,322 @@
+"""Put dead letters back: a replay is a batch of no length, through the same transform and writers.
+
+It locks the letters' partitions, writes the rows, marks the letters, and advances by nothing, so that the rows of the
+partitions show its transaction if the answer to COMMIT is lost. Only letters below the stored offset are replayed: the
+records of others are read by the job itself. A letter waits for all open letters of its key before it.
+
+A request never ends the job: what can't be written is dead again, with its new error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from offsetstore.errors import RowsRefused
+from offsetstore.offsets import OffsetRange
+from offsetstore.processing.cycle import write_all
+from offsetstore.processing.dead_letters import described
+from offsetstore.processing.discovery import DiscoveryEnded, discover
+from offsetstore.processing.isolate import is_of_records
+from offsetstore.processing.pause import is_paused
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.recovery import CarefulPart, Halve
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.events import LettersReplayed
+from offsetstore.protocol.letters import LetterError
+from offsetstore.protocol.replay import decide
+from offsetstore.protocol.stored_letters import FailedReplay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.processing.dead_letters import DeadLetters
+    from offsetstore.protocol.letters import Letter, LetterKey
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.transaction import Transaction
+
+MOST: Final = 1_000
+"""Letters that are replayed at once."""
+MOST_BYTES: Final = 64 << 20
+
+_IN_A_ROW: Final = 16
+"""If so many parts in a row can't be computed, no smaller ones are: it takes ten to find the first of a thousand."""
+
+_OUT_OF_ORDER: Final = LetterError(
+    "ReplayOutOfOrder",
+    "the Upsert replaces columns and has no version, and later records of the key did not wait for the letter: a later "
+    "row may be in the table, and would be replaced by this older one. Request it again with forced to do so.",
+)
+_NO_PAYLOAD: Final = LetterError("PayloadMissing", "the letter no longer holds its record")
+
+_log = logging.getLogger(__name__)
+
+
+class Raised(Exception):
+    """A function of the job can't compute some of the letters.
+
+    :param why: its error, whose text may quote a record.
+    """
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(type(why).__name__)
+        self.why = why
+
+
+class LettersPart(CarefulPart, Protocol):
+    """The computed rows of letters, which are numbered in their order."""
+
+    @property
+    def replaces_in_order(self) -> bool:
+        """Whether rows replace stored ones that are taken to be earlier."""
+        ...
+
+
+@dataclass(slots=True)
+class _Run:
+    """One call of `PutBack.run`: what became of the letters so far.
+
+    :param settled: those that are in the results, or dead again.
+    :param raised: how many parts in a row could not be computed.
+    """
+
+    check: Callable[[], None]
+    settled: set[LetterKey] = field(default_factory=set["LetterKey"])
+    replayed: int = 0
+    without_rows: int = 0
+    failed: int = 0
+    raised: int = 0
+
+
+class PutBack:
+    """Replays the letters of a claim's group. The sink's lock guards it: no batch is written meanwhile.
+
+    :param compute: computes the rows of letters; raises `Halve` if they are too many for the driver.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        settings: DeadLetters,
+        compute: Callable[[Sequence[Letter]], AbstractContextManager[LettersPart]],
+    ) -> None:
+        self._claim = claim
+        self._settings = settings
+        self._compute = compute
+
+    def run(self, check: Callable[[], None] = lambda: None, *, seconds: float = math.inf) -> int:
+        """Replay all that is requested, and can be; return how many letters are in the results now.
+
+        :param check: raises if the job is to stop.
+        :param seconds: begin with no further letters after this time.
+        :raises StaleClaim, CommitUnknown: as a batch does.
+        :raises Exception: any other one that tells nothing of the letters: these are still requested.
+        """
+        claim, run = self._claim, _Run(check)
+        if not claim.read(lambda session: session.has_requested(claim.group)):
+            return 0
+        deadline = time.monotonic() + seconds
+        try:
+            while not is_paused(claim) and (letters := self._next()):
+                before = len(run.settled)
+                if not run.settled.isdisjoint(letter.key for letter in letters):
+                    break  # requested once more, perhaps by a program that would go on and on
+                self._replay(run, letters)
+                if len(run.settled) == before:
+                    break  # they have changed meanwhile: the next call sees how
+                if time.monotonic() >= deadline:
+                    break
+        finally:
+            if run.settled:
+                claim.observers.on(
+                    LettersReplayed(
+                        group=claim.group, replayed=run.replayed, failed=run.failed, without_rows=run.without_rows
+                    )
+                )
+        return run.replayed
+
+    def _next(self) -> list[Letter]:
+        """The next letters, all of one topic each: one that was created again has other records at the same offsets."""
+        claim = self._claim
+        found = claim.read(
+            lambda session: session.requested_letters(claim.group, claim.topics, limit=MOST, max_bytes=MOST_BYTES)
+        )
+        ids: dict[str, str] = {}
+        later: set[bytes | None] = set()
+        letters: list[Letter] = []
+        for one in found:
+            is_same = ids.setdefault(one.topic_partition.topic, one.topic_id) == one.topic_id
+            if is_same and (one.sequence is None or one.sequence not in later):
+                letters.append(one)
+            else:
+                later.add(one.sequence)
+        return letters
+
+    def _replay(self, run: _Run, letters: Sequence[Letter]) -> None:
+        """Replay these letters, or their halves."""
+        if not letters:
+            return
+        try:
+            run.check()
+            with self._compute(letters) as part:
+                run.raised = 0
+                self._write(run, letters, part)
+        except PlanOutdated as outdated:
+            _log.info("a replay is left for later: %s", outdated)
+            return
+        except Halve as halve:
+            why, is_halved = halve.why, len(letters) > 1
+        except Raised as raised:
+            run.raised += 1
+            why, is_halved = raised.why, len(letters) > 1 and run.raised < _IN_A_ROW
+        else:
+            return
+        if not is_halved:
+            self._give_back(run, letters, why)
+            return
+        middle = len(letters) // 2
+        self._replay(run, letters[:middle])
+        self._replay(run, self._still_first(letters[middle:], letters[:middle]))
+
+    def _still_first(self, letters: Sequence[Letter], before: Sequence[Letter]) -> Sequence[Letter]:
+        """Those that no letter before them keeps waiting: one of the same key may have failed just now."""
+        keys = {letter.sequence for letter in before if letter.sequence is not None}
+        return [letter for letter in letters if letter.sequence not in keys]
+
+    def _write(self, run: _Run, letters: Sequence[Letter], part: LettersPart) -> None:
+        failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
+        failed |= {n: FailedReplay(LetterError("Rejected", why), "rejected") for n, why in part.rejected.items()}
+        misfits = self._claim.read(lambda session: part.misfits(session.connection))
+        failed |= {n: FailedReplay(described(error), "refused") for n, error in misfits.items() if n not in failed}
+        if part.replaces_in_order:
+            late = self._out_of_order(letters)
+            failed |= {number: FailedReplay(_OUT_OF_ORDER) for number in late if number not in failed}
+        is_searched = False
+        while True:
+            kept = _kept(letters, failed)
+            run.check()
+            try:
+                self._commit(letters, part, kept, failed)
+            except RowsRefused as refused:
+                if not is_of_records(refused):
+                    raise
+                if is_searched:
+                    raise Halve(refused) from None
+                found = self._discover(run, letters, part, kept, refused)
+            else:
+                run.replayed += len(kept)
+                run.without_rows += len({*kept}.difference(part.with_rows))
+                run.failed += len(failed)
+                run.settled.update(letters[number].key for number in (*kept, *failed))
+                return
+            failed |= {number: FailedReplay(described(error), "refused") for number, error in found.items()}
+            is_searched = True
+
+    def _out_of_order(self, letters: Sequence[Letter]) -> list[int]:
+        """Those that later records of their keys may have overtaken.
+
+        These wait in the job only if it has sequences, and not if they are of the topic's next life.
+        """
+        rows = self._claim.offsets()
+
+        def waits(letter: Letter) -> bool:
+            row = rows.get(letter.topic_partition)
+            is_current = row is None or letter.topic_id in {"", row.topic_id or letter.topic_id}
+            return self._settings.sequence is not None and letter.sequence is not None and is_current
+
+        return [number for number, letter in enumerate(letters) if not letter.forced and not waits(letter)]
+
+    def _discover(
+        self, run: _Run, letters: Sequence[Letter], part: LettersPart, kept: Sequence[int], refused: RowsRefused
+    ) -> Mapping[int, RowsRefused]:
+        """Find the letters that are refused, on top of all that are accepted: a parent's letter saves its child's."""
+        decisions = {tp: decide(at.from_, at) for tp, at in self._stored(letters).items()}
+        numbers = sorted({*kept}.intersection(part.with_rows))
+        try:
+            return discover(
+                self._claim,
+                decisions,
+                numbers,
+                part.keys,
+                lambda work, some: write_all(part.rows_of(some), work),
+                seconds=self._settings.seconds,
+                limit=None,
+                check=run.check,
+            )
+        except DiscoveryEnded:
+            raise Halve(refused) from None
+
+    def _commit(
+        self,
+        letters: Sequence[Letter],
+        part: LettersPart,
+        kept: Sequence[int],
+        failed: Mapping[int, FailedReplay],
+    ) -> None:
+        """Write the rows and mark their letters, and return the others, in one transaction."""
+        stored = self._stored(letters)
+        rows = part.rows_of(kept)
+        replayed = [letters[number] for number in kept]
+        returned = {letters[number].key: why for number, why in failed.items()}
+
+        def work(tx: Transaction) -> None:
+            tx.lock(stored)
+            _lock(tx, [letters[number] for number in sorted({*kept, *failed})])
+            write_all(rows, tx)
+            tx.settle_letters(replayed, returned)
+            failpoints.reach("letters_replayed")
+            tx.touch()
+
+        self._claim.run(work)
+
+    def _give_back(self, run: _Run, letters: Sequence[Letter], error: Exception) -> None:
+        """None of them can be computed or written, for a reason that no single one of them shows."""
+        if isinstance(error, RowsRefused):
+            failed = FailedReplay(described(error), "refused")
+        else:
+            failed = FailedReplay(LetterError(type(error).__name__, str(error)), "raised")
+
+        def give_back(stored: Mapping[TopicPartition, OffsetRange], tx: Transaction) -> None:
+            tx.lock(stored)
+            _lock(tx, letters)
+            tx.settle_letters([], {letter.key: failed for letter in letters})
+            tx.touch()
+
+        try:
+            self._claim.run(partial(give_back, self._stored(letters)))
+        except PlanOutdated as outdated:
+            _log.info("letters that can't be replayed are left for later: %s", outdated)
+        else:
+            run.failed += len(letters)
+            run.settled.update(letter.key for letter in letters)
+
+    def _stored(self, letters: Sequence[Letter]) -> dict[TopicPartition, OffsetRange]:
+        """An empty range at the stored offset of each of their partitions: there is nothing to advance by."""
+        rows = self._claim.offsets()
+        partitions = sorted({letter.topic_partition for letter in letters})
+        if any(tp not in rows for tp in partitions):
+            raise PlanOutdated("a partition of a letter has no row")
+        return {tp: OffsetRange(rows[tp].next_offset, rows[tp].next_offset) for tp in partitions}
+
+
+def _lock(tx: Transaction, letters: Sequence[Letter]) -> None:
+    if not tx.lock_letters(letters):
+        raise PlanOutdated("letters were decided about meanwhile")
+
+
+def _kept(letters: Sequence[Letter], failed: Collection[int]) -> list[int]:
+    """The letters to write: not those that failed, nor those that come later in a failed one's sequence."""
+    stopped: set[bytes] = set()
+    kept: list[int] = []
+    for number, letter in enumerate(letters):
+        if letter.sequence is not None and (number in failed or letter.sequence in stopped):
+            stopped.add(letter.sequence)
+        elif number not in failed:
+            kept.append(number)
+    return kept

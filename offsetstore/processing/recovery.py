@@ -1,0 +1,500 @@
+"""Write a batch that has records which can't be written: these become dead letters, the others are written.
+
+A part of the batch is computed carefully, so that the rows of each record are known. It is written in one transaction:
+the rows of the good records, the letters of the others, and the offset. If the database refuses that, `discover` finds
+the bad records, by trial; they are tried again as often as `DeadLetters` says, and then left out. The real transaction
+decides: if it refuses what discovery has accepted, or discovery takes too long, the part is halved, and each half is
+written as if it were a batch of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from offsetstore.errors import RowsRefused, TooManyLetters
+from offsetstore.offsets import OffsetRange, count_offsets, describe
+from offsetstore.processing.batch_metadata import BatchInfo
+from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, write_all
+from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, described, name_of
+from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover
+from offsetstore.processing.isolate import cut, is_of_records
+from offsetstore.processing.pause import read_offsets
+from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.events import LettersWritten
+from offsetstore.protocol.letters import Failed, LetterError, NewLetter
+from offsetstore.protocol.retries import may_pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.processing.batch_metadata import BatchMetadata
+    from offsetstore.processing.dead_letters import DeadLetters
+    from offsetstore.processing.isolate import Record
+    from offsetstore.processing.plan import Ranges
+    from offsetstore.protocol.letters import Cause, Payload
+    from offsetstore.protocol.work import Work
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.transaction import Transaction
+
+PART: Final = 500_000
+"""In offsets: the rows of a part wait in the driver's memory."""
+
+CAREFUL: Final = 20
+"""After a bad record, so many batches are computed carefully at once: a few bad ones must not cost twice each time."""
+
+_ALL: Final = 10
+"""If so many records in a row are refused, and none is accepted, they are not to blame."""
+
+_WAITS: Final = LetterError("Sequence", "an earlier record of its key is a dead letter")
+
+_log = logging.getLogger(__name__)
+
+
+class CountedRows(Protocol):
+    """One output's rows of some records."""
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        ...
+
+    def write(self, work: Work) -> int:
+        """Write the rows; return their number."""
+        ...
+
+
+class CarefulPart(Protocol):
+    """A part of a batch whose rows are computed, each with its record known. Records are numbered from 0, in order."""
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The records that exist, ascending."""
+        ...
+
+    @property
+    def with_rows(self) -> Sequence[int]:
+        """Those that make any rows."""
+        ...
+
+    @property
+    def keys(self) -> Mapping[int, Hashable]:
+        """What records of one key have in common."""
+        ...
+
+    @property
+    def rejected(self) -> Mapping[int, str]:
+        """The records that transform rejects, with its reasons."""
+        ...
+
+    def record(self, number: int) -> Record:
+        """The partition and the offset of a record."""
+        ...
+
+    def misfits(self, connection: object) -> Mapping[int, RowsRefused]:
+        """The records with a value that can never fit."""
+        ...
+
+    def rows_of(self, numbers: Sequence[int]) -> Mapping[str, CountedRows]:
+        """The rows of some records, which are in ascending order, by output."""
+        ...
+
+    def payloads(self, numbers: Sequence[int]) -> Mapping[int, Payload]:
+        """The records themselves.
+
+        :raises PlanOutdated: they are lost.
+        """
+        ...
+
+
+class Halve(Exception):
+    """The part can't be written as a whole.
+
+    :param why: the error to raise if there is nothing to halve.
+    """
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(type(why).__name__)
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class _Dead:
+    """A record that is passed over: with a letter, or, with ``skipped``, for that reason without one."""
+
+    cause: Cause
+    error: LetterError
+    attempts: int = 0
+    skipped: str | None = None
+
+
+@dataclass(slots=True)
+class _Run:
+    """One batch on its way, and what of it is written, in all its plans."""
+
+    number: int
+    compute: Callable[[Ranges], AbstractContextManager[CarefulPart]]
+    sleep: Callable[[float], None]
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    rows: Counter[str] = field(default_factory=Counter[str])
+    letters: int = 0
+    stored: dict[TopicPartition, OffsetRange] = field(default_factory=dict["TopicPartition", OffsetRange])
+
+    def add(self, written: Written, ranges: Ranges) -> None:
+        """Add what a part has written."""
+        self.rows.update(written.rows)
+        for tp, range_ in ranges.items():
+            self.stored[tp] = OffsetRange(self.stored.get(tp, range_).from_, range_.until)
+
+
+class Recovery:
+    """Writes batches carefully; belongs to one sink."""
+
+    def __init__(self, claim: Claim, settings: DeadLetters, metadata: BatchMetadata) -> None:
+        self._claim = claim
+        self._settings = settings
+        self._metadata = metadata
+        self._careful = 0
+        self._failures: dict[Record, Failed] = {}
+        self._has_read = False
+        self._refused_in_a_row = 0
+        self._open: set[bytes] | None = None
+        self._run: _Run | None = None
+        """The last batch, if it has not ended: it is planned again, or has failed."""
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether later records of a dead one's key wait behind it."""
+        return self._settings.sequence is not None
+
+    def is_careful(self, ranges: Ranges) -> bool:
+        """Whether a batch may have records to be left out: one of the last had some, or a record ahead has failed.
+
+        With sequences also while any record waits.
+        """
+        has_failed = not self._claim.ahead.failures.keys().isdisjoint(ranges)
+        return has_failed or self._careful > 0 or self._run is not None or bool(self._open_sequences())
+
+    def forget(self) -> None:
+        """Read again what is stored: a new run of the query may follow a COMMIT whose outcome is unknown."""
+        self._open = None
+        self._failures, self._has_read = {}, False
+
+    def write(
+        self,
+        number: int,
+        ranges: Ranges,
+        compute: Callable[[Ranges], AbstractContextManager[CarefulPart]],
+        sleep: Callable[[float], None],
+    ) -> Written | None:
+        """Write what remains of a batch; see the module.
+
+        If it raises, the same batch may be given again; what was stored of it then counts as written too.
+
+        :param compute: computes the records of some ranges; raises `Halve` if the driver can't hold their rows.
+        :param sleep: sleeps, and raises if the query is being stopped.
+        :return: ``None`` if all of it was in the results already.
+        :raises TooManyLetters: see `DeadLetters`; parts before it are stored.
+        :raises RowsRefused: of a single record that discovery accepts and the real transaction refuses, or because the
+            strategy says so.
+        :raises PlanOutdated: the stored offsets have changed.
+        """
+        run = self._begin(number, compute, sleep)
+        if self._open:
+            self._open = None  # a person may have discarded letters since
+        size = count_offsets(ranges)
+        for begin in range(0, size, PART):
+            self._write_part(run, cut(ranges, begin, min(size, begin + PART)))
+        self._run = None
+        return Written(dict(run.rows), run.watch.seconds) if run.stored else None
+
+    def _begin(
+        self,
+        number: int,
+        compute: Callable[[Ranges], AbstractContextManager[CarefulPart]],
+        sleep: Callable[[float], None],
+    ) -> _Run:
+        """Begin a batch, or go on with it."""
+        before = self._run
+        if before is None or before.number != number:
+            self._careful = max(0, self._careful - 1)
+            self._run = _Run(number, compute, sleep)
+        else:
+            self._run = replace(before, compute=compute, sleep=sleep, watch=Stopwatch(before.watch.seconds))
+        return self._run
+
+    def _write_part(self, run: _Run, ranges: Ranges) -> None:
+        """Write a part, or its halves."""
+        try:
+            self._write_whole(run, ranges)
+        except Halve as halve:
+            size = count_offsets(ranges)
+            if size < 2:  # noqa: PLR2004 - a single offset
+                raise _of_record(halve.why, ranges, run) from None
+            _log.warning("batch %d: %s is halved: %s", run.number, describe(ranges), halve)
+        else:
+            return
+        self._write_part(run, cut(ranges, 0, size // 2))
+        self._write_part(run, cut(ranges, size // 2, size))
+
+    def _write_whole(self, run: _Run, ranges: Ranges) -> None:
+        plan = Plan.of(self._claim, ranges)
+        run.watch.lap("plan")
+        if not plan.is_worth_computing(self._claim):
+            commit_plan(self._claim, plan, None, run.watch)
+            return
+        create_rows(self._claim, plan)
+        with run.compute(plan.remaining()) as part:
+            run.watch.lap("compute")
+            self._write_computed(run, plan, part)
+
+    def _write_computed(self, run: _Run, plan: Plan, part: CarefulPart) -> None:
+        dead = {number: _Dead("rejected", LetterError("Rejected", reason)) for number, reason in part.rejected.items()}
+        misfits = self._claim.read(lambda session: part.misfits(session.connection))
+        dead |= {n: _Dead("refused", described(error), 1) for n, error in misfits.items() if n not in dead}
+        payloads: dict[int, Payload] = {}
+        is_searched = False
+        while True:
+            left_out = {**dead, **self._waiting(part, dead)}
+            self._check_count(run, part, left_out)
+            if self._settings.keep == "all":
+                new = [n for n, one in sorted(left_out.items()) if n not in payloads and one.skipped is None]
+                payloads |= part.payloads(new)
+            try:
+                self._commit(run, plan, part, left_out, payloads)
+            except RowsRefused as refused:
+                if not is_of_records(refused):
+                    raise
+                if is_searched:  # discovery has accepted these rows
+                    raise Halve(refused) from None
+                found = self._discover(run, plan, part, left_out, refused)
+            else:
+                return
+            is_searched = not self._count(run, plan, part, found, dead)
+
+    def _commit(
+        self, run: _Run, plan: Plan, part: CarefulPart, dead: Mapping[int, _Dead], payloads: Mapping[int, Payload]
+    ) -> None:
+        """Write the rows of the good records, the letters of the others, and the offset."""
+        rows = part.rows_of([number for number in part.numbers if number not in dead])
+        counts = {name: output.rows for name, output in rows.items()}
+        remaining = plan.remaining()
+        letters, skipped = self._letters(part, dead, payloads)
+        texts = self._metadata.texts(BatchInfo(run.number, remaining, counts))
+
+        def pass_over(tx: Transaction) -> None:
+            if letters:
+                tx.write_letters(letters)
+                failpoints.reach("letters_written")
+            if skipped:
+                tx.note_skipped(skipped)
+
+        written = commit_plan(self._claim, plan, rows, run.watch, texts, pass_over=pass_over)
+        if written is None:
+            return
+        run.add(written, remaining)
+        if dead:
+            self._careful = CAREFUL
+        refused = sum(one.cause == "refused" for one in dead.values())
+        self._refused_in_a_row = 0 if any(counts.values()) else self._refused_in_a_row + refused
+        self._failures = {
+            (tp, offset): failed
+            for (tp, offset), failed in self._failures.items()
+            if tp not in remaining or offset >= remaining[tp].until
+        }
+        if letters:
+            run.letters += len(letters)
+            self._open_sequences().update(letter.sequence for letter in letters if letter.sequence is not None)
+            causes = Counter(letter.cause for letter in letters)
+            self._claim.observers.on(
+                LettersWritten(group=self._claim.group, batch=run.number, ranges=remaining, letters=dict(causes))
+            )
+
+    def _letters(
+        self, part: CarefulPart, dead: Mapping[int, _Dead], payloads: Mapping[int, Payload]
+    ) -> tuple[list[NewLetter], dict[Record, str]]:
+        letters: list[NewLetter] = []
+        skipped: dict[Record, str] = {}
+        for number, one in sorted(dead.items()):
+            tp, offset = part.record(number)
+            if one.skipped is not None:
+                skipped[tp, offset] = one.skipped
+                continue
+            sequence = cast("bytes | None", part.keys.get(number)) if self.has_sequences else None
+            letters.append(NewLetter(tp, offset, one.cause, one.error, one.attempts, sequence, payloads.get(number)))
+        return letters, skipped
+
+    def _open_sequences(self) -> set[bytes]:
+        """The keys with an open letter. Only this job adds to them; a person may close one."""
+        if not self.has_sequences:
+            return set()
+        if self._open is None:
+            self._open = set(self._claim.read(lambda session: session.open_sequences(self._claim.group)))
+        return self._open
+
+    def _waiting(self, part: CarefulPart, dead: Mapping[int, _Dead]) -> dict[int, _Dead]:
+        """The records that wait behind a dead one of their key, in this batch or in an earlier one."""
+        if not self.has_sequences:
+            return {}
+        stopped: set[Hashable] = set(self._open_sequences())
+        waiting: dict[int, _Dead] = {}
+        for number in part.numbers:
+            key = part.keys.get(number)
+            if key is None:
+                continue
+            if number in dead:
+                if dead[number].skipped is None:
+                    stopped.add(key)
+            elif key in stopped:
+                waiting[number] = _Dead("sequence", _WAITS)
+        return waiting
+
+    def _discover(
+        self, run: _Run, plan: Plan, part: CarefulPart, dead: Mapping[int, _Dead], refused: RowsRefused
+    ) -> Mapping[int, RowsRefused]:
+        """Find the bad records among those that are not known to be.
+
+        :raises Halve: there was not enough time.
+        """
+        _log.warning("batch %d: looking for the refused records: %s", run.number, refused)
+        numbers = [number for number in part.with_rows if number not in dead]
+        known = self._known()
+        run.watch.lap("write")
+        try:
+            return discover(
+                self._claim,
+                plan.decisions,
+                numbers,
+                part.keys,
+                lambda work, some: write_all(part.rows_of(some), work),
+                seconds=self._settings.seconds,
+                limit=self._settings.limit - run.letters - _letters_in(dead),
+                suspects=[number for number in numbers if part.record(number) in known],
+                check=lambda: run.sleep(0),
+            )
+        except DiscoveryEnded:
+            raise Halve(refused) from None
+        except (NothingAccepted, TooManyRefused) as why:
+            raise self._too_many(why.refused, f"{why}, of {len(numbers)} tried") from None
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            raise PlanOutdated(f"the search for refused records ended: {type(error).__name__}") from None
+        finally:
+            run.watch.lap("search")
+
+    def _count(
+        self, run: _Run, plan: Plan, part: CarefulPart, found: Mapping[int, RowsRefused], dead: dict[int, _Dead]
+    ) -> bool:
+        """Count an attempt at each record, and add those to ``dead`` that are not tried again.
+
+        :return: whether others are to be tried again; it has waited for them.
+        """
+        before, highest = self._before(plan)
+        failed: dict[Record, Failed] = {}
+        waits: list[float] = []
+        for number, error in found.items():
+            tp, offset = record = part.record(number)
+            mine = before.get(record, Failed(0, {}))
+            # The partition's attempts add up: a try counts once for it, however many of its records failed.
+            attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))
+            errors = Counter(mine.errors) + Counter([name_of(error)])
+            failed[record] = Failed(attempt, dict(errors))
+            decision = self._settings.decide(Failure(tp, offset, attempt, dict(errors), error))
+            match decision:
+                case Retry():
+                    waits.append(self._claim.retries.wait(attempt) if decision.after is None else decision.after)
+                case DeadLetter():
+                    dead[number] = _Dead("refused", described(error), errors.total())
+                case Skip():
+                    dead[number] = _Dead("refused", described(error), errors.total(), decision.reason)
+                case _:
+                    place = f"the strategy stops at record {tp}@{offset}"
+                    at = {tp: OffsetRange(offset, offset + 1)}
+                    raise error.among(at, place, stored=run.stored, next_step=error.next_step)
+        if not waits:
+            return False
+        if self._settings.independent:  # what was accepted this time starts again
+            known = failed.keys() | {part.record(number) for number in dead}
+            remaining = plan.remaining()
+            failed |= {
+                (tp, offset): Failed(0, one.errors)
+                for (tp, offset), one in before.items()
+                if (tp, offset) not in known and offset < remaining[tp].until
+            }
+        self._store(plan, failed)
+        failpoints.reach("failures_written")
+        run.sleep(max(waits))
+        run.watch.lap("wait")
+        read_offsets(self._claim)  # a group that was paused meanwhile waits, and is planned again
+        return True
+
+    def _before(self, plan: Plan) -> tuple[dict[Record, Failed], dict[TopicPartition, int]]:
+        """The attempts at the records from the plan's on, and the most of each partition."""
+        remaining = plan.remaining()
+        before = {
+            (tp, offset): one
+            for (tp, offset), one in self._known().items()
+            if tp in remaining and offset >= remaining[tp].from_
+        }
+        highest: dict[TopicPartition, int] = {}
+        for (tp, _), one in before.items():
+            highest[tp] = max(one.attempts, highest.get(tp, 0))
+        return before, highest
+
+    def _known(self) -> dict[Record, Failed]:
+        """The attempts so far, of this run and of earlier ones."""
+        if not self._has_read:
+            self._failures = self._claim.read(lambda session: session.failures(self._claim.group))
+            self._has_read = True
+        return self._failures
+
+    def _store(self, plan: Plan, failed: Mapping[Record, Failed]) -> None:
+        """Write the attempts, in a transaction of their own: that of the rows was rolled back."""
+        partitions = {tp for tp, _ in failed}
+        at = {tp: OffsetRange(plan.decisions[tp].stored, plan.decisions[tp].stored) for tp in partitions}
+
+        def work(tx: Transaction) -> None:
+            tx.lock(at)
+            tx.write_failures(failed)
+
+        self._claim.run(work)
+        self._failures |= failed
+
+    def _check_count(self, run: _Run, part: CarefulPart, dead: Mapping[int, _Dead]) -> None:
+        """Refuse to make letters of what is a bug or an outage.
+
+        :raises TooManyLetters: there would be more than the limit, or nothing else.
+        """
+        letters = run.letters + _letters_in(dead)
+        if letters > self._settings.limit:
+            raise self._too_many(None, f"{letters} bad records in batch {run.number}")
+        refused = sum(one.cause == "refused" for one in dead.values())
+        in_a_row = self._refused_in_a_row + refused
+        # Records without rows are neither accepted nor refused.
+        if refused and in_a_row >= _ALL and all(number in dead for number in part.with_rows):
+            raise self._too_many(None, f"{in_a_row} refused records in a row, and none that was accepted")
+
+    def _too_many(self, refused: RowsRefused | None, found: str) -> TooManyLetters:
+        what = "too many records can't be written: that is a bug or an outage, not bad records"
+        return TooManyLetters(
+            what if refused is None else f"{what}. {refused.what}",
+            found=found,
+            expected=f"at most {self._settings.limit} in a batch, and some that are accepted",
+        )
+
+
+def _letters_in(dead: Mapping[int, _Dead]) -> int:
+    return sum(one.skipped is None for one in dead.values())
+
+
+def _of_record(why: Exception, ranges: Ranges, run: _Run) -> Exception:
+    """The error of the one record that is left."""
+    if not isinstance(why, RowsRefused):
+        return why
+    return why.among(ranges, f"the only record of {describe(ranges)}", stored=run.stored, next_step=why.next_step)

@@ -1,0 +1,202 @@
+"""Dead letters: records that can't be written, kept in the transaction that passes over them.
+
+A letter is named by its record, and there is one for each: a record that fails again after a reset reopens its letter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from offsetstore.offsets import OffsetRange, TopicPartition
+
+Cause: TypeAlias = Literal["rejected", "refused", "raised", "sequence"]
+"""By ``transform``, by the database, by the user's function; or it waits behind an earlier record of its key."""
+
+State: TypeAlias = Literal["dead", "requested", "replayed", "discarded", "superseded"]
+"""``requested``: to be replayed. ``superseded``: a job has read the record again since."""
+
+OPEN: Final[tuple[State, ...]] = ("dead", "requested")
+"""The states of a letter whose record is not in the results, and may still get there."""
+
+FINAL: Final[tuple[State, ...]] = ("replayed", "discarded", "superseded")
+"""The others: what they are about is settled."""
+
+PayloadState: TypeAlias = Literal["kept", "left out", "erased"]
+PAYLOADS: Final[tuple[PayloadState, ...]] = get_args(PayloadState)
+
+Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
+
+_LONGEST: Final = 8_192  # characters of a text
+_TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A record as Kafka had it.
+
+    :param headers: in order; names may repeat. ``None`` if the reader did not read them (``includeHeaders``).
+    :param timestamp_type: Kafka's number: 0 for the producer's time, 1 for the broker's, -1 for none.
+    """
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None
+    timestamp_ms: int | None
+    timestamp_type: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LetterError:
+    """Why a record is dead.
+
+    :param text: of a refusal without values; a reject's or an exception's is its author's, and may quote the record.
+    """
+
+    error_class: str
+    text: str
+    sqlstate: str | None = None
+    table: str | None = None
+    constraint: str | None = None
+    column: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewLetter:
+    """A letter to be written.
+
+    :param attempts: how often it was tried, this time included; 0 if it never was.
+    :param sequence: the `digest` of its key, ``None`` if nothing waits behind it.
+    :param payload: ``None`` if only the coordinates are kept.
+    """
+
+    topic_partition: TopicPartition
+    offset: int
+    cause: Cause
+    error: LetterError
+    attempts: int
+    sequence: bytes | None
+    payload: Payload | None
+
+
+class LetterKey(NamedTuple):
+    """What a letter is named by: its record. Letters are locked and replayed in this order.
+
+    :param topic_id: Kafka's id of the topic, ``""`` where it was not known. To ask for a letter, ``None`` will do: the
+        newest of this partition and offset, of which there are several only if the topic was created again.
+    """
+
+    topic_partition: TopicPartition
+    offset: int
+    topic_id: str | None = None
+
+    def __str__(self) -> str:
+        """``payments:0:17``, as the command line takes it."""
+        return f"{self.topic_partition.topic}:{self.topic_partition.partition}:{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter as it is stored.
+
+    :param topic_id: Kafka's id of the topic, ``""`` where it was not known.
+    :param payload: ``None`` if it is left out or erased, see ``payload_state``; and in a list without contents, where
+        the error's text and traceback are missing too.
+    :param times: how often the record became a letter: more than once after a reset.
+    :param forced: replay it although rows that were written later may be replaced by older ones.
+    :param decided_at: when its state last changed; like ``actor`` and ``reason`` ``None`` if it is as it was written.
+    """
+
+    topic_partition: TopicPartition
+    offset: int
+    topic_id: str
+    state: State
+    cause: Cause
+    error: LetterError
+    attempts: int
+    times: int
+    sequence: bytes | None
+    payload: Payload | None
+    payload_state: PayloadState
+    forced: bool
+    trace_id: str | None
+    created_at: datetime
+    decided_at: datetime | None
+    actor: str | None
+    reason: str | None
+
+    @property
+    def key(self) -> LetterKey:
+        """What it is named by."""
+        return LetterKey(self.topic_partition, self.offset, self.topic_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempts at a record so far, or at its partition.
+
+    :param errors: how often each error's class was seen.
+    """
+
+    attempts: int
+    errors: Mapping[str, int]
+
+
+def digest(tp: TopicPartition, key: bytes | None) -> bytes | None:
+    """Name the sequence of a key; a key itself may be too long for an index. A record without a key has none."""
+    if key is None:
+        return None
+    return hashlib.sha256(f"{tp.topic}\0{tp.partition}\0".encode() + key).digest()
+
+
+def trace_id(headers: Headers | None) -> str | None:
+    """The trace id of the last W3C ``traceparent`` header, if there is one."""
+    for name, value in reversed(headers or ()):
+        if name == "traceparent" and value is not None and (found := _TRACE.fullmatch(value)):
+            return found[1].decode()
+    return None
+
+
+def writable(text: str) -> str:
+    """Return a text that every database can store: without NUL or lone surrogates, and not too long."""
+    clean = text.replace("\0", "").encode("utf-8", "replace").decode()
+    return clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…"
+
+
+class LetterSession(Protocol):
+    """The part of a `Session` that writes letters. The caller holds the locks of the partitions' rows."""
+
+    def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
+        """Write letters, or reopen those of the same records; return how many. They get the rows' topic ids."""
+        ...
+
+    def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
+        """The highest offset of an open letter at or above the stored offset, of each partition that has one."""
+        ...
+
+    def supersede(self, group: str, ranges: Mapping[TopicPartition, OffsetRange], *, actor: str) -> int:
+        """Mark the open letters in the ranges as superseded: the job has read these records again. Return how many."""
+        ...
+
+    def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
+        """Give letters without a topic id the one that has become known."""
+        ...
+
+    def failures(self, group: str) -> dict[tuple[TopicPartition, int], Failed]:
+        """The failed attempts at records that are not stored yet, by partition and offset."""
+        ...
+
+    def write_failures(self, group: str, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
+        """Write these, in place of those of the same records."""
+        ...
+
+    def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        """Delete those below the ranges' ends: their records are stored, or letters."""
+        ...

@@ -1,0 +1,319 @@
+"""A part of a batch, computed with the record of each row known, so that the rows of single records can be left out.
+
+The part's records are persisted first: transform, and the letters that are written later, read the same records, and
+Kafka is read once. Rows are put in the order of their records: by topic, partition and offset.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.recovery import Halve
+from offsetstore.protocol.letters import Payload
+from offsetstore.spark.collecting import OnDriver, is_over_limit
+from offsetstore.spark.cropping import with_coordinates
+from offsetstore.spark.plans.lineage import check_row_by_row
+from offsetstore.spark.plans.sharing import computed_once
+from offsetstore.spark.rejects import COLUMN as REJECT
+from offsetstore.writers.arrow.kafka_column import KAFKA
+from offsetstore.writers.arrow.misfits import finds_misfits
+from offsetstore.writers.upsert import Upsert
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Hashable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+    from offsetstore.errors import RowsRefused
+    from offsetstore.processing.isolate import Record
+    from offsetstore.processing.plan import Ranges
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.spark.outputs import Outputs
+
+_NUMBER: Final = "_offsetstore_number"
+_FEW: Final = 64  # slices of a table that are better than copying their rows
+_compute: Any = pc
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One output's rows, in order of their records.
+
+    :param first: by record number, the first row of the record, or where it would be; one more at the end.
+    """
+
+    writer: Writer
+    table: pa.Table
+    first: array[int]
+
+    def of(self, numbers: Sequence[int]) -> pa.Table:
+        """The rows of some records, in ascending order."""
+        runs: list[list[int]] = []
+        for number in numbers:
+            begin, end = self.first[number], self.first[number + 1]
+            if runs and runs[-1][1] == begin:
+                runs[-1][1] = end
+            elif begin != end:
+                runs.append([begin, end])
+        if len(runs) > _FEW:
+            rows = array("q", chain.from_iterable(range(*run) for run in runs))
+            return self.table.take(pa.array(rows, pa.int64()))
+        slices = [self.table.slice(begin, end - begin) for begin, end in runs]
+        return pa.concat_tables(slices) if slices else self.table.slice(0, 0)
+
+    def number_of(self, row: int) -> int:
+        """The record of a row."""
+        return bisect_right(self.first, row) - 1
+
+
+class Numbering(Protocol):
+    """Numbers records from 0, in order of topic, partition and offset."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        ...
+
+    def column(self, topic: Column, partition: Column, offset: Column) -> Column:
+        """The number of a row's record."""
+        ...
+
+    def record(self, number: int) -> Record:
+        """The partition and the offset of a record."""
+        ...
+
+
+class OfRanges:
+    """Counts the offsets of ranges, also those that have no record."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = sorted(ranges.items())
+        *self._begins, self.size = accumulate((range_.size for _, range_ in self._ranges), initial=0)
+
+    def column(self, topic: Column, partition: Column, offset: Column) -> Column:
+        """See `Numbering`."""
+        begins = {
+            f"{tp.partition}-{tp.topic}": begin - range_.from_
+            for (tp, range_), begin in zip(self._ranges, self._begins, strict=True)
+        }
+        return _looked_up(begins, F.concat_ws("-", partition, topic)) + offset
+
+    def record(self, number: int) -> Record:
+        """See `Numbering`."""
+        place = bisect_right(self._begins, number) - 1
+        tp, range_ = self._ranges[place]
+        return tp, range_.from_ + number - self._begins[place]
+
+
+class OfRecords:
+    """Counts the given records, which are in order."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = records
+        self.size = len(records)
+
+    def column(self, topic: Column, partition: Column, offset: Column) -> Column:
+        """See `Numbering`."""
+        numbers = {f"{at}-{tp.partition}-{tp.topic}": number for number, (tp, at) in enumerate(self._records)}
+        return _looked_up(numbers, F.concat_ws("-", offset, partition, topic))
+
+    def record(self, number: int) -> Record:
+        """See `Numbering`."""
+        return self._records[number]
+
+
+def _looked_up(values: Mapping[str, int], key: Column) -> Column:
+    return F.create_map(*(F.lit(part) for pair in values.items() for part in pair))[key].cast("long")
+
+
+@dataclass(frozen=True, slots=True)
+class Careful:
+    """See the module.
+
+    :param replaces_in_order: whether rows replace stored ones that are taken to be earlier.
+    :param numbers: of the records that exist, ascending.
+    :param keys: by the record's number; records without a key are left out. Equal keys have equal ones.
+    :param rejected: the reasons, by the record's number.
+    """
+
+    numbering: Numbering
+    replaces_in_order: bool
+    numbers: Sequence[int]
+    keys: Mapping[int, Hashable]
+    rejected: Mapping[int, str]
+    _records: DataFrame = field(repr=False)
+    _outputs: Mapping[str, _Rows] = field(repr=False)
+
+    @property
+    def with_rows(self) -> list[int]:
+        """Those of the records that make any rows."""
+        return [n for n in self.numbers if any(one.first[n] < one.first[n + 1] for one in self._outputs.values())]
+
+    def record(self, number: int) -> Record:
+        """The partition and the offset of a record."""
+        return self.numbering.record(number)
+
+    def rows_of(self, numbers: Sequence[int]) -> dict[str, OnDriver]:
+        """The rows of these records, which are in ascending order, by output."""
+        return {
+            name: OnDriver(output.writer, output.of(numbers).to_batches()) for name, output in self._outputs.items()
+        }
+
+    def misfits(self, connection: Any) -> dict[int, RowsRefused]:
+        """The records with a value that can never fit. Writers of one's own don't know."""
+        found: dict[int, RowsRefused] = {}
+        for name, output in self._outputs.items():
+            writer, begin = output.writer, 0
+            if not finds_misfits(writer):
+                continue
+            for batch in output.table.to_batches():
+                for misfit in writer.misfits(connection, batch):
+                    misfit.error.output = name
+                    found.setdefault(output.number_of(begin + misfit.row), misfit.error)
+                begin += batch.num_rows
+        return found
+
+    def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
+        """Read the records themselves.
+
+        :raises PlanOutdated: they are no longer there: executors have lost them, and so has Kafka.
+        """
+        if not numbers:
+            return {}
+        chosen = self._records.where(f"{_NUMBER} IN ({', '.join(map(str, numbers))})")
+        has_headers = "headers" in chosen.columns
+        found = chosen.select(
+            _NUMBER,
+            "key",
+            "value",
+            *(["headers"] if has_headers else []),
+            F.unix_millis("timestamp").alias("timestamp_ms"),
+            "timestampType",
+        ).toArrow()
+        payloads = {
+            row[_NUMBER]: Payload(
+                row["key"],
+                row["value"],
+                _headers(row["headers"]) if has_headers else None,
+                row["timestamp_ms"],
+                row["timestampType"],
+            )
+            for row in found.to_pylist()
+        }
+        if payloads.keys() != set(numbers):
+            raise PlanOutdated("records that were read can't be read again")
+        return payloads
+
+
+def _headers(found: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((header["key"], header["value"]) for header in found or [])
+
+
+@contextmanager
+def computed_carefully(
+    outputs: Outputs, records: DataFrame, numbering: Numbering, *, has_sequences: bool = False
+) -> Generator[Careful]:
+    """Compute the outputs of the records, and keep these until the block ends.
+
+    :param records: with the columns of the Kafka source.
+    :param has_sequences: name the keys by their `digest`, and not by a number that two of them may share.
+    :raises UnsupportedQuery, KafkaColumnsMissing: a row is not made from one record.
+    :raises Halve: the rows, or letters that are read in the block, are too many bytes for the driver.
+    :raises Exception: Spark's own.
+    """
+    place = (F.col("topic"), F.col("partition"), F.col("offset"))
+    records = records.withColumn(_NUMBER, numbering.column(*place))
+    level = StorageLevel.MEMORY_AND_DISK
+    records.persist(level)
+    try:
+        key = _digest(*place[:2]) if has_sequences else F.xxhash64("key")
+        keys = records.select(_NUMBER, F.when(F.col("key").isNotNull(), key).alias("key")).toArrow()
+        computed = _compute_rows(outputs, records.drop(_NUMBER), numbering, level)
+        numbers = sorted(_values(keys, _NUMBER))
+        by_number = zip(_values(keys, _NUMBER), _values(keys, "key"), strict=True)
+        rejected: dict[int, str] = {}
+        for name, table in computed.items():
+            computed[name] = _without_rejects(table, rejected)
+        yield Careful(
+            numbering,
+            any(_replaces_in_order(outputs, name) for name in computed),
+            numbers,
+            {number: key for number, key in by_number if key is not None},
+            rejected,
+            records,
+            {name: _ordered(outputs, name, table, numbering.size) for name, table in computed.items()},
+        )
+    except Exception as error:
+        if is_over_limit(error):
+            raise Halve(error) from None
+        raise
+    finally:
+        records.unpersist()
+
+
+def _compute_rows(
+    outputs: Outputs, records: DataFrame, numbering: Numbering, level: StorageLevel
+) -> dict[str, pa.Table]:
+    given = with_coordinates(records)
+    made = outputs.transform(given, keep_kafka=True)
+    for frame in made.values():
+        check_row_by_row(given, frame, needed_by="dead_letters=")
+    kafka = F.col(KAFKA)
+    number = numbering.column(kafka["topic"], kafka["partition"], kafka["offset"])
+    needed = {
+        name: frame.withColumn(_NUMBER, number)
+        if outputs.uses_kafka(name)
+        else frame.withColumn(_NUMBER, number).drop(KAFKA)
+        for name, frame in made.items()
+    }
+    with computed_once(given, level) if len(needed) > 1 else nullcontext(dict) as share:
+        return {name: frame.toArrow() for name, frame in share(needed).items()}
+
+
+def _replaces_in_order(outputs: Outputs, name: str) -> bool:
+    writer = outputs.writers[name]
+    return isinstance(writer, Upsert) and writer.roles.version is None and outputs.uses_kafka(name)
+
+
+def _digest(topic: Column, partition: Column) -> Column:
+    """As `offsetstore.protocol.letters.digest` makes it."""
+    place = F.concat(topic, F.lit("\0"), partition.cast("string"), F.lit("\0"))
+    return F.unhex(F.sha2(F.concat(F.encode(place, "UTF-8"), F.col("key")), 256))
+
+
+def _without_rejects(table: pa.Table, rejected: dict[int, str]) -> pa.Table:
+    """Take out the column, and add its reasons."""
+    if REJECT not in table.column_names:
+        return table
+    reasons = table.column(REJECT)
+    if reasons.null_count < len(reasons):
+        bad = table.filter(_compute.is_valid(reasons))
+        for number, reason in zip(_values(bad, _NUMBER), _values(bad, REJECT), strict=True):
+            rejected.setdefault(number, reason)
+    return table.drop_columns([REJECT])
+
+
+def _ordered(outputs: Outputs, name: str, table: pa.Table, size: int) -> _Rows:
+    listed = _values(table, _NUMBER)
+    if any(one > next_ for one, next_ in pairwise(listed)):
+        table = table.take(_compute.sort_indices(table.column(_NUMBER)))
+    counts = array("q", bytes(8 * size))
+    for number in listed:
+        counts[number] += 1
+    first = array("q", accumulate(counts, initial=0))
+    return _Rows(outputs.writers[name], table.drop_columns([_NUMBER]), first)
+
+
+def _values(table: pa.Table, column: str) -> list[Any]:
+    return cast("list[Any]", table.column(column).to_pylist())

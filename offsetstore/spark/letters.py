@@ -1,0 +1,101 @@
+"""Dead letters as a DataFrame with the Kafka source's columns, so that they go through the same transform."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import PySparkException, PythonException
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from offsetstore.processing.put_back import Raised
+from offsetstore.spark.careful import OfRecords, computed_carefully
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from offsetstore.protocol.letters import Letter, Payload
+    from offsetstore.spark.careful import Careful
+    from offsetstore.spark.outputs import Outputs
+
+KAFKA_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+"""The Kafka source's own; ``headers`` only with ``includeHeaders``."""
+
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_SCHEMA: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", LongType()),
+        StructField("timestampType", IntegerType()),
+        StructField("headers", ArrayType(_HEADER)),
+    ]
+)
+
+
+@contextmanager
+def computed_letters(
+    outputs: Outputs, spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None
+) -> Generator[Careful]:
+    """Compute the outputs of the letters' records, which are numbered in their order.
+
+    :param columns: those of the query's source; ``None`` if there is no query: then the letters tell whether it has
+        read headers.
+    :raises Halve: the rows are too many for the driver.
+    :raises Raised: a function of the transform, or Spark, can't compute a record.
+    """
+    records = OfRecords([(letter.topic_partition, letter.offset) for letter in letters])
+    try:
+        made = computed_carefully(outputs, _frame(spark, letters, columns), records, has_sequences=True)
+        with made as part:
+            yield part
+    except Exception as error:
+        if _is_of_records(error):
+            raise Raised(error) from None
+        raise
+
+
+def _is_of_records(error: Exception) -> bool:
+    """Whether a function raised it, or Spark refused a value; another error tells nothing of the records."""
+    return isinstance(error, PythonException) or (
+        isinstance(error, PySparkException) and (error.getSqlState() or "").startswith("22")
+    )
+
+
+def _frame(spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None) -> DataFrame:
+    if columns is None:
+        has_headers = any(one.payload is not None and one.payload.headers is not None for one in letters)
+        columns = KAFKA_COLUMNS if has_headers else KAFKA_COLUMNS[:-1]
+    rows = [_row(letter, letter.payload) for letter in letters if letter.payload is not None]
+    # From an RDD: by its number the sink tells the rows of these records from other data.
+    made = spark.createDataFrame(spark.sparkContext.parallelize(rows, 1), _SCHEMA)
+    made = made.withColumn("timestamp", F.timestamp_millis("timestamp"))
+    return made.select(*(name for name in KAFKA_COLUMNS if name in columns))
+
+
+def _row(letter: Letter, payload: Payload) -> tuple[object, ...]:
+    tp = letter.topic_partition
+    return (
+        payload.key,
+        payload.value,
+        tp.topic,
+        tp.partition,
+        letter.offset,
+        payload.timestamp_ms,
+        payload.timestamp_type,
+        list(payload.headers or ()) or None,  # Spark's source has NULL for a record without headers
+    )

@@ -1,0 +1,161 @@
+"""Which of a sink's settings go with which, and with which query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
+from offsetstore.protocol.marking import check_marking
+from offsetstore.spark.letters import KAFKA_COLUMNS
+from offsetstore.writers.execute import Execute
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from offsetstore.processing.buffer import Flush
+    from offsetstore.processing.dead_letters import DeadLetters
+    from offsetstore.protocol.marking import Marking
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.spark.staging_area import StagingPolicy
+    from offsetstore.store.claim import Claim
+
+Atomicity: TypeAlias = Literal["batch", "partition"]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSettings:
+    """The arguments that concern each other; see `TransactionalSink`."""
+
+    atomicity: Atomicity
+    staging: StagingPolicy
+    marking: Marking
+    flush: Flush | None
+    dead_letters: DeadLetters | None
+    has_metadata: bool
+
+    @property
+    def has_unstored(self) -> bool:
+        """Whether Spark may take a batch for done before its offset is stored."""
+        return self.marking == "manual" or self.flush is not None
+
+    def check(self, writers: Iterable[Writer]) -> None:
+        """Check what can be checked without a query.
+
+        :raises ConfigurationError: naming two settings that do not go together.
+        """
+        listed = list(writers)
+        if self.atomicity not in {"batch", "partition"}:
+            raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(self.atomicity))
+        check_marking(self.marking)
+        self._check_unstored(listed)
+        self._check_staging()
+        self._check_dead_letters(listed)
+
+    def check_query(self, claim: Claim, columns: Collection[str], checkpoint: str) -> None:
+        """Check a query that has just started or was restarted.
+
+        :param columns: of its source.
+        :param checkpoint: where it keeps its checkpoint.
+        :raises UnsupportedQuery, KafkaColumnsMissing: it does not go with a setting.
+        """
+        if self.has_unstored and (claim.keeps_checkpoint or not checkpoint.rstrip("/").endswith(claim.checkpoint_name)):
+            raise UnsupportedQuery(
+                "the query's checkpoint outlives its claim; the next start would begin there, above what is stored",
+                found=checkpoint,
+                expected="claim.checkpoint(base) without keep=True, with a flush or manual marking",
+            )
+        self._check_columns(columns)
+        if not claim.keeps_checkpoint:
+            return
+        if self.dead_letters is not None:
+            raise UnsupportedQuery(
+                "dead_letters= does not go with a query that has state: a record left out would still be in it",
+                found="claim.checkpoint(base, keep=True)",
+                expected="claim.checkpoint(base)",
+            )
+        if self.atomicity == "partition":
+            raise UnsupportedQuery(
+                "the claim keeps its checkpoint for a query with state, whose rows belong to no single partition",
+                found='atomicity="partition"',
+                expected='atomicity="batch"',
+                next_step="If the query has no state, use claim.checkpoint(base) without keep=True.",
+            )
+
+    def _check_unstored(self, writers: list[Writer]) -> None:
+        if not self.has_unstored:
+            return
+        name = "flush=" if self.flush is not None else 'marking="manual"'
+        if self.flush is not None and self.marking == "manual":
+            raise ConfigurationError(
+                "a flush moves the offsets to the end of what it writes, and manual marking to where the code says",
+                found='flush= and marking="manual"',
+                expected="one of them",
+            )
+        if self.atomicity == "partition":
+            raise ConfigurationError(
+                f'{name} needs atomicity="batch": what is not stored yet is in the driver\'s memory',
+                found=f'atomicity="partition", {name}',
+                expected="one of them",
+            )
+        others = [str(one) for one in writers if not isinstance(one, Execute)]
+        if self.marking == "manual" and others:
+            raise ConfigurationError(
+                'marking="manual" needs a function that marks: rows of records that are not marked are written again',
+                found=", ".join(others),
+                expected="Execute(fn), whose fn calls work.mark",
+            )
+        if self.marking == "manual" and self.has_metadata:
+            raise ConfigurationError(
+                "metadata= describes the end of a batch, and manual marking stores other offsets",
+                found='metadata= and marking="manual"',
+                expected="work.mark(topic_partition, next_offset, metadata=...)",
+            )
+
+    def _check_staging(self) -> None:
+        if self.staging.mode != "always":
+            return
+        if self.atomicity == "partition":
+            raise ConfigurationError(
+                'staging="always" needs atomicity="batch"',
+                found='atomicity="partition", staging="always"',
+                expected="one of them",
+            )
+        if self.flush is not None:
+            raise ConfigurationError(
+                "staged rows are written at once, and a flush keeps them",
+                found='staging="always", flush=',
+                expected="one of them",
+            )
+
+    def _check_dead_letters(self, writers: list[Writer]) -> None:
+        if self.dead_letters is None:
+            return
+        if self.has_unstored:
+            raise ConfigurationError(
+                "dead_letters= does not go with rows or records that wait in memory",
+                found="dead_letters= and flush= or marking=",
+                expected="one of them",
+            )
+        functions = [str(one) for one in writers if isinstance(one, Execute)]
+        if functions:
+            raise ConfigurationError(
+                "dead_letters= needs writers that can be given the rows of single records, again and again",
+                found=", ".join(functions),
+                expected="Append or Upsert",
+            )
+
+    def _check_columns(self, columns: Collection[str]) -> None:
+        """A letter keeps the record as Kafka had it."""
+        if self.dead_letters is None:
+            return
+        needed = ("key", "value", "timestampType") if self.dead_letters.keep == "all" else ("key",)
+        missing = [name for name in needed if name not in columns]
+        others = [name for name in columns if name not in KAFKA_COLUMNS]
+        if missing or others:
+            raise KafkaColumnsMissing(
+                "dead letters are replayed with the columns of the Kafka source, and the query has others",
+                found=", ".join(columns),
+                expected=", ".join(KAFKA_COLUMNS),
+                next_step="Give foreachBatch the DataFrame that load() returned; the rest belongs in transform.",
+            )

@@ -1,0 +1,326 @@
+"""Dead letters for people: lists, and what is decided about them.
+
+A decision locks the letters, in their order, and writes one line into the group's history: how many they are, how they
+were chosen, who decided it and why. Each letter's own row says the same of the last decision about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
+from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, LetterKey
+from offsetstore.protocol.stored_letters import STATES, LetterCursor, LetterFilter
+from offsetstore.store.admin import known
+from offsetstore.store.sessions import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from offsetstore.offsets import Token
+    from offsetstore.protocol.database import Database, HistoryEvent, Session
+    from offsetstore.protocol.letters import Letter, PayloadState, State
+    from offsetstore.protocol.stored_letters import ChosenLetter, ErrorGroup
+    from offsetstore.store.admin import Decision
+
+MOST: Final = 10_000
+"""Letters that one call decides about, unless it is told another limit."""
+_PAGE_BYTES: Final = 64 << 20
+_NAMED: Final = 20  # records that a line of the history names
+
+Which: TypeAlias = "LetterKey | LetterFilter | Collection[LetterKey]"
+"""One letter, those that fit a filter, or these."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPage:
+    """A part of a list. ``next`` is the ``after`` of the part that follows, ``None`` if this is the last."""
+
+    letters: tuple[Letter, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LettersDecided:
+    """What a decision did; for a dry run, what it would have done to the letters at that moment.
+
+    :param letters: those that were chosen, in the order in which they are replayed.
+    :param more: whether more letters fit than the limit allowed.
+    :param without_payload: how many letters fit that can't be replayed, since their records are not kept.
+    :param history: the line that was added; ``None`` for a dry run, and if no letter fits: nothing was written.
+    """
+
+    group: str
+    letters: tuple[LetterKey, ...]
+    more: bool = False
+    without_payload: int = 0
+    history: HistoryEvent | None = None
+
+    @property
+    def executed(self) -> bool:
+        """Whether anything was written."""
+        return self.history is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LettersPruned:
+    """How many letters were deleted, or would be; ``more`` and ``history`` as for `LettersDecided`."""
+
+    group: str
+    count: int
+    more: bool
+    history: HistoryEvent | None = None
+
+    @property
+    def executed(self) -> bool:
+        """Whether anything was deleted."""
+        return self.history is not None
+
+
+def read_page(
+    database: Database, group: str, which: LetterFilter, *, after: str | None, limit: int, contents: bool
+) -> LetterPage:
+    """Read a part of the list; see `OffsetStore.letters`."""
+    _expect_limit(limit)
+    cursor = None if after is None else LetterCursor.parse(after)
+    max_bytes = _PAGE_BYTES if contents else None
+    found, more = read(
+        database, lambda session: session.letters(group, which, after=cursor, limit=limit, max_bytes=max_bytes)
+    )
+    return LetterPage(tuple(found), str(LetterCursor.of(found[-1])) if more else None)
+
+
+def read_letter(database: Database, group: str, key: LetterKey) -> Letter:
+    """Read one letter; see `OffsetStore.letter`."""
+    found = read(database, lambda session: session.letter(group, key))
+    if found is None:
+        raise _unknown(group, key)
+    return found
+
+
+def read_errors(database: Database, group: str, which: LetterFilter, limit: int) -> list[ErrorGroup]:
+    """Read the errors; see `OffsetStore.letter_errors`."""
+    _expect_limit(limit)
+    return read(database, lambda session: session.letter_errors(group, which, limit=limit))
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """One kind of decision.
+
+    :param states: the states from which a filter chooses letters; and with what payload.
+    :param check: raises if a letter that was named can't be decided about like that.
+    :param words: what is done to them, for the history.
+    """
+
+    event: str
+    words: str
+    states: tuple[State, ...]
+    payloads: tuple[PayloadState, ...]
+    check: Callable[[LetterKey, ChosenLetter], None]
+    write: Callable[[Session, Mapping[LetterKey, ChosenLetter]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LetterDecision:
+    """Who decides about which letters, and why; see `OffsetStore.request_replay` and `OffsetStore.discard`."""
+
+    by: Decision
+    which: LetterFilter | tuple[LetterKey, ...]
+    limit: int
+    dry_run: bool
+
+    @classmethod
+    def of(cls, by: Decision, which: Which, *, limit: int, dry_run: bool) -> LetterDecision:
+        """Check the arguments.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        _expect_limit(limit)
+        if isinstance(which, LetterFilter):
+            return cls(by, which, limit, dry_run)
+        named = (which,) if isinstance(which, LetterKey) else tuple(dict.fromkeys(which))
+        if not named:
+            raise ConfigurationError("a decision names no dead letters", expected="a letter, or a filter")
+        if len(named) > limit:
+            raise ConfigurationError(
+                "a decision names more dead letters than its limit allows", found=len(named), expected=limit
+            )
+        return cls(by, named, limit, dry_run)
+
+    def request_replay(self, database: Database, *, forced: bool) -> LettersDecided:
+        """Have the letters replayed; see `OffsetStore.request_replay`."""
+        by = self.by
+
+        def write(session: Session, chosen: Mapping[LetterKey, ChosenLetter]) -> None:
+            session.decide_letters(by.group, chosen, "requested", actor=by.who, reason=by.reason, forced=forced)
+
+        words = "to be replayed, forced" if forced else "to be replayed"
+        return self._decide(database, _Action("replay", words, ("dead",), ("kept",), _expect_replayable, write))
+
+    def discard(self, database: Database, *, erase: bool) -> LettersDecided:
+        """Give the letters up; see `OffsetStore.discard`."""
+        by = self.by
+
+        def write(session: Session, chosen: Mapping[LetterKey, ChosenLetter]) -> None:
+            if still_open := [key for key, letter in chosen.items() if letter.state in OPEN]:
+                session.decide_letters(by.group, still_open, "discarded", actor=by.who, reason=by.reason)
+            if erase:
+                session.erase_letters(by.group, chosen)
+
+        if erase:  # those that were erased already would be chosen again and again
+            action = _Action("erase", "erased", STATES, ("kept", "left out"), _expect_nothing, write)
+        else:
+            action = _Action("discard", "discarded", OPEN, PAYLOADS, _expect_open, write)
+        return self._decide(database, action)
+
+    def _decide(self, database: Database, action: _Action) -> LettersDecided:
+        group = self.by.group
+        if self.dry_run:
+
+            def look(session: Session) -> LettersDecided:
+                known(session, group)
+                return self._choose(session, action, lock=False)[0]
+
+            return read(database, look)
+        with self.by.begin(database) as session:
+            token = _share(session, group)
+            decided, chosen = self._choose(session, action, lock=True)
+            if not chosen:
+                return decided
+            action.write(session, chosen)
+            event = self._event(action, token, decided.letters)
+            session.append_history(group, [event])
+        return replace(decided, history=event)
+
+    def _choose(
+        self, session: Session, action: _Action, *, lock: bool
+    ) -> tuple[LettersDecided, dict[LetterKey, ChosenLetter]]:
+        group = self.by.group
+        if not isinstance(self.which, LetterFilter):
+            chosen = session.choose_letters(group, self.which, limit=len(self.which), lock=lock)
+            _expect_all(group, self.which, chosen)
+            for key, letter in chosen.items():
+                action.check(key, letter)
+            return LettersDecided(group, tuple(chosen)), chosen
+        states = tuple(one for one in action.states if not self.which.states or one in self.which.states)
+        if not states:
+            return LettersDecided(group, ()), {}
+        which = replace(self.which, states=states)
+        found = session.choose_letters(group, which, limit=self.limit + 1, payloads=action.payloads, lock=lock)
+        chosen = dict([*found.items()][: self.limit])
+        lost = session.count_without_payload(group, which) if action.payloads == ("kept",) else 0
+        return LettersDecided(group, tuple(chosen), len(found) > self.limit, lost), chosen
+
+    def _event(self, action: _Action, token: Token, keys: Sequence[LetterKey]) -> HistoryEvent:
+        """One line for all: how many, which, and where they are if they are of one partition."""
+        if isinstance(self.which, LetterFilter):
+            how = str(self.which)
+        else:
+            others = len(keys) - _NAMED
+            how = ", ".join(map(str, keys[:_NAMED])) + (f" and {others} more" if others > 0 else "")
+        line = self.by.event(action.event, token, _in_words(len(keys), action.words, how, self.by.reason))
+        partitions = {key.topic_partition for key in keys}
+        if len(partitions) > 1:
+            return line
+        [tp], offsets = partitions, [key.offset for key in keys]
+        return replace(line, topic_partition=tp, from_offset=min(offsets), to_offset=max(offsets) + 1)
+
+
+def prune(
+    database: Database, by: Decision, *, older_than: timedelta, states: Collection[State], limit: int, dry_run: bool
+) -> LettersPruned:
+    """Delete letters that are settled; see `OffsetStore.prune`."""
+    _expect_limit(limit)
+    if older_than < timedelta(0):
+        raise ConfigurationError("older_than must not be negative", found=older_than)
+    if not states or not set(states) <= set(FINAL):
+        raise ConfigurationError(
+            "only dead letters that are settled can be deleted",
+            found=", ".join(states) or "no state",
+            expected=", ".join(FINAL),
+            next_step="Discard a letter first, with a reason.",
+        )
+    if dry_run:
+
+        def look(session: Session) -> int:
+            known(session, by.group)
+            return session.count_prunable(by.group, states, session.now() - older_than)
+
+        count = read(database, look)
+        return LettersPruned(by.group, min(count, limit), count > limit)
+    with by.begin(database) as session:
+        token = _share(session, by.group)
+        before = session.now() - older_than
+        count = session.prune_letters(by.group, states, before, limit=limit)
+        if not count:
+            return LettersPruned(by.group, 0, more=False)
+        more = count == limit and session.count_prunable(by.group, states, before) > 0
+        how = f"{', '.join(states)} before {before.isoformat(timespec='seconds')}"
+        event = by.event("prune", token, _in_words(count, "deleted", how, by.reason))
+        session.append_history(by.group, [event])
+    return LettersPruned(by.group, count, more, event)
+
+
+def _share(session: Session, group: str) -> Token:
+    """Lock the group's row FOR SHARE, before any letter: it can't be claimed or renamed meanwhile."""
+    session.share_group(group)
+    return known(session, group).token
+
+
+def _in_words(count: int, done: str, how: str, reason: str) -> str:
+    letters = "1 dead letter" if count == 1 else f"{count} dead letters"
+    return f"{letters} {done}{f' ({how})' if how else ''}: {reason}"
+
+
+def _expect_replayable(key: LetterKey, letter: ChosenLetter) -> None:
+    if letter.state not in OPEN:
+        raise LetterSettled(
+            f"the dead letter of offset {key.offset} can't be replayed",
+            topic_partition=key.topic_partition,
+            found=letter.state,
+            expected=" or ".join(OPEN),
+        )
+    if letter.payload_state != "kept":
+        raise PayloadMissing(
+            f"the dead letter of offset {key.offset} holds no record that could be replayed",
+            topic_partition=key.topic_partition,
+            found=f"it was {letter.payload_state}",
+        )
+
+
+def _expect_open(key: LetterKey, letter: ChosenLetter) -> None:
+    if letter.state not in OPEN:
+        raise LetterSettled(
+            f"the dead letter of offset {key.offset} can't be discarded",
+            topic_partition=key.topic_partition,
+            found=letter.state,
+            expected=" or ".join(OPEN),
+            next_step="If its contents have to go, erase it.",
+        )
+
+
+def _expect_nothing(key: LetterKey, letter: ChosenLetter) -> None:
+    """Any letter can be erased."""
+
+
+def _expect_all(group: str, asked: Collection[LetterKey], found: Collection[LetterKey]) -> None:
+    records = {key[:2] for key in found}
+    for key in asked:
+        if (key[:2] not in records) if key.topic_id is None else (key not in found):
+            raise _unknown(group, key)
+
+
+def _unknown(group: str, key: LetterKey) -> UnknownLetter:
+    of_topic = f" and topic id {key.topic_id!r}" if key.topic_id is not None else ""
+    return UnknownLetter(
+        f"the group {group!r} has no dead letter of offset {key.offset}{of_topic}",
+        topic_partition=key.topic_partition,
+    )
+
+
+def _expect_limit(limit: int) -> None:
+    if limit < 1:
+        raise ConfigurationError("limit must be 1 or more dead letters", found=limit)

@@ -1,0 +1,795 @@
+"""Dead letters: written with the transaction, decided about by people, replayed once. See `contract.suite`."""
+# ruff: noqa: D102, ARG002, PLR2004, PT012 - these are tests: the name is the docstring, fixtures, numbers and order are
+# the point
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from offsetstore.errors import (
+    AdvanceMismatch,
+    ConfigurationError,
+    GroupRenamed,
+    LetterSettled,
+    LockFirst,
+    LockTimeout,
+    PayloadMissing,
+    ProtocolMisuse,
+    UnknownGroup,
+    UnknownLetter,
+)
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol.letters import Failed, LetterError, LetterKey, NewLetter, Payload, digest
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.retries import Timeouts
+from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
+from offsetstore.store.sessions import read as reading
+from offsetstore.store.sessions import transaction
+from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from offsetstore.protocol.database import Session
+    from offsetstore.protocol.letters import State
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.store import OffsetStore
+    from offsetstore.testing.broker import StaticBroker
+    from offsetstore.testing.contract.parts import Give, Read, Write
+
+REASON = "ticket 17"
+HEADERS = (
+    ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    ("twice", b"1"),
+    ("twice", None),
+    ("nul\0name", b"\0"),
+    ("größe", "größe".encode("latin-1")),
+)
+RECORD = Payload(b"\0key", b"\xff value", HEADERS, 2**62, 0)
+CHECK = LetterError("RowsRefused", "the database refused rows", "23514", "public.results", "positive", None)
+PARSE = LetterError("ValueError", "not a number", traceback="line 1\nline 2")
+
+
+class GiveUp(Protocol):
+    """Processes ranges as a job does that keeps some of their records as letters."""
+
+    def __call__(self, claim: Claim, ranges: dict[TopicPartition, OffsetRange], letters: Iterable[NewLetter]) -> None:
+        """Write the other offsets as numbers, the letters, and advance."""
+        ...
+
+
+def dead(offset: int, tp: TopicPartition = P0, key: bytes | None = None, **other: Any) -> NewLetter:
+    """A letter that the database has refused after two attempts; with a key, the head of its sequence."""
+    made = NewLetter(tp, offset, "refused", CHECK, 2, digest(tp, key), replace(RECORD, key=key))
+    return replace(made, **other)
+
+
+def states(store: OffsetStore, group: str = GROUP) -> dict[str, State]:
+    """Each letter's state, by record."""
+    return {str(letter.key): letter.state for letter in store.letters(group).letters}
+
+
+def at(offset: int, tp: TopicPartition = P0) -> LetterKey:
+    """The letter of a record, of whichever topic id."""
+    return LetterKey(tp, offset)
+
+
+def stored(offset: int, tp: TopicPartition = P0, topic_id: str = "payments-id") -> LetterKey:
+    """The letter as the database names it."""
+    return LetterKey(tp, offset, topic_id)
+
+
+def session(store: OffsetStore) -> AbstractContextManager[Session]:
+    """A transaction on the session's level, as the sink's replay has one."""
+    return transaction(store.database, name="test", lock_timeout=WAIT)
+
+
+class LetterContract(ContractParts):
+    """Letters from the transaction that writes them to the one that deletes them."""
+
+    @pytest.fixture
+    def give_up(self, store: OffsetStore, write: Write) -> GiveUp:
+        """Process ranges with letters."""
+
+        def give_up(claim: Claim, ranges: dict[TopicPartition, OffsetRange], letters: Iterable[NewLetter]) -> None:
+            kept = list(letters)
+            bad = {(letter.topic_partition, letter.offset) for letter in kept}
+            with store.transaction(claim) as tx:
+                plan = tx.lock(ranges)
+                for tp, decision in plan.items():
+                    left = decision.remaining
+                    write(tx, [offset for offset in range(left.from_, left.until) if (tp, offset) not in bad])
+                tx.write_letters(kept)
+                tx.advance({tp: decision.remaining for tp, decision in plan.items()})
+
+        return give_up
+
+    @pytest.fixture
+    def five(self, store: OffsetStore, claim: Claim, give_up: GiveUp) -> Claim:
+        """A claim that has passed [0, 10) of two partitions: 2, 4, 6 of one and 1, 3 of the other are letters."""
+        letters = [
+            *(dead(offset, key=b"k") for offset in (2, 4, 6)),
+            dead(1, P1, cause="rejected", error=PARSE, sequence=None),
+            dead(3, P1, payload=None, sequence=None),
+        ]
+        give_up(claim, {P0: OffsetRange(0, 10), P1: OffsetRange(0, 10)}, letters)
+        return claim
+
+    # -- in the transaction
+
+    @pytest.mark.behaviour("DLQ-1", "DLQ-2")
+    def test_a_letter_is_written_with_its_neighbours_and_the_offset_that_passes_it(
+        self, store: OffsetStore, claim: Claim, give_up: GiveUp, read: Read
+    ) -> None:
+        give_up(claim, {P0: OffsetRange(0, 4)}, [dead(2, payload=RECORD, error=replace(CHECK, traceback="line 1"))])
+
+        assert read() == [0, 1, 3]
+        assert store.offsets(GROUP)[P0].next_offset == 4
+        letter = store.letter(GROUP, P0, 2)
+        assert letter.payload == RECORD
+        assert letter.error == replace(CHECK, traceback="line 1")
+        assert (letter.state, letter.cause, letter.attempts, letter.times) == ("dead", "refused", 2, 1)
+        assert (letter.topic_id, letter.payload_state, letter.forced) == ("payments-id", "kept", False)
+        assert letter.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"
+        assert (letter.decided_at, letter.actor, letter.reason) == (None, None, None)
+
+    @pytest.mark.behaviour("DLQ-2")
+    def test_a_letter_goes_with_a_transaction_that_does_not_happen(
+        self, store: OffsetStore, claim: Claim, read: Read
+    ) -> None:
+        with pytest.raises(Stop), store.transaction(claim) as tx:
+            tx.advance({P0: tx.lock({P0: OffsetRange(0, 4)})[P0].remaining})
+            tx.write_letters([dead(2)])
+            raise Stop
+
+        assert store.letters(GROUP).letters == ()
+        assert read() == []
+        assert store.offsets(GROUP)[P0].next_offset == 0
+
+    @pytest.mark.parametrize(
+        ("letter", "range_"),
+        [(dead(4), OffsetRange(0, 4)), (dead(0, P1), OffsetRange(0, 4)), (dead(1), OffsetRange(0, 2))],
+        ids=["above the range", "another partition", "in the results already"],
+    )
+    def test_a_record_that_the_transaction_does_not_pass_is_no_letter(
+        self, store: OffsetStore, claim: Claim, give: Give, *, letter: NewLetter, range_: OffsetRange
+    ) -> None:
+        give(claim, {P0: OffsetRange(0, 2)})
+        with pytest.raises(AdvanceMismatch, match="does not pass"), store.transaction(claim) as tx:
+            tx.lock({P0: range_})
+            tx.write_letters([letter])
+        assert store.letters(GROUP).letters == ()
+
+    @pytest.mark.behaviour("TX-3")
+    def test_letters_come_after_the_lock_and_before_the_finish(self, store: OffsetStore, claim: Claim) -> None:
+        with pytest.raises(LockFirst), store.transaction(claim) as tx:
+            tx.write_letters([dead(0)])
+        with pytest.raises(ProtocolMisuse, match=r"after tx\.finish"), store.transaction(claim) as tx:
+            tx.finish({P0: tx.lock({P0: OffsetRange(0, 4)})[P0].remaining})
+            tx.write_letters([dead(0)])
+        assert store.letters(GROUP).letters == ()
+
+    def test_a_tombstone_a_missing_key_and_coordinates_alone_are_told_apart(
+        self, store: OffsetStore, claim: Claim, give_up: GiveUp
+    ) -> None:
+        nothing = Payload(None, None, None, None, None)
+        empty = Payload(b"", b"", (), -1, -1)
+        letters = [dead(0, payload=nothing), dead(1, payload=empty), dead(2, payload=None)]
+        give_up(claim, {P0: OffsetRange(0, 3)}, letters)
+
+        found = [store.letter(GROUP, P0, offset) for offset in range(3)]
+        assert [(one.payload, one.payload_state) for one in found] == [
+            (nothing, "kept"),
+            (empty, "kept"),
+            (None, "left out"),
+        ]
+
+    # -- after a reset
+
+    @pytest.mark.behaviour("DLQ-14")
+    def test_open_letters_are_superseded_by_the_batch_that_passes_their_records_again(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
+    ) -> None:
+        store.request_replay(GROUP, at(4), reason=REASON)
+        store.reset(GROUP, {P0: 0}, reason=REASON)
+        again = store.claim(GROUP, broker, mirror_every=None)
+        give(again, {P0: OffsetRange(0, 5)})
+
+        assert states(store) == {
+            "payments:0:2": "superseded",
+            "payments:0:4": "superseded",
+            "payments:0:6": "dead",
+            "payments:1:1": "dead",
+            "payments:1:3": "dead",
+        }
+        letter = store.letter(GROUP, P0, 2)
+        assert letter.actor == again.owner
+        assert letter.decided_at is not None
+        give(again, {P0: OffsetRange(5, 10)})
+        assert states(store)["payments:0:6"] == "superseded"
+
+    @pytest.mark.behaviour("DLQ-14")
+    def test_a_rolled_back_batch_supersedes_nothing_and_the_next_one_does(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
+    ) -> None:
+        store.reset(GROUP, {P0: 0}, reason=REASON)
+        again = store.claim(GROUP, broker, mirror_every=None)
+        with pytest.raises(Stop), store.transaction(again) as tx:
+            tx.lock({P0: OffsetRange(0, 10)})
+            raise Stop
+        assert states(store)["payments:0:2"] == "dead"
+
+        give(again, {P0: OffsetRange(0, 10)})
+        assert states(store)["payments:0:2"] == "superseded"
+
+    @pytest.mark.behaviour("DLQ-14")
+    def test_a_batch_locks_the_letters_that_it_passes_in_the_order_of_decisions(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
+    ) -> None:
+        store.request_replay(GROUP, at(2), reason=REASON)  # its row is now the last one in the table
+        store.reset(GROUP, {P0: 0}, reason=REASON)
+        again = store.claim(GROUP, broker, mirror_every=None)
+        with ThreadPoolExecutor(1) as pool:
+            with session(store) as deciding:
+                deciding.lock_letters(GROUP, [stored(2)])
+                batch = pool.submit(give, again, {P0: OffsetRange(0, 10)})
+                with pytest.raises(TimeoutError):
+                    batch.result(0.3)
+                assert list(deciding.lock_letters(GROUP, [stored(4), stored(6)])) == [stored(4), stored(6)]
+                deciding.decide_letters(GROUP, [stored(6)], "discarded", actor="ana", reason=REASON)
+            batch.result(WAIT)
+
+        assert [states(store)[f"payments:0:{offset}"] for offset in (2, 4, 6)] == [
+            "superseded",
+            "superseded",
+            "discarded",
+        ]
+
+    @pytest.mark.behaviour("DLQ-10")
+    def test_a_record_that_fails_again_reopens_its_letter(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim, give_up: GiveUp
+    ) -> None:
+        before = store.letter(GROUP, P0, 2)
+        store.discard(GROUP, at(2), reason=REASON, erase=True)
+        store.reset(GROUP, {P0: 0}, reason=REASON)
+        again = store.claim(GROUP, broker, mirror_every=None)
+        give_up(again, {P0: OffsetRange(0, 10)}, [dead(2, error=PARSE, attempts=5), dead(4)])
+
+        letter = store.letter(GROUP, P0, 2)
+        assert (letter.state, letter.times, letter.attempts, letter.error) == ("dead", 2, 5, PARSE)
+        assert (letter.payload_state, letter.decided_at, letter.actor, letter.reason) == ("kept", None, None, None)
+        assert letter.created_at == before.created_at
+        assert store.letter(GROUP, P0, 4).times == 2
+        assert states(store)["payments:0:6"] == "superseded"
+
+    @pytest.mark.behaviour("DLQ-14")
+    def test_letters_that_are_settled_stay_so_when_their_records_pass(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
+    ) -> None:
+        replay(store, at(2))
+        store.discard(GROUP, at(4), reason=REASON)
+        store.reset(GROUP, {P0: 0}, reason=REASON)
+        give(store.claim(GROUP, broker, mirror_every=None), {P0: OffsetRange(0, 10)})
+
+        assert [states(store)[f"payments:0:{offset}"] for offset in (2, 4, 6)] == [
+            "replayed",
+            "discarded",
+            "superseded",
+        ]
+
+    @pytest.mark.behaviour("DLQ-14")
+    def test_a_letter_of_a_topic_that_was_created_again_is_left_alone(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim, give_up: GiveUp
+    ) -> None:
+        again = recreate(store, broker)
+        give_up(again, {P0: OffsetRange(0, 3)}, [dead(2, error=PARSE)])
+
+        assert store.letter(GROUP, P0, 2, "payments-id").error == CHECK
+        assert store.letter(GROUP, P0, 2, "another-id").error == PARSE
+        assert store.letter(GROUP, P0, 2).topic_id == "another-id"
+        assert store.letter_counts(GROUP) == {"dead": 6}
+
+    @pytest.mark.behaviour("DLQ-10")
+    def test_a_topic_s_id_that_becomes_known_becomes_the_letter_s(
+        self, store: OffsetStore, broker: StaticBroker, give_up: GiveUp
+    ) -> None:
+        first = store.claim(GROUP, topics=["payments"])
+        give_up(first, {P0: OffsetRange(0, 4)}, [dead(2)])
+        assert store.letter(GROUP, P0, 2).topic_id == ""
+
+        store.claim(GROUP, broker, mirror_every=None)
+        assert store.letter(GROUP, P0, 2).topic_id == "payments-id"
+        store.reset(GROUP, {P0: 0}, reason=REASON)
+        give_up(store.claim(GROUP, broker, mirror_every=None), {P0: OffsetRange(0, 4)}, [dead(2)])
+        [letter] = store.letters(GROUP).letters
+        assert letter.times == 2
+
+    # -- failed attempts
+
+    @pytest.mark.behaviour("DLQ-3")
+    def test_failed_attempts_survive_a_restart_and_go_when_their_records_are_passed(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
+    ) -> None:
+        tries = {(P0, 2): Failed(1, {"RowsRefused": 1}), (P0, 7): Failed(3, {"ValueError": 3})}
+        with session(store) as one:
+            one.write_failures(GROUP, tries)
+        again = store.claim(GROUP, broker, mirror_every=None)
+        assert failures(store) == tries
+
+        with session(store) as one:
+            one.write_failures(GROUP, {(P0, 2): Failed(2, {"RowsRefused": 2})})
+        give(again, {P0: OffsetRange(0, 2)})
+        assert failures(store) == {**tries, (P0, 2): Failed(2, {"RowsRefused": 2})}
+        give(again, {P0: OffsetRange(2, 5), P1: OffsetRange(0, 10)})
+        assert failures(store) == {(P0, 7): tries[P0, 7]}
+
+    @pytest.mark.behaviour("DLQ-3")
+    def test_failed_attempts_go_when_the_offset_is_set_and_stay_when_it_is_not(
+        self, store: OffsetStore, claim: Claim, give: Give
+    ) -> None:
+        give(claim, {P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)})
+        with session(store) as one:
+            one.write_failures(GROUP, {(P0, 6): Failed(1, {"X": 1}), (P1, 6): Failed(1, {"X": 1})})
+        store.reset(GROUP, {P0: 3, P1: 5}, reason=REASON)
+
+        assert failures(store) == {(P1, 6): Failed(1, {"X": 1})}
+
+    def test_a_rename_takes_letters_and_failed_attempts_along(self, store: OffsetStore, five: Claim) -> None:
+        with session(store) as one:
+            one.write_failures(GROUP, {(P0, 12): Failed(1, {"X": 1})})
+        store.rename_group(GROUP, "invoicing", reason=REASON)
+
+        assert (store.letter_counts(GROUP), failures(store)) == ({}, {})
+        assert store.letter_counts("invoicing") == {"dead": 5}
+        assert failures(store, "invoicing") == {(P0, 12): Failed(1, {"X": 1})}
+        with pytest.raises(GroupRenamed):
+            store.discard(GROUP, at(2), reason=REASON)
+
+    # -- reads
+
+    @pytest.mark.behaviour("DLQ-1")
+    def test_a_list_has_the_newest_first_page_by_page_and_no_contents_unless_asked(
+        self, store: OffsetStore, five: Claim, give_up: GiveUp
+    ) -> None:
+        give_up(five, {P2: OffsetRange(0, 2)}, [dead(1, P2)])
+        seen: list[str] = []
+        after = None
+        while True:
+            page = store.letters(GROUP, after=after, limit=4)
+            assert all((one.payload, one.error.text, one.error.traceback) == (None, "", None) for one in page.letters)
+            seen += [str(letter.key) for letter in page.letters]
+            if (after := page.next) is None:
+                break
+
+        assert seen[0] == "payments:2:1"
+        assert sorted(seen[1:]) == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1", "payments:1:3"]
+        full = store.letters(GROUP, contents=True).letters
+        assert full == tuple(store.letter(GROUP, one.topic_partition, one.offset) for one in full)
+
+    def test_a_page_goes_on_where_the_last_one_ended_although_letters_have_come_since(
+        self, store: OffsetStore, five: Claim, give_up: GiveUp
+    ) -> None:
+        first = store.letters(GROUP, state="dead", limit=2)
+        give_up(five, {P2: OffsetRange(0, 2)}, [dead(1, P2)])
+        store.discard(GROUP, first.letters[-1].key, reason=REASON)
+
+        rest = store.letters(GROUP, state="dead", after=first.next)
+        assert len({letter.key for letter in (*first.letters, *rest.letters)}) == 5
+        assert rest.next is None
+
+    @pytest.mark.parametrize(
+        ("chosen", "found"),
+        [
+            ({"cause": "rejected"}, ["payments:1:1"]),
+            ({"topic": "payments", "partition": 1}, ["payments:1:1", "payments:1:3"]),
+            ({"topic": "refunds"}, []),
+            ({"error_class": "ValueError"}, ["payments:1:1"]),
+            ({"sqlstate": ""}, ["payments:1:1"]),
+            ({"sqlstate": "23514", "partition": 1}, ["payments:1:3"]),
+            ({"table": "public.results", "constraint": "positive", "column": "", "partition": 1}, ["payments:1:3"]),
+            ({"constraint": "another"}, []),
+            ({"state": "requested"}, ["payments:0:2"]),
+            ({"state": ["requested", "discarded"]}, ["payments:0:2", "payments:0:4"]),
+        ],
+    )
+    def test_a_list_is_filtered(
+        self, store: OffsetStore, five: Claim, chosen: dict[str, Any], found: list[str]
+    ) -> None:
+        store.request_replay(GROUP, at(2), reason=REASON)
+        store.discard(GROUP, at(4), reason=REASON)
+        assert sorted(str(letter.key) for letter in store.letters(GROUP, **chosen).letters) == found
+
+    @pytest.mark.parametrize(
+        "wrong", [{"state": "alive"}, {"cause": "bad luck"}, {"limit": 0}, {"after": "x"}, {"after": "WzFd"}]
+    )
+    def test_a_list_that_cant_be_meant_is_refused(self, store: OffsetStore, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError):
+            store.letters(GROUP, **wrong)
+
+    def test_letters_are_counted_by_state_and_the_open_ones_are_the_group_s(
+        self, store: OffsetStore, five: Claim
+    ) -> None:
+        store.request_replay(GROUP, at(2), reason=REASON)
+        store.discard(GROUP, at(4), reason=REASON)
+
+        assert store.letter_counts(GROUP) == {"dead": 3, "requested": 1, "discarded": 1}
+        assert store.group_state(GROUP).dead_letters == {"dead": 3, "requested": 1}
+        assert store.letter_counts("nobody") == {}
+
+    def test_letters_are_grouped_by_their_errors_and_a_group_is_a_filter(self, store: OffsetStore, five: Claim) -> None:
+        many, one = store.letter_errors(GROUP)
+
+        assert (many.count, many.cause, many.error_class, many.sqlstate) == (4, "refused", "RowsRefused", "23514")
+        assert (many.table, many.constraint, many.column) == ("public.results", "positive", None)
+        letters = store.letters(GROUP, cause="refused").letters
+        assert (many.first_at, many.last_at) == (letters[-1].created_at, letters[0].created_at)
+        assert many.example == letters[0].key
+        assert (one.count, one.error_class, one.sqlstate, one.example) == (1, "ValueError", None, stored(1, P1))
+        assert store.discard(GROUP, one.which, reason=REASON).letters == (stored(1, P1),)
+        assert [error.count for error in store.letter_errors(GROUP)] == [4]
+        assert [error.count for error in store.letter_errors(GROUP, state=None, limit=1)] == [4]
+
+    def test_a_letter_that_is_not_there_is_told(self, store: OffsetStore, five: Claim) -> None:
+        for key in (at(3), at(2, P2), LetterKey(P0, 2, "another-id")):
+            with pytest.raises(UnknownLetter):
+                store.letter(GROUP, key.topic_partition, key.offset, key.topic_id)
+        with pytest.raises(UnknownLetter):
+            store.letter("nobody", P0, 2)
+
+    # -- decisions
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_request_marks_letters_and_the_history_has_one_line(self, store: OffsetStore, five: Claim) -> None:
+        done = store.request_replay(GROUP, [at(4), at(2)], reason=REASON, actor="ana", forced=True)
+
+        assert done.letters == (stored(2), stored(4))
+        letter = store.letter(GROUP, P0, 4)
+        assert (letter.state, letter.forced, letter.actor, letter.reason) == ("requested", True, "ana", REASON)
+        assert letter.decided_at is not None
+        assert letter.payload is not None
+        [line] = store.history(GROUP, events=["replay"])
+        assert (line.actor, line.topic_partition, line.from_offset, line.to_offset) == ("ana", P0, 2, 5)
+        assert line.reason == f"2 dead letters to be replayed, forced (payments:0:2, payments:0:4): {REASON}"
+        assert done.history == replace(line, at=None)
+        assert line.token == five.token
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_filter_chooses_in_order_up_to_the_limit_and_says_what_it_leaves(
+        self, store: OffsetStore, five: Claim
+    ) -> None:
+        refused = LetterFilter(cause="refused")
+        seen = store.request_replay(GROUP, refused, reason=REASON, limit=2, dry_run=True)
+        assert (seen.letters, seen.more, seen.without_payload) == ((stored(2), stored(4)), True, 1)
+        assert not seen.executed
+        assert store.letter_counts(GROUP) == {"dead": 5}
+
+        done = store.request_replay(GROUP, refused, reason=REASON, limit=2)
+        assert (done.letters, done.more, done.without_payload) == (seen.letters, True, 1)
+        rest = store.request_replay(GROUP, refused, reason=REASON, limit=2)
+        assert (rest.letters, rest.more, rest.without_payload) == ((stored(6),), False, 1)
+        assert rest.executed
+        none = store.request_replay(GROUP, refused, reason=REASON)
+        assert (none.letters, none.executed, none.without_payload) == ((), False, 1)
+        lines = store.history(GROUP, events=["replay"])
+        assert [line.reason for line in lines] == [
+            f"2 dead letters to be replayed (cause=refused): {REASON}",
+            f"1 dead letter to be replayed (cause=refused): {REASON}",
+        ]
+
+    def test_letters_of_several_partitions_are_one_line_without_a_place(self, store: OffsetStore, five: Claim) -> None:
+        store.discard(GROUP, LetterFilter(), reason=REASON, actor="ana")
+
+        [line] = store.history(GROUP, events=["discard"])
+        assert (line.topic_partition, line.from_offset, line.to_offset) == (None, None, None)
+        assert line.reason == f"5 dead letters discarded: {REASON}"
+
+    def test_a_letter_without_its_record_cant_be_replayed(self, store: OffsetStore, five: Claim) -> None:
+        with pytest.raises(PayloadMissing, match="left out"):
+            store.request_replay(GROUP, [at(2), at(3, P1)], reason=REASON)
+        assert store.letter_counts(GROUP) == {"dead": 5}
+        assert store.history(GROUP, events=["replay"]) == []
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_letter_that_is_settled_is_not_replayed_or_discarded_again(self, store: OffsetStore, five: Claim) -> None:
+        replay(store, at(2))
+        store.discard(GROUP, at(4), reason=REASON)
+
+        for settled in (at(2), at(4)):
+            with pytest.raises(LetterSettled):
+                store.request_replay(GROUP, settled, reason=REASON)
+            with pytest.raises(LetterSettled):
+                store.discard(GROUP, settled, reason=REASON)
+        done = store.request_replay(GROUP, LetterFilter(topic="payments", partition=0), reason=REASON)
+        assert done.letters == (stored(6),)
+
+    def test_a_request_can_be_withdrawn_by_discarding(self, store: OffsetStore, five: Claim) -> None:
+        store.request_replay(GROUP, at(2), reason=REASON)
+        done = store.discard(GROUP, LetterFilter(("requested",)), reason="a mistake")
+
+        assert done.letters == (stored(2),)
+        letter = store.letter(GROUP, P0, 2)
+        assert (letter.state, letter.reason, letter.payload_state) == ("discarded", "a mistake", "kept")
+        assert not reading(store.database, lambda one: one.has_requested(GROUP))
+
+    def test_erasing_discards_what_is_open_and_clears_contents_in_any_state(
+        self, store: OffsetStore, five: Claim
+    ) -> None:
+        replay(store, at(2))
+        before = store.letter(GROUP, P0, 2)
+        done = store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True, limit=4)
+        assert (len(done.letters), done.more) == (4, True)
+        done = store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True)
+        assert (len(done.letters), done.more) == (1, False)
+        assert store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True).letters == ()
+
+        assert store.letter_counts(GROUP) == {"replayed": 1, "discarded": 4}
+        for letter in store.letters(GROUP, contents=True).letters:
+            assert (letter.payload, letter.payload_state, letter.sequence) == (None, "erased", None)
+            assert (letter.error.text, letter.error.traceback) == ("", None)
+            assert letter.error.error_class
+        after = store.letter(GROUP, P0, 2)
+        assert (after.state, after.decided_at, after.reason) == ("replayed", before.decided_at, before.reason)
+        assert len(store.history(GROUP, events=["erase"])) == 2
+        store.discard(GROUP, at(2), reason=REASON, erase=True)
+        with pytest.raises(LetterSettled):
+            store.request_replay(GROUP, at(2), reason=REASON)
+
+    @pytest.mark.parametrize("decide", ["request_replay", "discard"])
+    @pytest.mark.parametrize(
+        ("which", "other", "error"),
+        [
+            (at(3), {}, UnknownLetter),
+            ([at(2), LetterKey(P0, 4, "another-id")], {}, UnknownLetter),
+            ([], {}, ConfigurationError),
+            ([at(2), at(4)], {"limit": 1}, ConfigurationError),
+            (at(2), {"limit": 0}, ConfigurationError),
+            (at(2), {"reason": " "}, ConfigurationError),
+            (at(2), {"group": "nobody"}, UnknownGroup),
+        ],
+        ids=["no letter", "another topic", "none", "too many", "limit", "reason", "group"],
+    )
+    def test_a_decision_that_cant_be_meant_changes_nothing(  # noqa: PLR0917
+        self, store: OffsetStore, five: Claim, decide: str, which: Any, other: dict[str, Any], error: type[Exception]
+    ) -> None:
+        for dry_run in (True, False):
+            with pytest.raises(error):
+                getattr(store, decide)(
+                    **{"group": GROUP, "which": which, "reason": REASON, "dry_run": dry_run, **other}
+                )
+        assert store.letter_counts(GROUP) == {"dead": 5}
+        assert store.history(GROUP, events=["replay", "discard"]) == []
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_decision_waits_for_a_replay_and_sees_what_it_did(self, store: OffsetStore, five: Claim) -> None:
+        store.request_replay(GROUP, [at(2), at(4)], reason=REASON)
+        with ThreadPoolExecutor(1) as pool:
+            with session(store) as job:
+                job.lock_letters(GROUP, [stored(2)])
+                waiting = pool.submit(store.discard, GROUP, LetterFilter(("requested",)), reason=REASON)
+                with pytest.raises(TimeoutError):
+                    waiting.result(0.2)
+                assert job.mark_replayed(GROUP, [stored(2)], actor="job") == 1
+            done = waiting.result(WAIT)
+
+        assert done.letters == (stored(4),)
+        assert store.letter(GROUP, P0, 2).state == "replayed"
+
+    def test_a_decision_does_not_wait_for_ever(self, store: OffsetStore, five: Claim) -> None:
+        store.timeouts = Timeouts(lock=0.2)
+        with session(store) as job:
+            job.lock_letters(GROUP, [stored(2)])
+            with pytest.raises(LockTimeout):
+                store.discard(GROUP, at(2), reason=REASON)
+            assert store.discard(GROUP, at(2), reason=REASON, dry_run=True).letters == (stored(2),)
+            store.discard(GROUP, at(4), reason=REASON)
+        assert store.letter(GROUP, P0, 2).state == "dead"
+
+    def test_only_what_was_settled_long_enough_ago_is_pruned(self, store: OffsetStore, five: Claim) -> None:
+        replay(store, at(2))
+        store.discard(GROUP, [at(4), at(1, P1)], reason=REASON)
+        store.request_replay(GROUP, at(6), reason=REASON)
+        day = timedelta(days=1)
+        assert store.prune(GROUP, older_than=day, reason=REASON).count == 0
+        now = timedelta(0)
+        seen = store.prune(GROUP, older_than=now, reason=REASON, limit=2, dry_run=True)
+        assert (seen.count, seen.more, seen.executed) == (2, True, False)
+
+        assert store.prune(GROUP, older_than=now, reason=REASON, states=["discarded"], limit=1).more
+        done = store.prune(GROUP, older_than=now, reason=REASON, actor="ana")
+        assert (done.count, done.more, done.executed) == (2, False, True)
+        assert store.letter_counts(GROUP) == {"dead": 1, "requested": 1}
+        assert not store.prune(GROUP, older_than=now, reason=REASON).executed
+        first, last = store.history(GROUP, events=["prune"])
+        assert first.reason.startswith("1 dead letter deleted (discarded before ")
+        assert last.reason.startswith("2 dead letters deleted (replayed, discarded, superseded before ")
+        assert last.actor == "ana"
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"states": ["dead"]},
+            {"states": ["requested", "replayed"]},
+            {"states": []},
+            {"older_than": timedelta(-1)},
+            {"reason": ""},
+        ],
+    )
+    def test_letters_that_are_open_are_never_pruned(
+        self, store: OffsetStore, five: Claim, wrong: dict[str, Any]
+    ) -> None:
+        arguments: dict[str, Any] = {"older_than": timedelta(0), "reason": REASON, **wrong}
+        with pytest.raises(ConfigurationError):
+            store.prune(GROUP, **arguments)
+        store.prune(GROUP, older_than=timedelta(0), reason=REASON)
+        assert store.letter_counts(GROUP) == {"dead": 5}
+
+    # -- the job's replay
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_requested_letters_come_in_order_with_their_contents_and_in_parts(
+        self, store: OffsetStore, five: Claim
+    ) -> None:
+        assert not reading(store.database, lambda one: one.has_requested(GROUP))
+        store.request_replay(GROUP, [at(1, P1), at(6), at(4), at(2)], reason=REASON)
+
+        assert reading(store.database, lambda one: one.has_requested(GROUP))
+        assert requested(store) == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1"]
+        assert requested(store, limit=3) == ["payments:0:2", "payments:0:4", "payments:0:6"]
+        assert requested(store, max_bytes=1) == ["payments:0:2"]
+        [letter] = reading(store.database, lambda one: one.requested_letters(GROUP, ["payments"], limit=1, max_bytes=1))
+        assert letter == store.letter(GROUP, P0, 2)
+        assert letter.payload == replace(RECORD, key=b"k")
+        assert reading(store.database, lambda one: one.requested_letters(GROUP, ["x"], limit=9, max_bytes=9)) == []
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_letter_ahead_of_the_job_is_not_replayed_but_passed(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
+    ) -> None:
+        store.request_replay(GROUP, LetterFilter(partition=0), reason=REASON)
+        store.reset(GROUP, {P0: 4}, reason=REASON)
+        assert requested(store) == ["payments:0:2"]
+
+        give(store.claim(GROUP, broker, mirror_every=None), {P0: OffsetRange(4, 10)})
+        assert requested(store) == ["payments:0:2"]
+        assert states(store)["payments:0:6"] == "superseded"
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_letter_of_an_earlier_topic_is_replayed_wherever_the_job_is(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim
+    ) -> None:
+        recreate(store, broker)
+        store.request_replay(GROUP, [at(2), at(6)], reason=REASON)
+        assert requested(store) == ["payments:0:2"], "6 waits for 4, which is dead and of its sequence"
+        store.request_replay(GROUP, at(4), reason=REASON)
+        assert requested(store) == ["payments:0:2", "payments:0:4", "payments:0:6"]
+
+    @pytest.mark.behaviour("DLQ-11")
+    def test_a_letter_waits_for_the_dead_ones_of_its_sequence_before_it(self, store: OffsetStore, five: Claim) -> None:
+        store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
+        assert requested(store) == []
+        store.discard(GROUP, at(2), reason=REASON)
+        assert requested(store) == ["payments:0:4", "payments:0:6"]
+
+        with session(store) as job:
+            assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
+        assert requested(store) == []
+
+    @pytest.mark.behaviour("DLQ-11")
+    def test_a_sequence_ends_with_its_topic(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim, give_up: GiveUp
+    ) -> None:
+        again = recreate(store, broker)
+        give_up(again, {P0: OffsetRange(0, 9)}, [dead(8, key=b"k")])
+
+        assert reading(store.database, lambda one: one.open_sequences(GROUP)) == {digest(P0, b"k"): 8}
+        store.request_replay(GROUP, at(8), reason=REASON)
+        assert requested(store) == ["payments:0:8"]
+
+    @pytest.mark.behaviour("DLQ-11")
+    def test_a_sequence_is_open_from_its_lowest_open_letter_below_the_stored_offset(
+        self, store: OffsetStore, five: Claim, give_up: GiveUp
+    ) -> None:
+        def open_ones() -> dict[bytes, int]:
+            return reading(store.database, lambda one: one.open_sequences(GROUP))
+
+        key, other = digest(P0, b"k"), digest(P2, b"k")
+        give_up(five, {P2: OffsetRange(0, 9)}, [dead(5, P2, b"k", cause="sequence")])
+        assert open_ones() == {key: 2, other: 5}
+        store.discard(GROUP, at(2), reason=REASON)
+        store.request_replay(GROUP, at(4), reason=REASON)
+        assert open_ones() == {key: 4, other: 5}
+        store.reset(GROUP, {P0: 0, P2: 6}, reason=REASON)
+        assert open_ones() == {other: 5}
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_replay_locks_its_letters_and_sees_what_has_changed_since_it_read_them(
+        self, store: OffsetStore, five: Claim
+    ) -> None:
+        store.request_replay(GROUP, [at(2), at(4)], reason=REASON, forced=True)
+        store.discard(GROUP, at(4), reason=REASON, erase=True)
+        with session(store) as job:
+            found = job.lock_letters(GROUP, [stored(4), stored(2), stored(3)])
+            assert list(found) == [stored(2), stored(4)]
+            assert found[stored(2)] == ("requested", "kept", True, 1, 2)
+            assert found[stored(4)][:2] == ("discarded", "erased")
+            assert job.mark_replayed(GROUP, [*found], actor="the job") == 1
+
+        letter = store.letter(GROUP, P0, 2)
+        assert (letter.state, letter.actor, letter.reason) == ("replayed", "the job", REASON)
+        assert store.letter(GROUP, P0, 4).state == "discarded"
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_letter_that_fails_again_is_dead_with_its_new_error_and_one_attempt_more(
+        self, store: OffsetStore, five: Claim
+    ) -> None:
+        store.request_replay(GROUP, [at(2), at(1, P1)], reason=REASON, forced=True)
+        failed = {
+            stored(2): FailedReplay(replace(PARSE, text="a\0b"), "rejected"),
+            stored(1, P1): FailedReplay(CHECK),
+            stored(4): FailedReplay(CHECK),
+        }
+        with session(store) as job:
+            assert job.return_letters(GROUP, failed, actor="the job") == 2
+
+        letter = store.letter(GROUP, P0, 2)
+        assert (letter.state, letter.cause, letter.attempts, letter.times) == ("dead", "rejected", 3, 1)
+        assert letter.error == replace(PARSE, text="ab")
+        assert (letter.forced, letter.actor, letter.payload) == (False, "the job", replace(RECORD, key=b"k"))
+        assert store.letter(GROUP, P1, 1).cause == "rejected"
+        assert store.letter(GROUP, P0, 4).attempts == 2
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_replay_that_does_not_happen_leaves_its_letters_requested(self, store: OffsetStore, five: Claim) -> None:
+        store.request_replay(GROUP, at(2), reason=REASON)
+        with pytest.raises(Stop), session(store) as job:
+            job.mark_replayed(GROUP, [stored(2)], actor="job")
+            raise Stop
+        assert requested(store) == ["payments:0:2"]
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_reset_counts_the_replayed_letters_that_it_goes_back_over(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim
+    ) -> None:
+        for offset in (2, 6):
+            replay(store, at(offset))
+        for dry_run in (True, False):
+            assert store.reset(GROUP, {P0: 7, P1: 0}, reason=REASON, dry_run=dry_run).replayed_letters == 0
+        assert store.reset(GROUP, {P0: 6}, reason=REASON, dry_run=True).replayed_letters == 1
+        assert store.reset(GROUP, {P0: 2}, reason=REASON).replayed_letters == 2
+        assert store.reset(GROUP, {P0: 10}, reason=REASON).replayed_letters == 0
+        recreate(store, broker)
+        store.reset(GROUP, {P0: 10}, reason=REASON)
+        assert store.reset(GROUP, {P0: 0}, reason=REASON).replayed_letters == 0
+
+
+def failures(store: OffsetStore, group: str = GROUP) -> dict[tuple[TopicPartition, int], Failed]:
+    """The failed attempts that are stored."""
+    return reading(store.database, lambda one: one.failures(group))
+
+
+def requested(store: OffsetStore, *, limit: int = 100, max_bytes: int = 1 << 20) -> list[str]:
+    """The letters that a job would replay next."""
+    query: Callable[[Session], list[str]] = lambda one: [  # noqa: E731 - a query is a function
+        str(letter.key) for letter in one.requested_letters(GROUP, ["payments"], limit=limit, max_bytes=max_bytes)
+    ]
+    return reading(store.database, query)
+
+
+def replay(store: OffsetStore, key: LetterKey) -> None:
+    """Mark a letter as a job does that has replayed it."""
+    [found] = store.request_replay(GROUP, key, reason=REASON).letters
+    with session(store) as job:
+        assert job.mark_replayed(GROUP, [found], actor="the job") == 1
+
+
+def recreate(store: OffsetStore, broker: StaticBroker) -> Claim:
+    """Delete the topic and create it again, and claim it from its beginning."""
+    log = broker.current.topics["payments"]
+    broker.current = replace(broker.current, topics={"payments": replace(log, topic_id="another-id")})
+    return store.claim(GROUP, broker, policy=StartPolicy(on_recreated="restart"), mirror_every=None)

@@ -1,0 +1,182 @@
+"""Dead letters and failed attempts in memory: the part of a `MemorySession` that implements `LetterSession`."""
+
+# ruff: noqa: D102 - the Protocol says what the methods do
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.letters import OPEN, Failed, Letter, trace_id, writable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from datetime import datetime
+
+    from offsetstore.offsets import OffsetRange, StoredOffset
+    from offsetstore.protocol.letters import LetterError, NewLetter
+
+LetterRow: TypeAlias = tuple[str, TopicPartition, int, str]
+"""Group, partition, offset and topic id."""
+FailureKey: TypeAlias = tuple[str, TopicPartition, int]
+
+
+@dataclass(slots=True)
+class LetterContents:
+    """Both tables; ``None`` stands for a row that was deleted."""
+
+    letters: dict[LetterRow, Letter | None] = field(default_factory=dict[LetterRow, "Letter | None"])
+    failures: dict[FailureKey, Failed | None] = field(default_factory=dict[FailureKey, "Failed | None"])
+
+    def apply(self, changes: LetterContents) -> None:
+        """Take over what a transaction wrote."""
+        self.letters |= changes.letters
+        self.failures |= changes.failures
+
+    def copy(self) -> LetterContents:
+        """As it is now."""
+        return LetterContents(dict(self.letters), dict(self.failures))
+
+
+def storable(error: LetterError) -> LetterError:
+    """The error as a database holds it."""
+    traceback = None if error.traceback is None else writable(error.traceback)
+    return replace(error, text=writable(error.text), traceback=traceback)
+
+
+class LetterMemory:
+    """See the module. A session gives it its own changes, what is committed, and its rows."""
+
+    _statement: Callable[[], AbstractContextManager[object]]
+    _rows: Callable[[str], dict[TopicPartition, StoredOffset]]
+    _take_letter: Callable[[LetterRow], None]
+    """Locks a letter's row FOR UPDATE."""
+
+    def __init__(
+        self, committed: LetterContents, changes: Callable[[], LetterContents], clock: Callable[[], datetime]
+    ) -> None:
+        self._committed_letters = committed
+        self._letter_changes = changes
+        self._letter_clock = clock
+
+    def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
+        with self._statement():
+            rows = self._rows(group)
+            for new in letters:
+                tp = new.topic_partition
+                known = [row.topic_id for one, row in rows.items() if one.topic == tp.topic and row.topic_id]
+                key = (group, tp, new.offset, max(known, default=""))
+                self._take_letter(key)
+                before = self._letters().get(key)
+                self._letter_changes().letters[key] = Letter(
+                    tp,
+                    new.offset,
+                    key[-1],
+                    "dead",
+                    new.cause,
+                    storable(new.error),
+                    new.attempts,
+                    before.times + 1 if before else 1,
+                    new.sequence,
+                    new.payload,
+                    "left out" if new.payload is None else "kept",
+                    forced=False,
+                    trace_id=trace_id(new.payload.headers) if new.payload else None,
+                    created_at=before.created_at if before else self._letter_clock(),
+                    decided_at=None,
+                    actor=None,
+                    reason=None,
+                )
+        return len(letters)
+
+    def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
+        with self._statement():
+            rows = self._rows(group)
+            ahead: dict[TopicPartition, int] = {}
+            for tp, offset, letter in self._open(group):
+                if (
+                    tp in rows
+                    and offset >= rows[tp].next_offset
+                    and letter.topic_id in {"", rows[tp].topic_id or letter.topic_id}
+                ):
+                    ahead[tp] = max(offset, ahead.get(tp, 0))
+            return ahead
+
+    def supersede(self, group: str, ranges: Mapping[TopicPartition, OffsetRange], *, actor: str) -> int:
+        count = 0
+        with self._statement():
+            rows = self._rows(group)
+            for tp, offset, letter in sorted(self._open(group), key=lambda one: one[:2]):
+                range_ = ranges.get(tp)
+                ours = tp in rows and letter.topic_id in {"", rows[tp].topic_id or letter.topic_id}
+                key = (group, tp, offset, letter.topic_id)
+                if ours and range_ is not None and range_.from_ <= offset < range_.until:
+                    self._take_letter(key)
+                    now = self._letters().get(key)
+                    if now is None or now.state not in OPEN:
+                        continue
+                    self._letter_changes().letters[key] = replace(
+                        now,
+                        state="superseded",
+                        decided_at=self._letter_clock(),
+                        actor=actor,
+                        reason="the job has read the record again",
+                    )
+                    count += 1
+        return count
+
+    def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
+        with self._statement():
+            for key, letter in self._letters().items():
+                name, tp, offset, topic_id = key
+                new = (name, tp, offset, topic_ids.get(tp.topic, ""))
+                if name == group and not topic_id and new[-1] and new not in self._letters():
+                    self._letter_changes().letters[key] = None
+                    self._letter_changes().letters[new] = replace(letter, topic_id=new[-1])
+
+    def failures(self, group: str) -> dict[tuple[TopicPartition, int], Failed]:
+        with self._statement():
+            return {(tp, offset): failed for (name, tp, offset), failed in self._failures().items() if name == group}
+
+    def write_failures(self, group: str, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
+        with self._statement():
+            self._letter_changes().failures.update({(group, *place): failed for place, failed in failures.items()})
+
+    def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        with self._statement():
+            for name, tp, offset in self._failures():
+                if name == group and tp in ranges and offset < ranges[tp].until:
+                    self._letter_changes().failures[name, tp, offset] = None
+
+    def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Delete the attempts of partitions whose stored offset will change."""
+        rows = self._rows(group)
+        for name, tp, offset in self._failures():
+            if name == group and tp in offsets and (tp not in rows or rows[tp].next_offset != offsets[tp]):
+                self._letter_changes().failures[name, tp, offset] = None
+
+    def _rename_letters(self, group: str, new: str) -> None:
+        changes = self._letter_changes()
+        for key, letter in self._letters().items():
+            if key[0] == group:
+                changes.letters |= {key: None, (new, *key[1:]): letter}
+        for key, failed in self._failures().items():
+            if key[0] == group:
+                changes.failures |= {key: None, (new, *key[1:]): failed}
+
+    def _open(self, group: str) -> list[tuple[TopicPartition, int, Letter]]:
+        return [
+            (tp, offset, letter)
+            for (name, tp, offset, _), letter in self._letters().items()
+            if name == group and letter.state in OPEN
+        ]
+
+    def _letters(self) -> dict[LetterRow, Letter]:
+        both = self._committed_letters.letters | self._letter_changes().letters
+        return {key: letter for key, letter in both.items() if letter is not None}
+
+    def _failures(self) -> dict[FailureKey, Failed]:
+        both = self._committed_letters.failures | self._letter_changes().failures
+        return {key: failed for key, failed in both.items() if failed is not None}

@@ -1,0 +1,487 @@
+"""Discovery on PostgreSQL: which of a batch's records the tables refuse, and what that leaves behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from offsetstore import Append, Execute, OffsetRange, OffsetStore, Timeouts, TopicPartition, Upsert
+from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable, TransactionLost
+from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover
+from offsetstore.processing.isolate import try_out
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.failpoints import FailpointReached
+from offsetstore.protocol.replay import decide
+from tests.integration.writers.writing import batch, kafka
+from tests.support.background import in_background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from offsetstore import Claim
+    from offsetstore.processing.plan import Decisions
+    from offsetstore.protocol.ports import Writer
+    from offsetstore.protocol.work import Work
+    from tests.integration.conftest import Query
+
+P0 = TopicPartition("payments", 0)
+
+
+@pytest.fixture
+def claim(store: OffsetStore) -> Claim:
+    return store.claim("billing", topics=["payments"])
+
+
+@dataclass
+class Output:
+    """The rows that a batch has for one table, and the record of each."""
+
+    writer: Writer
+    rows: list[dict[str, Any]]
+    records: list[int]
+    types: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._batch = batch({name: [row[name] for row in self.rows] for name in self.rows[0]}, self.types)
+        self._places: dict[int, list[int]] = {}
+        for place, record in enumerate(self.records):
+            self._places.setdefault(record, []).append(place)
+
+    def write(self, work: Work, records: Sequence[int]) -> None:
+        places = [place for record in records for place in self._places.get(record, ())]
+        if places:
+            self.writer.write(work, [self._batch.take(places)])
+
+
+def each(writer: Writer, *rows: dict[str, Any]) -> Output:
+    """One row of each record."""
+    return Output(writer, list(rows), list(range(len(rows))))
+
+
+def in_order(*outputs: Output) -> Callable[[Work, Sequence[int]], None]:
+    def write(work: Work, records: Sequence[int]) -> None:
+        for output in outputs:
+            output.write(work, records)
+
+    return write
+
+
+def size_of(*outputs: Output) -> int:
+    return 1 + max(record for output in outputs for record in output.records)
+
+
+def decisions_for(size: int) -> Decisions:
+    return {P0: decide(0, OffsetRange(0, size))}
+
+
+def search(
+    claim: Claim,
+    *outputs: Output,
+    keys: Mapping[int, Hashable] | None = None,
+    seconds: float = 60.0,
+    limit: int = 10_000,
+    check: Callable[[], None] = lambda: None,
+) -> dict[int, RowsRefused]:
+    size = size_of(*outputs)
+    write = in_order(*outputs)
+    decisions = decisions_for(size)
+    return discover(claim, decisions, range(size), keys or {}, write, seconds=seconds, limit=limit, check=check)
+
+
+def write_all_but(claim: Claim, *outputs: Output, dead: Mapping[int, object]) -> None:
+    """What the real transaction would write; it is rolled back."""
+    size = size_of(*outputs)
+    rest = [record for record in range(size) if record not in dead]
+    try_out(claim, decisions_for(size), lambda work: in_order(*outputs)(work, rest))
+
+
+# -- whom it blames
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_an_employee_whose_boss_comes_later_is_not_blamed(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE emp (id int PRIMARY KEY, boss int REFERENCES emp, name text NOT NULL)")
+    staff = each(
+        Append("emp"),
+        {"id": 5, "boss": 9, "name": "n"},
+        {"id": 9, "boss": None, "name": "n"},
+        {"id": 10, "boss": None, "name": None},
+    )
+
+    found = search(claim, staff)
+
+    assert found.keys() == {2}
+    assert (found[2].sqlstate, found[2].column) == ("23502", "name")
+    write_all_but(claim, staff, dead=found)
+    assert query("SELECT * FROM emp") == []
+
+
+LINES = """
+CREATE TABLE orders (id int PRIMARY KEY);
+CREATE TABLE lines (id int, "order" int CONSTRAINT of_order REFERENCES orders {deferrable})
+"""
+DEFERRED = "DEFERRABLE INITIALLY DEFERRED"
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_of_lines_that_come_before_their_orders_only_the_one_without_dies(claim: Claim, query: Query) -> None:
+    query(LINES.format(deferrable=DEFERRED))
+    size = 500
+    rows = [{"id": number, "order": -1 if number == 77 else number} for number in range(size)]
+    lines = Output(Append("lines"), rows, list(range(size)))
+    orders = Output(Append("orders"), [{"id": number} for number in range(size)], list(range(size, 2 * size)))
+    tries: list[None] = []
+
+    found = search(claim, lines, orders, check=lambda: tries.append(None))
+
+    assert {record: refused.constraint for record, refused in found.items()} == {77: "of_order"}
+    assert len(tries) < 40
+
+
+@pytest.mark.behaviour("DLQ-8")
+@pytest.mark.parametrize("name", ["of_lines", 'of "% order'], ids=["plain", "quoted"])
+def test_a_record_that_makes_a_line_and_then_its_order_is_accepted_alone_too(
+    claim: Claim, query: Query, name: str
+) -> None:
+    """Its constraint is deferred again after each try."""
+    query(LINES.format(deferrable=DEFERRED))
+    query(f'ALTER TABLE lines RENAME CONSTRAINT of_order TO "{name.replace(chr(34), 2 * chr(34))}"')
+    lines = each(Append("lines"), *({"id": number, "order": number} for number in range(8)))
+    orders = each(Append("orders"), *({"id": -1 if number == 5 else number} for number in range(8)))
+
+    assert search(claim, lines, orders).keys() == {5}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_deferred_constraint_that_shares_its_name_with_another_is_checked_all_the_same(
+    claim: Claim, query: Query
+) -> None:
+    """It can't be deferred again by its name."""
+    query(LINES.format(deferrable=DEFERRED))
+    query("CREATE TABLE other (id int CONSTRAINT of_order CHECK (id > 0))")
+    lines = each(Append("lines"), *({"id": number, "order": number} for number in range(200)))
+    orders = each(Append("orders"), *({"id": -number if number % 70 == 5 else number} for number in range(200)))
+
+    found = search(claim, lines, orders)
+
+    assert found.keys() == {5, 75, 145}
+    assert {refused.constraint for refused in found.values()} == {"of_order"}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_constraint_that_is_immediate_at_first_stays_so(claim: Claim, query: Query) -> None:
+    """Otherwise discovery would accept what the batch's transaction refuses."""
+    query(LINES.format(deferrable="DEFERRABLE INITIALLY IMMEDIATE"))
+    query("CREATE TABLE other (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)")
+    lines = Output(Append("lines"), [{"id": 1, "order": 1}], [4])
+    orders = Output(Append("orders"), [{"id": 1}], [4])
+    others = each(Append("other"), *({"id": number} for number in range(8)))
+
+    assert search(claim, lines, orders, others).keys() == {4}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_dead_parents_child_dies_too(claim: Claim, query: Query) -> None:
+    query(LINES.format(deferrable=DEFERRED))
+    query("ALTER TABLE orders ADD CHECK (id < 100)")
+    orders = each(Append("orders"), {"id": 100}, {"id": 1}, {"id": 2})
+    lines = Output(Append("lines"), [{"id": 1, "order": 100}, {"id": 2, "order": 1}], [3, 4])
+
+    found = search(claim, orders, lines)
+
+    assert {record: refused.sqlstate for record, refused in found.items()} == {0: "23514", 3: "23503"}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_record_goes_from_all_outputs_for_one_of_its_rows(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE parts (id int CHECK (id < 100)); CREATE TABLE wholes (id int UNIQUE)")
+    wholes = each(Append("wholes"), {"id": 1}, {"id": 1}, {"id": 2})
+    parts = Output(Append("parts"), [{"id": 1}, {"id": 100}, {"id": 2}, {"id": 3}], [0, 0, 0, 1])
+
+    assert search(claim, wholes, parts).keys() == {0}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_bad_value_that_a_later_one_of_its_key_replaces_is_not_blamed(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE latest (k text PRIMARY KEY, v int CHECK (v > 0))")
+    writer = Upsert("latest", key=["k"])
+    values = [("k", -5), ("other", 1), ("k", 7), ("bad", -1)]
+    rows = batch(
+        {
+            "k": [key for key, _ in values],
+            "v": [value for _, value in values],
+            "_kafka": kafka(*(("payments", 0, offset) for offset in range(4))),
+        }
+    )
+
+    def write(work: Work, records: Sequence[int]) -> None:
+        writer.write(work, [rows.take(list(records))])
+
+    keys = {record: key for record, (key, _) in enumerate(values)}
+    found = discover(claim, decisions_for(4), range(4), keys, write, seconds=60, limit=100)
+
+    assert found.keys() == {3}
+    assert query("SELECT relname FROM pg_class WHERE relpersistence = 't'") == []
+
+
+@pytest.mark.behaviour("DLQ-8")
+@pytest.mark.parametrize(("amounts", "dead"), [([500, 500], {1}), ([500, 500, -600], set[int]())])
+def test_of_amounts_that_overflow_a_sum_the_later_dies_unless_another_makes_them_fit(
+    claim: Claim, query: Query, amounts: list[int], dead: set[int]
+) -> None:
+    query("CREATE TABLE sums (k text PRIMARY KEY, n int); INSERT INTO sums VALUES ('k', 2147483000)")
+    rows = [{"k": "k", "n": amount} for amount in amounts]
+    sums = each(Upsert("sums", key=["k"], add=["n"]), *rows)
+
+    found = search(claim, sums, keys=dict.fromkeys(range(len(rows)), "k"))
+
+    assert found.keys() == dead
+    assert {refused.sqlstate for refused in found.values()} <= {"22003"}
+
+
+NEVER_OVERDRAWN = """
+CREATE TABLE moves (account text, amount int NOT NULL);
+CREATE FUNCTION check_balance() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF NEW.amount + (SELECT coalesce(sum(amount), 0) FROM moves WHERE account = NEW.account) < 0 THEN
+    RAISE EXCEPTION 'overdrawn';
+  END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER check_balance BEFORE INSERT ON moves FOR EACH ROW EXECUTE FUNCTION check_balance()
+"""
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_what_is_accepted_in_another_order_only_is_left_to_the_real_transaction(claim: Claim, query: Query) -> None:
+    """A withdrawal before its deposit: the batch is then halved, and it is alone when it is refused."""
+    query(NEVER_OVERDRAWN)
+    amounts = (-50, 100, None)
+    moves = each(Append("moves"), *({"account": "A", "amount": amount} for amount in amounts))
+
+    found = search(claim, moves)
+
+    assert found.keys() == {2}
+    with pytest.raises(RowsRefused, match="P0001"):
+        write_all_but(claim, moves, dead=found)
+    withdrawal = each(Append("moves"), {"account": "A", "amount": -50})
+    assert search(claim, withdrawal).keys() == {0}
+
+
+FAILS_AT_TIMES = """
+CREATE TABLE results (record bigint);
+CREATE SEQUENCE calls MINVALUE 0;
+CREATE FUNCTION fail_at_times() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF nextval('calls') % 3 = 0 THEN RAISE EXCEPTION 'at times'; END IF;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER fail_at_times AFTER INSERT ON results FOR EACH STATEMENT EXECUTE FUNCTION fail_at_times()
+"""
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_refusal_that_does_not_recur_blames_no_record(claim: Claim, query: Query) -> None:
+    query(FAILS_AT_TIMES)
+    results = each(Append("results"), *({"record": number} for number in range(8)))
+    with pytest.raises(RowsRefused):
+        write_all_but(claim, results, dead={})
+    assert search(claim, results) == {}
+
+
+def insert_with_a_savepoint(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    for rows in batches:
+        work.connection.execute(text("INSERT INTO parents VALUES (1)"))
+        with work.connection.begin_nested():
+            work.connection.execute(text("INSERT INTO results VALUES (:record)"), rows.to_pylist())
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_function_that_uses_savepoints_of_its_own_can_be_tried(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE parents (id int); CREATE TABLE results (record int CHECK (record <> 3))")
+
+    found = search(claim, each(Execute(insert_with_a_savepoint), *({"record": number} for number in range(8))))
+
+    assert found.keys() == {3}
+    assert query("SELECT * FROM parents") == []
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_after_rows_that_the_driver_refuses_in_the_middle_of_a_copy_the_next_are_tried(
+    claim: Claim, query: Query
+) -> None:
+    query("CREATE TABLE small (n int)")
+    rows = [{"n": 2**40 if number in {3, 90_000} else number} for number in range(100_000)]
+
+    found = search(claim, each(Append("small"), *rows))
+
+    assert {record: refused.sqlstate for record, refused in found.items()} == {3: None, 90_000: None}
+
+
+# -- outages
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_a_lock_timeout_blames_no_record_and_a_later_refusal_does(offsetstore_database: str, query: Query) -> None:
+    query("CREATE TABLE once (id int PRIMARY KEY)")
+    rows = each(Append("once"), *({"id": number if number != 7 else 6} for number in range(8)))
+    with OffsetStore.connect(offsetstore_database, timeouts=Timeouts(lock=0.3)) as store:
+        claim = store.claim("billing", topics=["payments"])
+        with psycopg.connect(offsetstore_database) as other:
+            other.execute("INSERT INTO once VALUES (3)")
+            with pytest.raises(LockTimeout):
+                search(claim, rows)
+        assert search(claim, rows).keys() == {3, 7}
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_a_statement_timeout_blames_no_record(offsetstore_database: str, query: Query) -> None:
+    query("CREATE TABLE slow (id int CHECK (id > 0 AND pg_sleep(id) IS NOT NULL))")
+    [(name,)] = query("SELECT current_database()")
+    query(f"ALTER DATABASE {name} SET statement_timeout = 300")
+    rows = each(Append("slow"), {"id": 0}, {"id": 5}, {"id": 0})
+    with OffsetStore.connect(offsetstore_database) as store, pytest.raises(StoreUnavailable, match="57014"):
+        search(store.claim("billing", topics=["payments"]), rows)
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_discovery_ends_by_itself_at_half_of_a_transaction_timeout(offsetstore_database: str, query: Query) -> None:
+    query("CREATE TABLE slow (id int CHECK (id >= 0))")
+    [(name,)] = query("SELECT current_database()")
+    query(f"ALTER DATABASE {name} SET transaction_timeout = 4000")
+    rows = each(Append("slow"), *({"id": -1 if number % 5 == 0 else number} for number in range(200)))
+
+    began = time.monotonic()
+    with OffsetStore.connect(offsetstore_database) as store, pytest.raises(DiscoveryEnded, match="time"):
+        search(store.claim("billing", topics=["payments"]), rows, check=lambda: time.sleep(0.2))
+
+    assert 1.9 < time.monotonic() - began < 3.9
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_a_takeover_ends_discovery_and_the_next_one_finds_out(
+    store: OffsetStore, claim: Claim, query: Query, results: str
+) -> None:
+    is_frozen, goes_on = threading.Event(), threading.Event()
+    rows = each(Append(results), *({"record": number} for number in range(8)))
+
+    def check() -> None:
+        if not is_frozen.is_set():
+            is_frozen.set()
+            assert goes_on.wait(60)
+
+    searching = in_background(lambda: search(claim, rows, check=check))
+    assert is_frozen.wait(60)
+    store.claim("billing", topics=["payments"], takeover_timeout=1)
+    goes_on.set()
+
+    with pytest.raises(TransactionLost):
+        searching.result(timeout=60)
+    with pytest.raises(StaleClaim):
+        search(claim, rows)
+    assert claim.is_lost
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_a_right_that_is_missing_blames_no_record(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE secret (id int); CREATE TABLE results (record int)")
+    query(
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'not allowed' USING ERRCODE = '42501'; END $$;"
+        "CREATE TRIGGER note AFTER INSERT ON results FOR EACH ROW EXECUTE FUNCTION note()"
+    )
+    with pytest.raises(RowsRefused, match="42501"):
+        search(claim, each(Append("results"), {"record": 1}, {"record": 2}))
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_discovery_that_fails_after_parts_were_accepted_leaves_nothing(
+    claim: Claim, query: Query, results: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(failpoints.VARIABLE, "in_discovery:2:raise")
+    failpoints._reached.clear()
+    query(f"ALTER TABLE {results} ADD CHECK (record <> 3)")
+    with pytest.raises(FailpointReached):
+        search(claim, each(Append(results), *({"record": number} for number in range(8))))
+    assert query(f"SELECT * FROM {results}") == []
+
+
+# -- too many
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_where_no_row_is_accepted_it_takes_few_tries_to_say_so(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE results (record int CHECK (record < 0))")
+    tries: list[None] = []
+    rows = each(Append("results"), *({"record": number} for number in range(5000)))
+    with pytest.raises(NothingAccepted) as told:
+        search(claim, rows, check=lambda: tries.append(None))
+    assert told.value.refused.constraint == "results_record_check"
+    assert len(tries) < 150
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_rows_beyond_what_a_trigger_allows_are_too_many(claim: Claim, query: Query) -> None:
+    query(
+        "CREATE TABLE results (record int);"
+        "CREATE FUNCTION allow_100() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF (SELECT count(*) FROM results) > 100 THEN RAISE EXCEPTION 'enough'; END IF; RETURN NULL; END $$;"
+        "CREATE TRIGGER allow_100 AFTER INSERT ON results FOR EACH STATEMENT EXECUTE FUNCTION allow_100()"
+    )
+    rows = each(Append("results"), *({"record": number} for number in range(200)))
+    with pytest.raises(TooManyRefused):
+        search(claim, rows, limit=99)
+    assert len(search(claim, rows, limit=100)) == 100
+
+
+# -- what it costs
+
+SUBTRANSACTIONS = """
+SELECT max(s.subxact_count), bool_or(s.subxact_overflowed)
+FROM pg_stat_get_backend_idset() AS id, LATERAL pg_stat_get_backend_subxact(id) AS s
+"""
+
+
+@pytest.mark.behaviour("DLQ-8")
+@pytest.mark.parametrize("writer", [Append("results"), Upsert("results", key=["record"], add=["n"])], ids=repr)
+def test_however_much_is_kept_subtransactions_do_not_overflow(claim: Claim, query: Query, writer: Writer) -> None:
+    query("CREATE TABLE results (record int PRIMARY KEY, n int CHECK (n < 7))")
+    bad = {*range(0, 300, 4)}
+    rows = each(writer, *({"record": number, "n": 7 if number in bad else 1} for number in range(300)))
+    seen: list[tuple[int, bool]] = []
+
+    found = search(claim, rows, check=lambda: seen.extend(query(SUBTRANSACTIONS)))
+
+    assert found.keys() == bad
+    assert len(found) > 48
+    assert max(count for count, _ in seen) in range(40, 60)
+    assert not any(is_overflowed for _, is_overflowed in seen)
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_two_hundred_bad_records_half_of_them_deferred_are_found_in_seconds(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE orders (id int PRIMARY KEY); INSERT INTO orders SELECT generate_series(0, 999)")
+    query(
+        "CREATE TABLE lines (id int PRIMARY KEY, amount int CHECK (amount > 0),"
+        ' "order" int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)'
+    )
+    refused, orphaned = {*range(7, 20_000, 200)}, {*range(111, 20_000, 200)}
+    rows = [
+        {"id": number, "amount": -1 if number in refused else 1, "order": -1 if number in orphaned else number % 1000}
+        for number in range(20_000)
+    ]
+    lines = each(Append("lines"), *rows)
+
+    began = time.monotonic()
+    found = search(claim, lines, seconds=120)
+    took = time.monotonic() - began
+
+    assert {record for record, one in found.items() if one.sqlstate == "23514"} == refused
+    assert {record for record, one in found.items() if one.sqlstate == "23503"} == orphaned
+    assert took < 60

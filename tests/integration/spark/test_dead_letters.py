@@ -1,0 +1,346 @@
+"""Records that can't be written become dead letters, in the transaction that passes over them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from offsetstore import Append, DeadLetters, LetterFilter, TopicPartition, Upsert
+from offsetstore.errors import SinkError, TooManyLetters, UnsupportedQuery
+from offsetstore.protocol.events import BatchWritten
+from offsetstore.protocol.observers import Observers
+from offsetstore.spark.careful import Careful
+from tests.support.recorder import Recorder
+from tests.support.transforms import EVENTS, traced
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from offsetstore.protocol.letters import Payload
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+Sent: TypeAlias = "tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]"
+VALUES = 'SELECT value FROM events ORDER BY partition, "offset", value'
+LETTERS = "SELECT partition, record_offset, cause, convert_from(value, 'UTF8') FROM dead_letters ORDER BY 1, 2"
+AT_ONCE = DeadLetters(max_retries=0)
+
+WAYS: dict[str, dict[str, Any]] = {
+    "batch": {},
+    "staged": {"staging": "always"},
+    "partition": {"atomicity": "partition"},
+}
+ways = pytest.mark.parametrize("way", WAYS)
+
+# What is violated, and when it is noticed; the values that the table has are single letters.
+CONSTRAINTS = {
+    "checked": "ADD CONSTRAINT rule CHECK (length(value) = 1)",
+    "deferred": "ADD CONSTRAINT rule UNIQUE (value) DEFERRABLE INITIALLY DEFERRED",
+}
+
+
+def rejecting(batch: DataFrame) -> DataFrame:
+    """Rejects values that begin with "bad"."""
+    value = F.col("value").cast("string")
+    reason = F.when(value.startswith("bad"), F.concat(F.lit("is bad: "), value))
+    return traced(batch).withColumn("_reject", reason)
+
+
+def letters(world: World, topic: str) -> list[tuple[int, int, str, str]]:
+    assert world.database.column("SELECT DISTINCT topic FROM dead_letters") in ([topic], [])
+    return world.database.rows(LETTERS)
+
+
+@pytest.mark.behaviour("DLQ-1", "DLQ-8")
+@ways
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_refused_records_are_letters_and_their_neighbours_are_written(
+    world: World, offsetstore_topic: NewTopic, way: str, constraint: str
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("INSERT INTO events (partition, value) VALUES (9, 'x')")
+    world.database.execute(f"ALTER TABLE events {CONSTRAINTS[constraint]}")
+    bad = {"checked": "toxic", "deferred": "x"}[constraint]
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", bad, "b"])
+    world.produce(topic, ["c", "d", bad, "e", bad], partition=1)
+
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE, **WAYS[way])
+
+    assert world.database.column(VALUES) == ["a", "b", "c", "d", "e", "x"]
+    assert letters(world, topic) == [(0, 1, "refused", bad), (1, 2, "refused", bad), (1, 4, "refused", bad)]
+    assert world.stored(topic) == {0: 3, 1: 5}
+    [[constraint_name, table, attempts, times]] = world.database.rows(
+        "SELECT DISTINCT constraint_name, table_name, attempts, times FROM dead_letters"
+    )
+    assert (constraint_name, table, attempts, times) == ("rule", "public.events", 1, 1)
+
+
+@pytest.mark.behaviour("DLQ-12")
+@ways
+def test_a_record_that_transform_rejects_is_a_letter_with_the_reason(
+    world: World, offsetstore_topic: NewTopic, way: str
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "bad 1", "b"])
+    world.produce(topic, ["bad 2"], partition=1)
+
+    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(), **WAYS[way])
+
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert letters(world, topic) == [(0, 1, "rejected", "bad 1"), (1, 0, "rejected", "bad 2")]
+    assert world.database.rows("SELECT error_text, attempts FROM dead_letters ORDER BY 1") == [
+        ("is bad: bad 1", 0),
+        ("is bad: bad 2", 0),
+    ]
+    assert world.stored(topic) == {0: 3, 1: 1}
+
+
+@pytest.mark.behaviour("DLQ-12")
+def test_a_record_is_rejected_whole_from_all_its_rows_and_outputs(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("CREATE TABLE words (word text)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a b c", "d bad e", "f"])
+
+    def transform(batch: DataFrame) -> dict[str, DataFrame]:
+        words = batch.select(F.explode(F.split(F.col("value").cast("string"), " ")).alias("word"), "_kafka")
+        reason = F.when(F.col("word") == "bad", F.lit("a bad word"))
+        return {"events": traced(batch), "words": words.withColumn("_reject", reason)}
+
+    world.run(
+        world.claim(topic), transform, {"events": Append("events"), "words": Append("words")}, dead_letters=AT_ONCE
+    )
+
+    assert world.database.column("SELECT word FROM words ORDER BY 1") == ["a", "b", "c", "f"]
+    assert world.database.column(VALUES) == ["a b c", "f"]
+    assert letters(world, topic) == [(0, 1, "rejected", "d bad e")]
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_a_value_that_can_never_fit_is_a_letter_at_once(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute("CREATE TABLE numbers (number smallint)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["1", "70000", "2"])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        return batch.select(F.col("value").cast("string").cast("int").alias("number"), "_kafka")
+
+    world.run(world.claim(topic), transform, Append("numbers"), dead_letters=DeadLetters(max_retries=1000))
+
+    assert world.database.column("SELECT number FROM numbers ORDER BY 1") == [1, 2]
+    assert letters(world, topic) == [(0, 1, "refused", "70000")]
+    assert world.database.rows("SELECT column_name, attempts FROM dead_letters") == [("number", 1)]
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_a_letter_keeps_the_record_as_kafka_had_it(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    headers: list[tuple[str, bytes | None]] = [
+        ("a", b"1"),
+        ("b", None),
+        ("a", b"\0\xff"),
+        ("b", b"2"),
+        ("é", b""),
+    ]
+    sent: list[Sent] = [
+        (b"\0key", b"bad \0\xff", headers, 1_700_000_000_123),
+        (b"", b"bad", [], 1),
+        (None, None, headers[:1], 5),
+    ]
+    world.produce_whole(topic, sent)
+
+    world.run(
+        world.claim(topic),
+        lambda batch: traced(batch).withColumn("value", F.lit("v")).withColumn("_reject", F.lit("all are")),
+        Append("events"),
+        includeHeaders="true",
+        dead_letters=DeadLetters(),
+    )
+
+    for offset, (key, value, names, at) in enumerate(sent):
+        letter = world.store.letter(world.group, TopicPartition(topic, 0), offset)
+        assert letter.payload is not None
+        assert (letter.payload.key, letter.payload.value) == (key, value)
+        assert letter.payload.headers == tuple(names)
+        assert (letter.payload.timestamp_ms, letter.payload.timestamp_type) == (at, 0)
+
+
+@pytest.mark.behaviour("DLQ-2")
+@ways
+def test_if_a_letter_is_swallowed_the_record_is_not_passed(world: World, offsetstore_topic: NewTopic, way: str) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    world.database.execute(
+        "CREATE TRIGGER swallow BEFORE INSERT ON dead_letters FOR EACH ROW EXECUTE FUNCTION swallow()"
+    )
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "bad"])
+
+    failed = world.run_to_failure(
+        world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(), **WAYS[way]
+    )
+
+    assert isinstance(failed.error, SinkError)
+    assert "dead letters" in failed.error.what
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0}
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_too_many_letters_are_an_error_and_nothing_is_written(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "bad 1", "bad 2", "bad 3"])
+
+    failed = world.run_to_failure(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(limit=2))
+
+    assert isinstance(failed.error, TooManyLetters)
+    assert world.database.column(VALUES) == []
+    assert letters(world, topic) == []
+    assert world.stored(topic) == {0: 0}
+
+
+@pytest.mark.behaviour("DLQ-13")
+@pytest.mark.parametrize("a_trigger", [1, 20])
+def test_if_ten_records_are_refused_in_a_row_and_none_is_accepted_they_are_not_to_blame(
+    world: World, offsetstore_topic: NewTopic, a_trigger: int
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (value IS NULL)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, [str(number) for number in range(20)])
+
+    failed = world.run_to_failure(
+        world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE, maxOffsetsPerTrigger=str(a_trigger)
+    )
+
+    assert isinstance(failed.error, TooManyLetters)
+    assert world.stored(topic) == {0: 9 if a_trigger == 1 else 0}
+
+
+@pytest.mark.behaviour("DLQ-10", "DLQ-14")
+def test_after_a_reset_a_record_that_passes_closes_its_letter_and_one_that_fails_again_reopens_it(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (length(value) < 4)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "four", "seven77"])
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
+    assert letters(world, topic) == [(0, 1, "refused", "four"), (0, 2, "refused", "seven77")]
+
+    world.database.execute("ALTER TABLE events DROP CONSTRAINT rule, ADD CONSTRAINT rule CHECK (length(value) < 7)")
+    world.store.reset(world.group, {TopicPartition(topic, 0): 1}, reason="the rule was wrong")
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
+
+    assert world.database.column(VALUES) == ["a", "four"]
+    assert world.database.rows("SELECT record_offset, state, times FROM dead_letters ORDER BY 1") == [
+        (1, "superseded", 1),
+        (2, "dead", 2),
+    ]
+
+
+def test_an_upsert_merges_the_good_records_alone(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute("CREATE TABLE totals (name text PRIMARY KEY, total int CHECK (total < 100))")
+    topic = offsetstore_topic(1)
+    world.produce_keyed(topic, [("a", "1"), ("b", "2"), ("a", "200"), ("a", "3"), ("b", "4")])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        return batch.select(
+            F.col("key").cast("string").alias("name"),
+            F.col("value").cast("string").cast("int").alias("total"),
+            "_kafka",
+        )
+
+    world.run(world.claim(topic), transform, Upsert("totals", key=["name"], add=["total"]), dead_letters=AT_ONCE)
+
+    assert world.database.rows("SELECT name, total FROM totals ORDER BY 1") == [("a", 4), ("b", 6)]
+    assert letters(world, topic) == [(0, 2, "refused", "200")]
+
+
+def test_a_transform_that_makes_rows_of_several_records_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute("CREATE TABLE counts (number bigint)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+
+    failed = world.run_to_failure(
+        world.claim(topic),
+        lambda batch: batch.groupBy("_kafka").agg(F.count("*").alias("number")),
+        Append("counts"),
+        dead_letters=DeadLetters(),
+    )
+
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert "dead_letters=" in failed.error.what
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_later_records_of_a_dead_ones_key_wait_behind_it_in_this_batch_and_in_the_next(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce_keyed(topic, [("k", "1"), ("k", "bad 2"), ("other", "3"), ("k", "4"), ("l", "5"), ("k", "6")])
+    settings = DeadLetters(sequence="key")
+
+    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=settings, maxOffsetsPerTrigger="4")
+
+    assert world.database.column(VALUES) == ["1", "3", "5"]
+    assert letters(world, topic) == [(0, 1, "rejected", "bad 2"), (0, 3, "sequence", "4"), (0, 5, "sequence", "6")]
+
+    world.produce_keyed(topic, [("k", "7"), ("other", "8")])
+    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=settings)
+    assert world.database.column(VALUES) == ["1", "3", "5", "8"]
+
+    world.store.discard(world.group, LetterFilter(topic=topic), reason="they are of no use")
+    world.produce_keyed(topic, [("k", "9")])
+    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=settings)
+    assert world.database.column(VALUES) == ["1", "3", "5", "8", "9"]
+
+
+def test_rows_that_tasks_have_stored_count_with_those_that_the_driver_writes(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (length(value) = 1)")
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b", "c"])
+    world.produce(topic, ["d", "toxic", "e"], partition=1)
+    seen = Recorder()
+    world.store.observers = Observers([seen])
+
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE, atomicity="partition")
+
+    assert world.database.column(VALUES) == ["a", "b", "c", "d", "e"]
+    assert letters(world, topic) == [(1, 1, "refused", "toxic")]
+    [written] = seen.of(BatchWritten)
+    assert written.rows == {"": 5}
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_letters_that_the_driver_can_not_hold_at_once_are_written_one_after_the_other(
+    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["bad 1", "a", "bad 2", "bad 3"])
+    read = Careful.payloads
+
+    def payloads(part: Careful, numbers: Sequence[int]) -> Mapping[int, Payload]:
+        if len(numbers) > 1:
+            raise RuntimeError("bigger than spark.driver.maxResultSize")
+        return read(part, numbers)
+
+    monkeypatch.setattr(Careful, "payloads", payloads)
+    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=AT_ONCE)
+
+    assert world.database.column(VALUES) == ["a"]
+    assert letters(world, topic) == [(0, n, "rejected", f"bad {i}") for i, n in enumerate((0, 2, 3), 1)]
+    assert world.stored(topic) == {0: 4}

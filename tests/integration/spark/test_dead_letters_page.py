@@ -1,0 +1,144 @@
+"""The blocks of docs/dead-letters.md: what is in them happens."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+import offsetstore
+from offsetstore.cli.commands import cli
+from tests.support.waiting import wait_until
+from tests.support.world import SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+PAGE = Path(__file__).parents[3] / "docs" / "dead-letters.md"
+TABLES, LETTERS = range(2)
+JOB, STRATEGY, DRAIN = range(3)
+VALUES = [
+    '{"order_id": 1, "amount": 12.50}',
+    '{"order_id": 1, "amount": ',
+    '{"order_id": 1, "amount": -3}',
+    '{"order_id": 99, "amount": 7}',
+    '{"order_id": 2, "amount": 4}',
+]
+PAYMENTS = "SELECT order_id, amount::text FROM payments ORDER BY 1"
+
+
+def blocks(language: str) -> list[str]:
+    page = PAGE.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def run(number: int, *, source: Callable[[str], str] = str, **names: Any) -> dict[str, Any]:
+    """Execute a Python block; return its names.
+
+    :param source: changes the block's text.
+    """
+    public = {name: getattr(offsetstore, name) for name in offsetstore.__all__}
+    names = {**public, **names}
+    exec(compile(source(blocks("python")[number]), "docs/dead-letters.md", "exec"), names)  # noqa: S102 - the page's own words
+    return names
+
+
+def shown() -> list[list[str]]:
+    """The page's table of letters, as psql prints it."""
+    [printed] = blocks("text")
+    return [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if "-+-" not in line]
+
+
+@pytest.fixture
+def topic(world: World, offsetstore_topic: NewTopic) -> str:
+    for statement in blocks("sql")[TABLES].split(";"):
+        if statement.strip():
+            world.database.execute(statement)
+    topic = offsetstore_topic(1)
+    world.produce(topic, VALUES)
+    return topic
+
+
+@pytest.mark.behaviour("DLQ-1", "DLQ-12")
+def test_of_five_payments_two_are_written_and_three_are_letters(world: World, topic: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\d) \| `(.*)` \|$", page, re.MULTILINE) == [
+        (str(offset), value) for offset, value in enumerate(VALUES)
+    ]
+
+    with world.claim(topic) as claim:
+        sink = run(JOB, claim=claim)["sink"]
+        query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
+        assert query.awaitTermination(SECONDS)
+
+    assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00")]
+    assert world.stored(topic) == {0: 5}
+    names, *rows = shown()
+    found = world.database.rows(blocks("sql")[LETTERS].replace("'billing'", f"'{world.group}'"))
+    assert [[str(cell).strip() for cell in row] for row in found] == rows
+    assert names == ["record", "cause", "error", "attempts", "value"]
+    assert world.database.one("SELECT count(*) FROM failures") == 0
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_the_strategy_waits_for_an_order_and_skips_a_refund(world: World, topic: str) -> None:
+    made = run(JOB, claim=world.claim(topic))
+    patient = run(STRATEGY)["patient"]
+
+    def add_the_order() -> None:
+        wait_until(lambda: world.database.one("SELECT count(*) FROM failures") > 0)
+        world.database.execute("INSERT INTO orders VALUES (99)")
+
+    order = Thread(target=add_the_order)
+    order.start()
+    world.run(world.claim(topic), made["parse"], offsetstore.Append("payments"), dead_letters=patient)
+    order.join()
+
+    assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00"), (99, "7.00")]
+    assert world.database.column("SELECT record_offset FROM dead_letters") == [1]
+    [skip] = world.store.history(world.group, events=["skip"])
+    assert (skip.from_offset, skip.to_offset, skip.reason) == (2, 3, "a refund, ticket 21")
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_its_commands_and_drain_put_the_late_order_s_payment_back_and_give_the_others_up(
+    world: World, topic: str
+) -> None:
+    made = run(JOB, claim=world.claim(topic))
+    world.run(world.claim(topic), made["parse"], offsetstore.Append("payments"), dead_letters=offsetstore.DeadLetters())
+    world.database.execute("INSERT INTO orders VALUES (99)")
+
+    lists, show, replay, discard, prune = commands(world, topic)
+    assert "payments_order_id_fkey" in call(world, lists)
+    assert '{"order_id": 99, "amount": 7}' in call(world, show)
+    call(world, replay)
+    given = {"spark": world.spark, "store": world.store, "broker": world.broker(topic), "parse": made["parse"]}
+    assert run(DRAIN, **given, source=lambda code: code.replace('"billing"', repr(world.group)))["replayed"] == 1
+
+    assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00"), (99, "7.00")]
+    call(world, discard)
+    call(world, prune)
+    states = "SELECT record_offset, state, payload FROM dead_letters ORDER BY 1"
+    assert world.database.rows(states) == [(1, "discarded", "erased"), (2, "dead", "kept"), (3, "replayed", "kept")]
+
+
+def commands(world: World, topic: str) -> list[list[str]]:
+    """The page's commands, for the test's group and topic."""
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    assert all(line.startswith("$ offsetstore dead-letters ") for line in lines)
+    names = {"billing": world.group, "payments:0:3": f"{topic}:0:3"}
+    return [[names.get(word, word) for word in shlex.split(line)[2:]] for line in lines]
+
+
+def call(world: World, command: list[str]) -> str:
+    done = CliRunner(env={"OFFSETSTORE_URL": world.database.url}).invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    return done.output

@@ -1,0 +1,291 @@
+"""Dead letters that are requested go through the job's transform and writers once, and are marked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from offsetstore import Append, DeadLetters, LetterFilter, TopicPartition, TransactionalSink, Upsert
+from offsetstore.errors import ConfigurationError, StaleClaim
+from tests.integration.spark.test_dead_letters import AT_ONCE, VALUES, rejecting
+from tests.support.transforms import EVENTS, traced
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from offsetstore import Claim
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+STATES = "SELECT record_offset, state FROM dead_letters ORDER BY 1"
+SHORT = "ALTER TABLE events ADD CONSTRAINT rule CHECK (length(value) < 4)"
+
+
+def sink(claim: Claim, into: Any = None, transform: Any = traced, **settings: Any) -> TransactionalSink:
+    return TransactionalSink(
+        claim, transform, into=into or Append("events"), dead_letters=DeadLetters(max_retries=0, **settings)
+    )
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_requested_letters_are_written_before_the_next_batch_and_marked(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute(SHORT)
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "long 1", "b", "long 2"])
+    world.produce(topic, ["long 3"], partition=1)
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
+    assert world.database.column(VALUES) == ["a", "b"]
+
+    world.database.execute("ALTER TABLE events DROP CONSTRAINT rule")
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the rule is gone")
+    world.produce(topic, ["c"])
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
+
+    assert world.database.column(VALUES) == ["a", "long 1", "b", "long 2", "c", "long 3"]
+    assert world.database.column("SELECT DISTINCT state FROM dead_letters") == ["replayed"]
+    assert world.stored(topic) == {0: 5, 1: 1}
+
+    world.produce(topic, ["d"])
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
+    assert world.database.column(VALUES) == ["a", "long 1", "b", "long 2", "c", "d", "long 3"]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_an_idle_job_replays_what_is_requested(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute(SHORT)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "long"])
+    claim = world.claim(topic)
+    query = world.start(
+        sink(claim),
+        world.read(claim),
+        checkpoint=claim.checkpoint(world.checkpoints),
+        trigger={"processingTime": "0 seconds"},
+    )
+    try:
+        wait_until(lambda: world.database.rows(STATES) == [(1, "dead")])
+        world.database.execute("ALTER TABLE events DROP CONSTRAINT rule")
+        world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the rule is gone")
+
+        wait_until(lambda: world.database.rows(STATES) == [(1, "replayed")])
+    finally:
+        query.stop()
+    assert world.database.column(VALUES) == ["a", "long"]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_drain_replays_for_a_job_that_runs_no_query(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute(SHORT)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "long 1", "long 22222"])
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
+    world.database.execute(f"ALTER TABLE events DROP CONSTRAINT rule; {SHORT.replace('4', '10')}")
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the rule was too strict")
+
+    with world.claim(topic) as claim:
+        assert sink(claim).drain(world.spark) == 1
+        assert sink(claim).drain(world.spark) == 0
+
+    assert world.database.column(VALUES) == ["a", "long 1"]
+    assert world.database.rows(STATES) == [(1, "replayed"), (2, "dead")]
+    assert world.database.one("SELECT attempts FROM dead_letters WHERE record_offset = 2") == 2
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_drain_needs_dead_letters_and_the_claim(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["bad"])
+    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters())
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="again")
+
+    with world.claim(topic) as stale:
+        with pytest.raises(ConfigurationError, match="dead_letters"):
+            TransactionalSink(stale, traced, into=Append("events")).drain(world.spark)
+        with world.claim(topic), pytest.raises(StaleClaim):
+            sink(stale).drain(world.spark)
+    assert world.database.column(VALUES) == []
+    assert world.database.rows(STATES) == [(0, "requested")]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_record_that_is_rejected_again_is_dead_again_with_the_new_reason(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["bad 1", "bad 2"])
+    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters())
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the transform is mended")
+
+    def mended(batch: DataFrame) -> DataFrame:
+        return traced(batch).withColumn("_reject", F.when(F.col("value") == "bad 2", F.lit("still bad")))
+
+    with world.claim(topic) as claim:
+        assert sink(claim, transform=mended).drain(world.spark) == 1
+
+    assert world.database.column(VALUES) == ["bad 1"]
+    assert world.database.rows("SELECT record_offset, state, error_text FROM dead_letters ORDER BY 1") == [
+        (0, "replayed", "is bad: bad 1"),
+        (1, "dead", "still bad"),
+    ]
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_the_letters_of_a_key_are_replayed_in_order_and_stop_at_the_first_that_fails(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (value NOT IN ('1', '3'))")
+    topic = offsetstore_topic(1)
+    world.produce_keyed(topic, [("k", "1"), ("k", "2"), ("k", "3"), ("k", "4"), ("other", "5")])
+    claim = world.claim(topic)
+    world.run(claim, traced, Append("events"), dead_letters=DeadLetters(max_retries=0, sequence="key"))
+    assert world.database.column(VALUES) == ["5"]
+
+    world.database.execute(
+        "ALTER TABLE events DROP CONSTRAINT rule, ADD CONSTRAINT rule CHECK (value <> '3'), ADD COLUMN id serial"
+    )
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the rule is better")
+    with world.claim(topic) as claim:
+        assert sink(claim, sequence="key").drain(world.spark) == 2
+
+    assert world.database.column("SELECT value FROM events ORDER BY id") == ["5", "1", "2"]
+    assert world.database.rows(STATES) == [(0, "replayed"), (1, "replayed"), (2, "dead"), (3, "requested")]
+
+    world.produce_keyed(topic, [("k", "6")])
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=DeadLetters(max_retries=0, sequence="key"))
+    assert world.database.column("SELECT value FROM events ORDER BY id") == ["5", "1", "2"]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_an_older_row_replaces_no_newer_one_unless_it_is_forced_to(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute("CREATE TABLE latest (name text PRIMARY KEY, amount int CHECK (amount <> 7))")
+    topic = offsetstore_topic(1)
+    world.produce_keyed(topic, [("a", "7"), ("a", "8")])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        return batch.selectExpr("string(key) AS name", "int(string(value)) AS amount", "_kafka")
+
+    into = Upsert("latest", key=["name"])
+    world.run(world.claim(topic), transform, into, dead_letters=AT_ONCE, maxOffsetsPerTrigger="1")
+    assert world.database.rows("SELECT name, amount FROM latest") == [("a", 8)]
+    world.database.execute("ALTER TABLE latest DROP CONSTRAINT latest_amount_check")
+
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="try")
+    with world.claim(topic) as claim:
+        assert sink(claim, into, transform).drain(world.spark) == 0
+    assert world.database.rows("SELECT state, error_class FROM dead_letters") == [("dead", "ReplayOutOfOrder")]
+
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="it is right", forced=True)
+    with world.claim(topic) as claim:
+        assert sink(claim, into, transform).drain(world.spark) == 1
+    assert world.database.rows("SELECT name, amount FROM latest") == [("a", 7)]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_letter_ahead_of_the_job_is_left_to_the_job(world: World, offsetstore_topic: NewTopic) -> None:
+    """After a reset the job reads the record itself: a replay would write it twice."""
+    world.database.execute(EVENTS)
+    world.database.execute(SHORT)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "long"])
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
+    world.database.execute("ALTER TABLE events DROP CONSTRAINT rule")
+    world.store.reset(world.group, {TopicPartition(topic, 0): 1}, reason="again")
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="again")
+
+    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
+
+    assert world.database.column(VALUES) == ["a", "long"]
+    assert world.database.rows(STATES) == [(1, "superseded")]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_parent_and_child_are_replayed_together_whatever_their_order(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute("CREATE TABLE people (id int PRIMARY KEY CHECK (id <> 9), boss int REFERENCES people)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["1,", "5,9", "9,", "2,1"])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        parts = F.split(F.col("value").cast("string"), ",")
+        return batch.select(
+            parts[0].cast("int").alias("id"), F.expr("try_cast(split(string(value), ',')[1] AS int) AS boss"), "_kafka"
+        )
+
+    world.run(world.claim(topic), transform, Append("people"), dead_letters=AT_ONCE)
+    assert world.database.rows("SELECT id FROM people ORDER BY 1") == [(1,), (2,)]
+    world.database.execute("ALTER TABLE people DROP CONSTRAINT people_id_check")
+
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="nine is allowed")
+    with world.claim(topic) as claim:
+        assert sink(claim, Append("people"), transform).drain(world.spark) == 2
+    assert world.database.rows("SELECT id FROM people ORDER BY 1") == [(1,), (2,), (5,), (9,)]
+
+
+@pytest.mark.behaviour("DLQ-7")
+@pytest.mark.parametrize("headers", ["true", "false"])
+def test_a_replayed_record_is_as_the_source_had_it(world: World, offsetstore_topic: NewTopic, headers: str) -> None:
+    """With the reader's columns and no others, and without a query that could tell which they are."""
+    world.database.execute('CREATE TABLE seen ("offset" bigint, as_json text)')
+    topic = offsetstore_topic(1)
+    world.produce_whole(
+        topic,
+        [
+            (None, b"a", None, 1),
+            (b"", None, [("h", b"1"), ("h", None)], 1_700_000_000_123),
+            (b"k", b"", [], 86_400_000),
+        ],
+    )
+
+    def described(batch: DataFrame) -> DataFrame:
+        everything = F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("as_json")
+        return batch.select("offset", everything, "_kafka")
+
+    def rejected(batch: DataFrame) -> DataFrame:
+        return described(batch).withColumn("_reject", F.lit("not yet"))
+
+    into = Append("seen")
+    world.run(world.claim(topic, group="direct"), described, into, dead_letters=DeadLetters(), includeHeaders=headers)
+    direct = world.database.rows('SELECT "offset", as_json FROM seen ORDER BY 1')
+    world.database.execute("TRUNCATE seen")
+
+    world.run(world.claim(topic), rejected, into, dead_letters=DeadLetters(), includeHeaders=headers)
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="now")
+    with world.claim(topic) as claim:
+        assert sink(claim, into, described).drain(world.spark) == 3
+    assert world.database.rows('SELECT "offset", as_json FROM seen ORDER BY 1') == direct
+    assert len(direct) == 3
+
+
+@pytest.mark.behaviour("DLQ-7")
+@pytest.mark.parametrize("how", ["function", "cast"])
+def test_a_record_that_cant_be_computed_is_dead_again_and_the_others_are_replayed(
+    world: World, offsetstore_topic: NewTopic, how: str
+) -> None:
+    world.database.execute("CREATE TABLE numbers (number int)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["1", "2", "x", "4"])
+    parse: Any = F.udf(lambda value: int(value), "int")  # noqa: PLW0108 # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+
+    def rejected(batch: DataFrame) -> DataFrame:
+        return batch.select(F.lit(0).alias("number"), "_kafka").withColumn("_reject", F.lit("not yet"))
+
+    def parsed(batch: DataFrame) -> DataFrame:
+        text = F.col("value").cast("string")
+        return batch.select((parse(text) if how == "function" else text.cast("int")).alias("number"), "_kafka")
+
+    world.run(world.claim(topic), rejected, Append("numbers"), dead_letters=DeadLetters())
+    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="now")
+    with world.claim(topic) as claim:
+        assert sink(claim, Append("numbers"), parsed).drain(world.spark) == 3
+    assert world.database.column("SELECT number FROM numbers ORDER BY 1") == [1, 2, 4]
+    assert world.database.rows("SELECT record_offset, cause FROM dead_letters WHERE state = 'dead'") == [(2, "raised")]

@@ -1,0 +1,308 @@
+"""Dead letters on PostgreSQL: when they can't be written, what is hard to write, and how many there may be."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import text
+
+from offsetstore import LetterError, LetterFilter, LetterKey, OffsetRange, OffsetStore, errors
+from offsetstore.postgres import stored_letters as sql
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
+from offsetstore.protocol.letters import NewLetter, Payload, digest
+from offsetstore.protocol.stored_letters import LetterCursor
+from offsetstore.store.sessions import read, transaction
+from tests.integration.transacting import GROUP, P0, write
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from offsetstore import Claim
+    from offsetstore.local.postgres.server import PostgresServer
+    from tests.integration.conftest import Query
+
+MANY = 100_000
+HUGE = 10_000_000
+RECORD = Payload(b"key", b"value", (), 0, 0)
+SWALLOW = """
+CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN IF new.record_offset = 2 THEN {then} END IF; RETURN new; END $$;
+CREATE TRIGGER swallow BEFORE INSERT ON dead_letters FOR EACH ROW EXECUTE FUNCTION swallow()
+"""
+
+
+def dead(offset: int, **other: Any) -> NewLetter:
+    made = NewLetter(P0, offset, "refused", LetterError("RowsRefused", "refused"), 1, None, RECORD)
+    return replace(made, **other)
+
+
+@pytest.fixture
+def claim(store: OffsetStore, results: str) -> Claim:
+    return store.claim(GROUP, topics=["payments"])
+
+
+def give_up(store: OffsetStore, claim: Claim, *letters: NewLetter, until: int = 4) -> None:
+    """Write offset 0 as a result, the letters, and advance."""
+    with store.transaction(claim) as tx:
+        left = tx.lock({P0: OffsetRange(0, until)})[P0].remaining
+        write(tx, [0])
+        tx.write_letters(letters)
+        tx.advance({P0: left})
+
+
+def assert_nothing_was_written(store: OffsetStore, query: Query) -> None:
+    assert query("SELECT count(*) FROM results") == [(0,)]
+    assert query("SELECT count(*) FROM dead_letters") == [(0,)]
+    assert store.offsets(GROUP) == {}, "its first transaction would have made the row"
+
+
+# -- letters that can't be written
+
+
+@pytest.mark.behaviour("DLQ-2")
+def test_a_trigger_that_swallows_a_letter_takes_the_results_and_the_offset_with_it(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    query(SWALLOW.format(then="RETURN NULL;"))
+    with pytest.raises(errors.SinkError, match="not all dead letters could be written") as caught:
+        give_up(store, claim, dead(1), dead(2))
+
+    assert not isinstance(caught.value, errors.RowsRefused), "no record is to blame"
+    assert_nothing_was_written(store, query)
+
+
+@pytest.mark.behaviour("DLQ-2")
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        SWALLOW.format(then="RAISE EXCEPTION 'no %', new.value;"),
+        "ALTER TABLE dead_letters ADD CONSTRAINT mine CHECK (record_offset <> 2)",
+    ],
+    ids=["a trigger that raises", "a constraint of one's own"],
+)
+def test_a_letter_that_the_database_refuses_is_no_record_s_fault(
+    store: OffsetStore, claim: Claim, query: Query, spoil: str
+) -> None:
+    query(spoil)
+    with pytest.raises(errors.SinkError, match="refused to store dead letters") as caught:
+        give_up(store, claim, dead(1), dead(2, payload=replace(RECORD, value=b"secret")))
+
+    assert not isinstance(caught.value, errors.RowsRefused)
+    assert "secret" not in str(caught.value)
+    assert b"secret".hex() not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert_nothing_was_written(store, query)
+
+
+# -- letters that are hard to write
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_values_of_ten_megabytes_are_written_in_several_statements_and_read_in_parts(
+    store: OffsetStore, claim: Claim
+) -> None:
+    values = [os.urandom(HUGE) for _ in range(5)]
+    letters = [dead(number, payload=replace(RECORD, value=value)) for number, value in enumerate(values)]
+    give_up(store, claim, *letters, until=5)
+
+    assert [store.letter(GROUP, P0, number).payload for number in range(5)] == [one.payload for one in letters]
+    assert len(store.letters(GROUP).letters) == 5
+    store.request_replay(GROUP, LetterFilter(), reason="ticket 17")
+    parts = read(
+        store.database,
+        lambda session: [
+            [one.offset for one in session.requested_letters(GROUP, ["payments"], limit=100, max_bytes=size)]
+            for size in (1, HUGE, 2 * HUGE + 100, 10 * HUGE)
+        ],
+    )
+    assert parts == [[0], [0], [0, 1], [0, 1, 2, 3, 4]]
+
+
+def test_values_are_neither_read_for_a_list_nor_to_measure_them(store: OffsetStore, claim: Claim, query: Query) -> None:
+    value = os.urandom(1 << 20)
+    give_up(store, claim, *(dead(number, payload=replace(RECORD, value=value)) for number in range(10)), until=10)
+    store.request_replay(GROUP, LetterFilter(), reason="ticket 17")
+    query("ANALYZE dead_letters")
+
+    requested = {"group": GROUP, "topics": ["payments"], "limit": 100, "max_bytes": 1}
+    for statement, values in ((sql.LIST_LETTERS, page()), (sql.REQUESTED_LETTERS, requested)):
+        plan = explain(store, statement, values)
+        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 64, "a value is in 130 blocks"
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_texts_that_postgresql_cant_store_are_cleaned_and_bytes_are_as_they_were(
+    store: OffsetStore, claim: Claim
+) -> None:
+    headers = (("a\0b", b"\0"), ("", None), ("", b""), ("x", b"\xff"), ("x", b"\xfe"))
+    error = LetterError("Bad\0Name", "nul \0, lone \ud800, " + "x" * 10_000, column="a\0", traceback="\0" * 9)
+    give_up(store, claim, dead(1, error=error, payload=replace(RECORD, headers=headers, timestamp_ms=-(2**63))))
+
+    letter = store.letter(GROUP, P0, 1)
+    assert letter.payload == replace(RECORD, headers=headers, timestamp_ms=-(2**63))
+    assert (letter.error.error_class, letter.error.column, letter.error.traceback) == ("BadName", "a", "")
+    assert letter.error.text.startswith("nul , lone ?, xxx")
+    assert len(letter.error.text) < 9_000
+
+
+@pytest.fixture(params=["LATIN1", "UTF8"])
+def latin(
+    offsetstore_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[OffsetStore]:
+    """A store in a database whose encoding lacks most letters, and connections in that or another encoding."""
+    monkeypatch.setenv("PGCLIENTENCODING", request.param)
+    offsetstore_postgres.sql("CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    engine = make_engine(offsetstore_postgres.database_url("latin"))
+    try:
+        with engine.begin() as connection:
+            upgrade(connection)
+            connection.execute(text("CREATE TABLE results (record bigint)"))
+        with OffsetStore.connect(engine) as store:
+            yield store
+    finally:
+        engine.dispose()
+        offsetstore_postgres.drop_database("latin")
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_a_database_in_another_encoding_takes_any_letter(latin: OffsetStore) -> None:
+    claim = latin.claim(GROUP, topics=["payments"])
+    headers = (("имя", "значение".encode()), ("größe", b"\xff"), ("nul\0", None))
+    error = LetterError("Ошибка", "größe, 値", traceback="値")
+    give_up(latin, claim, dead(1, error=error, payload=Payload("ключ".encode(), "値".encode(), headers, 0, 0)))
+
+    letter = latin.letter(GROUP, P0, 1)
+    assert letter.payload == Payload("ключ".encode(), "値".encode(), headers, 0, 0)
+    assert letter.error.text == r"gr\xf6\xdfe, \u5024"
+    assert letter.error.traceback == r"\u5024"
+
+
+@pytest.mark.behaviour("DLQ-14")
+def test_letters_are_superseded_in_the_order_of_decisions_whatever_the_plan(
+    store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str
+) -> None:
+    give_up(store, claim, *(dead(offset) for offset in (1, 2, 3)))
+    store.request_replay(GROUP, LetterKey(P0, 1), reason="ticket 17")  # its row is now the last one in the table
+    store.reset(GROUP, {P0: 0}, reason="ticket 17")
+    database = query("SELECT current_database()")[0][0]
+    for plan in ("indexscan", "bitmapscan", "indexonlyscan"):
+        query(f"ALTER DATABASE {database} SET enable_{plan} = off")
+    with OffsetStore.connect(offsetstore_database) as job, ThreadPoolExecutor(1) as pool:
+        again = job.claim(GROUP, topics=["payments"])
+        with transaction(store.database, name="test", lock_timeout=5) as deciding:
+            deciding.lock_letters(GROUP, [LetterKey(P0, 1, "")])
+            batch = pool.submit(give_up, job, again)
+            wait_until(lambda: query("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
+            assert len(deciding.lock_letters(GROUP, [LetterKey(P0, 2, ""), LetterKey(P0, 3, "")])) == 2
+        batch.result(10)
+    assert store.letter_counts(GROUP) == {"superseded": 3}
+
+
+# -- many letters
+
+
+def page(*states: str, limit: int = 50, after: LetterCursor | None = None) -> dict[str, object]:
+    """The values of the statement that reads a page."""
+    at, topic, partition, offset, topic_id = after or (None,) * 5
+    return {
+        "group": GROUP,
+        "states": list(states or sql.STATES),
+        "limit": limit,
+        "max_bytes": None,
+        "after_at": at,
+        "after_topic": topic,
+        "after_partition": partition,
+        "after_offset": offset,
+        "after_topic_id": topic_id,
+        **dict.fromkeys(("cause", "topic", "partition", "error_class", "sqlstate", "table", "constraint", "column")),
+    }
+
+
+def explain(store: OffsetStore, statement: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """How PostgreSQL runs it, with what it took."""
+    explained = text("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement.replace("{s}", ""))
+    with transaction(store.database, name="explain") as session:
+        [found] = session.connection.execute(explained, values).scalar_one()
+    return found["Plan"]
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+@pytest.fixture
+def crowded(store: OffsetStore, claim: Claim, query: Query) -> OffsetStore:
+    """A group with 100,000 letters, most of them dead, beside another group's."""
+    give_up(store, claim, until=MANY)
+    query(f"""
+        INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, error_class,
+                                  attempts, created_at, sequence)
+        SELECT g, 'payments', 0, n, CASE n % 20 WHEN 0 THEN 'replayed' WHEN 1 THEN 'requested' ELSE 'dead' END,
+               'refused', 'kept', 'RowsRefused', 1, TIMESTAMPTZ '2025-03-01 00:00Z' + n * INTERVAL '1 second',
+               sha256(CAST(n / 20 AS text)::bytea)
+        FROM generate_series(0, {MANY - 1}) AS n, (VALUES ('{GROUP}'), ('another')) AS groups (g)
+    """)
+    query("ANALYZE dead_letters")
+    return store
+
+
+@pytest.mark.parametrize("states", [("dead",), ("dead", "requested"), ()], ids=["one", "open", "all"])
+def test_a_page_of_many_letters_is_read_by_the_index_and_no_more_than_that(
+    crowded: OffsetStore, states: tuple[Any, ...]
+) -> None:
+    first = crowded.letters(GROUP, state=states or None, limit=50)
+    later = LetterCursor.of(crowded.letters(GROUP, state=states or None, limit=40_000).letters[-1])
+    assert first.next is not None
+    for after in (None, LetterCursor.parse(first.next), later):
+        plan = list(nodes(explain(crowded, sql.LIST_LETTERS, page(*states, after=after))))
+
+        scans = [node for node in plan if node.get("Relation Name") == "dead_letters"]
+        assert {node.get("Index Name") for node in scans} == {"dead_letters_list_idx"}
+        most = 52 * len(states or sql.STATES)  # a page, one more that tells of the next page, and the end of a tie
+        assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= most
+        assert all(node["Actual Rows"] <= most for node in plan if "Sort" in node["Node Type"])
+
+
+def test_pages_of_many_letters_have_each_of_them_once(crowded: OffsetStore) -> None:
+    seen: list[int] = []
+    after = None
+    while True:
+        found = crowded.letters(GROUP, after=after, limit=9_999)
+        seen += [letter.offset for letter in found.letters]
+        if (after := found.next) is None:
+            break
+    assert seen == list(range(MANY - 1, -1, -1))
+    assert crowded.letter_counts(GROUP) == {"dead": 90_000, "requested": 5_000, "replayed": 5_000}
+
+
+def test_the_job_finds_the_next_requested_letters_among_many(crowded: OffsetStore) -> None:
+    values = {"group": GROUP, "topics": ["payments"], "limit": 1000, "max_bytes": 1 << 26}
+    plan = explain(crowded, sql.REQUESTED_LETTERS, values)
+    used = {node.get("Index Name") for node in nodes(plan)}
+    assert "dead_letters_requested_idx" in used
+    assert plan["Actual Rows"] == 1000
+    assert plan["Actual Total Time"] < 1_000  # milliseconds
+
+
+def test_a_decision_about_many_letters_is_one_line_of_the_history(crowded: OffsetStore) -> None:
+    done = crowded.request_replay(GROUP, LetterFilter(cause="refused"), reason="ticket 17")
+
+    assert (len(done.letters), done.more) == (10_000, True)
+    assert [key.offset for key in done.letters[:3]] == [2, 3, 4]
+    [line] = crowded.history(GROUP, events=["replay"])
+    assert line.reason == "10000 dead letters to be replayed (cause=refused): ticket 17"
+    assert crowded.letter_counts(GROUP)["requested"] == 15_000
+
+
+def test_a_sequence_s_digest_is_kept_as_it_is(store: OffsetStore, claim: Claim) -> None:
+    named = digest(P0, b"x" * 3_000)  # a key that no index could hold
+    give_up(store, claim, dead(1, sequence=named))
+    assert read(store.database, lambda session: session.open_sequences(GROUP)) == {named: 1}

@@ -1,0 +1,128 @@
+"""Dead letters: who is blamed, how often it was tried, and what is kept. Most of them need no server."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant
+
+_TX: Final = "offsetstore/store/transaction.py"
+_RECOVERY: Final = "offsetstore/processing/recovery.py"
+_DISCOVERY: Final = "offsetstore/processing/discovery.py"
+_ERRORS: Final = "offsetstore/postgres/errors.py"
+
+_UNIT: Final = "tests/unit/processing/test_recovery.py::"
+_POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
+
+_ATTEMPT: Final = "attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))"
+_SETTLE: Final = (
+    "        self._claim.ahead.settle(session, self._claim.group, _remaining(decisions), actor=self._claim.owner)\n"
+)
+_REFUSED_AFTER_ALL: Final = """\
+                if is_searched:  # discovery has accepted these rows
+                    raise Halve(refused) from None
+"""
+_TIME_IS_UP: Final = """\
+        except DiscoveryEnded:
+            raise Halve(refused) from None
+"""
+
+LETTERS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "letters-count",
+        (_TX, "        if written != len(letters):\n", "        if written > len(letters):\n"),
+        tests=(f"{_UNIT}test_if_letters_are_swallowed_nothing_is_written",),
+        why="A trigger on our table that swallows a letter would take its record with it.",
+    ),
+    mutant(
+        "letters-of-passed-records",
+        (
+            _TX,
+            "            if range_ is None or not range_.from_ <= letter.offset < range_.until:\n",
+            "            if range_ is None:\n",
+        ),
+        tests=("tests/unit/store/test_letters_in_transactions.py::test_a_letter_is_of_a_record_that_is_passed",),
+        why="A letter of a record that is still to be read: it would be in the results, and replayed as well.",
+    ),
+    mutant(
+        "supersede-in-lock",
+        (_TX, _SETTLE, ""),
+        tests=(
+            f"{_UNIT}test_after_a_reset_a_record_that_passes_closes_its_letter_and_another_reopens_its_own",
+            f"{_POSTGRES}test_a_record_that_is_good_after_a_kill_is_written_and_its_attempts_are_forgotten",
+        ),
+        why="After a reset a replay would write again what the job has read again.",
+    ),
+    mutant(
+        "outages-as-refusals",
+        (
+            _ERRORS,
+            '_NOT_THE_ROWS = ("08", "25", "28", "40", "53", "55", "57", "58", "XX")',
+            '_NOT_THE_ROWS = ("42",)',
+        ),
+        tests=(f"{_POSTGRES}test_an_outage_counts_for_no_record",),
+        why="While the disk is full, each record would become a letter.",
+    ),
+    mutant(
+        "states-that-no-record-causes",
+        (
+            _DISCOVERY,
+            "            if not is_of_records(refused):\n                raise\n            self._savepoints",
+            "            self._savepoints",
+        ),
+        tests=(f"{_UNIT}test_a_refusal_that_no_record_can_cause_is_raised_as_it_is",),
+        why="A privilege that is revoked during discovery would make letters of the records that are left.",
+    ),
+    mutant(
+        "attempts-count",
+        (_RECOVERY, _ATTEMPT, _ATTEMPT.replace("1 + (", "(").replace("(tp, 0))", "(tp, 0)) or 1")),
+        tests=(f"{_UNIT}test_attempts_survive_a_restart",),
+        why="A bad record would be tried for ever.",
+    ),
+    mutant(
+        "attempts-per-record",
+        (_RECOVERY, _ATTEMPT, "attempt = 1 + mine.attempts"),
+        tests=(f"{_UNIT}test_attempts_of_a_partition_add_up_until_it_moves_on",),
+        why="Errors that come and go would hold up the partition without end: each has retries of its own.",
+    ),
+    mutant(
+        "attempts-are-kept",
+        (_RECOVERY, "            tx.write_failures(failed)\n", "            tx.connection\n"),
+        tests=(f"{_UNIT}test_attempts_survive_a_restart", f"{_POSTGRES}test_attempts_survive_a_kill"),
+        why="A job that a bad record kills would begin again with the first attempt.",
+    ),
+    mutant(
+        "halve-what-is-refused-after-all",
+        (_RECOVERY, _REFUSED_AFTER_ALL, _REFUSED_AFTER_ALL.replace("Halve(refused)", "refused")),
+        tests=(f"{_UNIT}test_what_the_transaction_refuses_although_discovery_accepts_it_is_halved",),
+        why="Rows that are accepted in another order would end the query, for good.",
+    ),
+    mutant(
+        "halve-when-the-time-is-up",
+        (_RECOVERY, _TIME_IS_UP, _TIME_IS_UP.replace("Halve(refused)", "refused")),
+        tests=(f"{_UNIT}test_if_the_time_is_up_the_part_is_halved_and_each_half_is_written_alone",),
+        why="A large batch with many bad records would end the query, for good.",
+    ),
+    mutant(
+        "refused-in-a-row",
+        (_RECOVERY, "        in_a_row = self._refused_in_a_row + refused\n", "        in_a_row = refused\n"),
+        tests=(f"{_UNIT}test_ten_records_that_are_refused_in_a_row_over_many_batches_are_not_to_blame",),
+        why="During an outage that looks like a refusal, a slow topic would drain into the letters, one by one.",
+    ),
+    mutant(
+        "refused-in-a-row-without-rows",
+        (_RECOVERY, "for number in part.with_rows):\n", "for number in part.numbers):\n"),
+        tests=(f"{_UNIT}test_records_without_rows_don_t_show_that_others_are_accepted",),
+        why="So would a topic of which most records are filtered out.",
+    ),
+    mutant(
+        "limit-of-the-whole-batch",
+        (
+            _RECOVERY,
+            "        letters = run.letters + _letters_in(dead)\n",
+            "        letters = _letters_in(dead)\n",
+        ),
+        tests=(f"{_UNIT}test_the_limit_is_one_for_all_parts_of_a_batch",),
+        why="A large batch could have the limit's number of letters in each of its parts.",
+    ),
+)

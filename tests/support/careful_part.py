@@ -1,0 +1,104 @@
+"""A computed part of a batch, for tests of recovery without Spark: each record makes one row, (partition, offset)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from offsetstore.processing.cycle import UNNAMED
+from offsetstore.protocol.letters import Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore import OffsetRange, TopicPartition
+    from offsetstore.errors import RowsRefused
+    from offsetstore.processing.isolate import Record
+
+Row: TypeAlias = tuple[int, int]
+Write: TypeAlias = Callable[[Any, Sequence[Row]], None]
+"""Writes rows with a transaction, or raises what the database would."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """What is in Kafka besides good records.
+
+    :param rejects: by transform, with the reasons.
+    :param misfit: with a value that can never fit.
+    :param rowless: records of which transform makes no row.
+    :param missing: offsets without a record.
+    """
+
+    rejects: Mapping[Row, str] = field(default_factory=dict[Row, str])
+    misfit: Mapping[Row, RowsRefused] = field(default_factory=dict[Row, "RowsRefused"])
+    rowless: Collection[Row] = ()
+    missing: Collection[Row] = ()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of some records."""
+
+    values: Sequence[Row]
+    write_rows: Write
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    def write(self, work: Any) -> int:
+        self.write_rows(work, self.values)
+        return len(self.values)
+
+
+@dataclass(frozen=True)
+class FakePart:
+    """See `CarefulPart`; ``read_again`` gets the records whose bytes are asked for."""
+
+    ranges: Mapping[TopicPartition, OffsetRange]
+    write_rows: Write
+    records: Records = field(default_factory=Records)
+    keys: Mapping[int, int] = field(default_factory=dict[int, int])
+    read_again: list[Row] = field(default_factory=list[Row])
+
+    @property
+    def _places(self) -> list[Record]:
+        return [(tp, offset) for tp, one in sorted(self.ranges.items()) for offset in range(one.from_, one.until)]
+
+    @property
+    def _rows(self) -> list[Row]:
+        return [(tp.partition, offset) for tp, offset in self._places]
+
+    @property
+    def numbers(self) -> list[int]:
+        return [number for number, row in enumerate(self._rows) if row not in self.records.missing]
+
+    @property
+    def with_rows(self) -> list[int]:
+        rows = self._rows
+        return [number for number in self.numbers if rows[number] not in self.records.rowless]
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        rejects = self.records.rejects
+        return {number: rejects[row] for number, row in enumerate(self._rows) if row in rejects}
+
+    def record(self, number: int) -> Record:
+        return self._places[number]
+
+    def misfits(self, connection: object) -> dict[int, RowsRefused]:
+        assert connection is not None
+        misfit = self.records.misfit
+        return {number: misfit[row] for number, row in enumerate(self._rows) if row in misfit}
+
+    def rows_of(self, numbers: Sequence[int]) -> dict[str, Rows]:
+        rows = self._rows
+        chosen = [rows[number] for number in numbers if rows[number] not in self.records.rowless]
+        return {UNNAMED: Rows(chosen, self.write_rows)}
+
+    def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
+        rows = self._rows
+        self.read_again.extend(rows[number] for number in numbers)
+        return {number: Payload(None, repr(rows[number]).encode(), None, 0, 0) for number in numbers}

@@ -1,0 +1,259 @@
+"""What ``dead-letters`` prints, and what it takes; what it does is the store's contract."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
+from offsetstore.cli.commands import cli
+from offsetstore.protocol.letters import NewLetter, Payload, digest
+from offsetstore.store.sessions import transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+    from offsetstore import Claim
+    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+REASON = ("--reason", "ticket 17")
+REFUSED = LetterError("RowsRefused", "refused:\ntwo lines", "23514", "public.results", "positive")
+TEXT = Payload("schlüssel".encode(), b'{"amount": -1}\x1b[31m', (("trace", b"\xff"), ("note", None)), 1700000000000, 0)
+BINARY = Payload(None, b"\x00\xff", None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
+    """A job of `billing` whose letters are offsets 1, 3 of partition 0 and 2 of partition 1."""
+    claim = store.claim("billing", broker, mirror_every=None)
+    ranges = {P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)}
+    with store.transaction(claim) as tx:
+        tx.lock(ranges)
+        tx.write_letters(
+            [
+                NewLetter(P0, 1, "refused", REFUSED, 3, digest(P0, TEXT.key), TEXT),
+                NewLetter(P0, 3, "refused", REFUSED, 3, None, None),
+                NewLetter(
+                    P1, 2, "raised", LetterError("ValueError", "no", traceback="line 1\nline 2"), 1, None, BINARY
+                ),
+            ]
+        )
+        tx.advance(ranges)
+    return claim
+
+
+def words(result: Result) -> list[list[str]]:
+    assert result.exit_code == 0, result.output
+    return [line.split() for line in result.stdout.splitlines()]
+
+
+def document(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_list_has_a_line_for_each_letter_and_the_word_for_the_next_page(run: Callable[..., Result]) -> None:
+    head, first, second, more = words(run("dead-letters", "list", "-g", "billing", "-n", "2"))
+    assert head == ["at", "letter", "state", "cause", "error", "sqlstate", "constraint", "attempts", "times"]
+    assert first[1:] == ["payments:1:2", "dead", "raised", "ValueError", "-", "-", "1", "1"]
+    assert second[1:] == ["payments:0:3", "dead", "refused", "RowsRefused", "23514", "positive", "3", "1"]
+    assert more[:-1] == ["There", "are", "more:", "--after"]
+
+    _, last = words(run("dead-letters", "list", "-g", "billing", "-n", "2", "--after", more[-1]))
+    assert last[1] == "payments:0:1"
+
+
+def test_a_list_as_json_has_what_the_help_says(run: Callable[..., Result]) -> None:
+    found = document(run("dead-letters", "list", "-g", "billing", "--cause", "raised", "--format", "json"))
+    [letter] = found["letters"]
+    assert (found["group"], found["next"]) == ("billing", None)
+    assert (letter["topic"], letter["partition"], letter["offset"]) == ("payments", 1, 2)
+    assert (letter["error_class"], letter["payload"], letter["state"]) == ("ValueError", "kept", "dead")
+    assert not {"key", "value", "headers", "error_text", "traceback"} & letter.keys()
+    told = " ".join(cli.get_command(None, "dead-letters").commands["list"].help.split())  # type: ignore[union-attr, arg-type]
+    assert [key for key in letter if key not in told] == []
+
+
+def test_a_list_shows_open_letters_unless_it_is_told_another_state(
+    run: Callable[..., Result], store: InMemoryOffsetStore
+) -> None:
+    store.discard("billing", LetterKey(P0, 1), reason="ticket 17")
+
+    def listed(*options: str) -> list[str]:
+        return [line[1] for line in words(run("dead-letters", "list", "-g", "billing", *options))[1:]]
+
+    assert listed() == ["payments:1:2", "payments:0:3"]
+    assert listed("--state", "discarded") == ["payments:0:1"]
+    assert listed("--state", "all") == ["payments:1:2", "payments:0:3", "payments:0:1"]
+    assert listed("--constraint", "") == ["payments:1:2"]
+    assert listed("-t", "payments", "-p", "0") == ["payments:0:3"]
+
+
+def test_errors_have_a_line_each_with_how_many_letters_and_an_example(run: Callable[..., Result]) -> None:
+    _, first, second = words(run("dead-letters", "list", "-g", "billing", "--by", "error"))
+    assert (first[:7], first[-1]) == (
+        ["2", "refused", "RowsRefused", "23514", "public.results", "positive", "-"],
+        "payments:0:3",
+    )
+    assert second[:3] == ["1", "raised", "ValueError"]
+    found = document(run("dead-letters", "list", "-g", "billing", "--by", "error", "--format", "json"))
+    assert [error["letters"] for error in found["errors"]] == [2, 1]
+    assert found["errors"][1]["example"] == {
+        "topic": "payments",
+        "partition": 1,
+        "offset": 2,
+        "topic_id": "payments-id",
+    }
+
+
+def test_a_letter_is_shown_as_text_where_it_is_utf_8_and_without_control_characters(run: Callable[..., Result]) -> None:
+    shown = run("dead-letters", "show", "-g", "billing", "payments:0:1").stdout
+    assert shown.startswith("payments:0:1 of topic payments-id: dead, refused\n")
+    for line in (
+        "Error:      RowsRefused (SQLSTATE 23514, table public.results, constraint positive)",
+        "            refused:",
+        "            two lines",
+        "Timestamp:  1700000000000 (type 0)",
+        "Key:        schlüssel",
+        'Value:      {"amount": -1}\\x1b[31m',
+        "  trace: base64 /w==",
+        "  note: none",
+    ):
+        assert line in shown.splitlines()
+    shown = run("dead-letters", "show", "-g", "billing", "payments:1:2").stdout.splitlines()
+    assert shown[-3:] == ["Traceback:", "  line 1", "  line 2"]
+    assert {"Key:        none", "Value:      base64 AP8=", "Headers:    not read"} <= set(shown)
+    assert "Record:     left out" in run("dead-letters", "show", "-g", "billing", "payments:0:3").stdout
+
+
+def test_a_letter_as_json_has_its_contents(run: Callable[..., Result]) -> None:
+    found = document(run("dead-letters", "show", "-g", "billing", "payments:0:1", "--format", "json"))
+    assert found["key"] == {"text": "schlüssel"}
+    assert found["headers"] == [["trace", {"base64": "/w=="}], ["note", None]]
+    assert (found["error_text"], found["timestamp_ms"]) == ("refused:\ntwo lines", 1700000000000)
+
+
+def test_an_export_is_one_line_for_each_letter_with_all_bytes(run: Callable[..., Result]) -> None:
+    result = run("dead-letters", "export", "-g", "billing")
+    newest, middle, oldest = map(json.loads, result.stdout.splitlines())
+    assert base64.b64decode(oldest["key"]) == TEXT.key
+    assert base64.b64decode(oldest["value"]) == TEXT.value
+    assert oldest["headers"] == [["trace", "/w=="], ["note", None]]
+    assert (middle["key"], middle["payload"]) == (None, "left out")
+    assert (newest["key"], newest["value"], newest["headers"]) == (None, "AP8=", None)
+    assert (newest["traceback"], newest["error_text"]) == ("line 1\nline 2", "no")
+
+
+def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+    replay = ("dead-letters", "replay", "-g", "billing", *REASON)
+    assert run(*replay, "--all").stdout.splitlines() == [
+        "payments:0:1",
+        "payments:1:2",
+        "2 dead letters would be replayed.",
+        "1 letter can't be replayed: their records are not kept.",
+        "Nothing was written. Add --execute to do it.",
+    ]
+    assert store.letter_counts("billing") == {"dead": 3}
+
+    done = document(run(*replay, "--all", "-n", "1", "--execute", "--format", "json"))
+    assert (done["executed"], done["more"], done["without_payload"]) == (True, True, 1)
+    assert [letter["offset"] for letter in done["letters"]] == [1]
+    assert run(*replay, "payments:1:2", "--execute", "--force").stdout.splitlines() == [
+        "payments:1:2",
+        "1 dead letter will be replayed.",
+        "Done.",
+    ]
+    assert store.letter("billing", P1, 2).forced
+    assert run(*replay, "--all", "--execute").stdout.splitlines()[0] == "No dead letter fits."
+
+
+def test_a_discard_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+    discard = ("dead-letters", "discard", "-g", "billing", "--constraint", "positive", *REASON)
+    assert run(*discard).stdout.splitlines()[2:] == [
+        "2 dead letters would be discarded.",
+        "Nothing was written. Add --execute to do it.",
+    ]
+    assert run(*discard, "--erase", "--execute", "-n", "1").stdout.splitlines() == [
+        "payments:0:1",
+        "1 dead letter erased.",
+        "More letters fit than --limit allows: repeat the command for them, or raise the limit.",
+        "Done.",
+    ]
+    assert store.letter("billing", P0, 1).payload_state == "erased"
+    assert store.letter_counts("billing") == {"dead": 2, "discarded": 1}
+
+
+def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+    store.discard("billing", LetterKey(P0, 1), reason="ticket 17")
+    prune = ("dead-letters", "prune", "-g", "billing", *REASON, "--older-than")
+    assert run(*prune, "30d").stdout == "0 dead letters would be deleted.\n"
+    assert run(*prune, "0m").stdout.splitlines() == [
+        "1 dead letter would be deleted.",
+        "Nothing was deleted. Add --execute to do it.",
+    ]
+    assert document(run(*prune, "0m", "--execute", "--format", "json")) == {
+        "group": "billing",
+        "reason": "ticket 17",
+        "executed": True,
+        "letters": 1,
+        "more": False,
+    }
+    assert store.letter_counts("billing") == {"dead": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["list", "-g", "nobody"], 1, "no group 'nobody'"),
+        (["list", "-g", "billing", "--after", "x"], 2, "after is not the place"),
+        (["list", "-g", "billing", "--by", "error", "--cause", "raised"], 2, "--by error goes with"),
+        (["export", "-g", "nobody"], 1, "no group 'nobody'"),
+        (["show", "-g", "billing", "payments:0:2"], 1, "no dead letter of offset 2"),
+        (["show", "-g", "billing", "payments-0-2"], 2, "is not TOPIC:PARTITION:OFFSET"),
+        (["show", "-g", "billing", "payments:0:-2"], 2, "is not TOPIC:PARTITION:OFFSET"),
+        (["replay", "-g", "billing", *REASON], 2, "Name letters, or a filter"),
+        (["replay", "-g", "billing", *REASON, "--all", "payments:0:1"], 2, "Name letters, or a filter"),
+        (["replay", "-g", "billing", *REASON, "payments:0:3"], 1, "holds no record"),
+        (["replay", "-g", "billing", *REASON, "payments:0:2"], 1, "no dead letter of offset 2"),
+        (["replay", "-g", "billing", "--all"], 2, "--reason"),
+        (["discard", "-g", "nobody", *REASON, "--all"], 1, "no group 'nobody'"),
+        (["discard", "-g", "billing", "--reason", " ", "--all"], 2, "a decision needs a reason"),
+        (["prune", "-g", "billing", *REASON, "--older-than", "1w"], 2, "is not a number of days"),
+        (["prune", "-g", "billing", *REASON, "--older-than", "1d", "--state", "dead"], 2, "dead"),
+    ],
+)
+def test_what_cant_be_meant_is_refused(
+    run: Callable[..., Result], store: InMemoryOffsetStore, arguments: list[str], code: int, told: str
+) -> None:
+    result = run("dead-letters", *arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert told in result.stderr
+    assert store.letter_counts("billing") == {"dead": 3}
+
+
+def test_status_counts_open_letters(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+    store.request_replay("billing", LetterKey(P0, 1), reason="ticket 17")
+    assert "3 dead letters, 1 to be replayed." in run("status", "-g", "billing").stdout.splitlines()
+    found = document(run("status", "-g", "billing", "--format", "json"))
+    assert found["dead_letters"] == {"dead": 2, "requested": 1}
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_reset_warns_of_replayed_letters_in_its_range(
+    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    [key] = store.request_replay("billing", LetterKey(P0, 1), reason="ticket 17").letters
+    with transaction(store.database, name="test") as session:
+        session.mark_replayed("billing", [key], actor="the job")
+    claim.close()
+    warning = "1 replayed dead letter in this range: their rows are in the results and would be written twice."
+    reset = ("reset", "-g", "billing", "-t", "payments", *REASON, "--to-offset")
+    assert warning in run(*reset, "1").stdout.splitlines()
+    assert warning not in run(*reset, "2").stdout.splitlines()
+    assert document(run(*reset, "1", "--execute", "--format", "json"))["replayed_letters"] == 1

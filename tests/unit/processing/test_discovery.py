@@ -1,0 +1,539 @@
+"""Whom discovery blames: the sweep with a table that is a set of records, and its tries with a store in memory."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offsetstore import OffsetRange, TopicPartition
+from offsetstore.errors import LockFirst, LockTimeout, ProtocolMisuse, RowsRefused, StaleClaim
+from offsetstore.processing.discovery import (
+    MOST_KEPT,
+    DiscoveryEnded,
+    KeptTrials,
+    NothingAccepted,
+    TooManyRefused,
+    discover,
+    sweep,
+    units_of,
+)
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.protocol.replay import decide
+from offsetstore.testing.memory.store import InMemoryOffsetStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from offsetstore import Claim, Transaction
+    from offsetstore.protocol.work import Work
+
+P0 = TopicPartition("payments", 0)
+LIMIT = 10_000
+
+
+def refusal(sqlstate: str | None = "23514") -> RowsRefused:
+    return RowsRefused("the database refused rows", sqlstate=sqlstate)
+
+
+class Table:
+    """Holds what was accepted, in the order in which it was written; ``rule`` says whether the rows may stand so."""
+
+    def __init__(self, rule: Callable[[list[int]], bool]) -> None:
+        self.rule = rule
+        self.rows: list[int] = []
+        self.tries: list[Sequence[int]] = []
+
+    def accept(self, records: Sequence[int]) -> RowsRefused | None:
+        refused = self.probe(records)
+        if refused is None:
+            self.rows += records
+        return refused
+
+    def probe(self, records: Sequence[int]) -> RowsRefused | None:
+        self.tries.append(records)
+        return None if self.rule([*self.rows, *records]) else refusal()
+
+
+def find(
+    rule: Callable[[list[int]], bool],
+    records: Iterable[int],
+    keys: Mapping[int, Hashable] | None = None,
+    *,
+    limit: int = LIMIT,
+) -> set[int]:
+    return set(sweep(units_of(list(records), keys or {}), Table(rule), limit=limit))
+
+
+def without(*bad: int) -> Callable[[list[int]], bool]:
+    return lambda rows: not set(bad) & set(rows)
+
+
+def with_needs(needs: Mapping[int, int], *bad: int) -> Callable[[list[int]], bool]:
+    """Each of these records is refused without another one."""
+    return lambda rows: not set(bad) & set(rows) and all(needs.get(row, row) in rows for row in rows)
+
+
+# -- whom it blames
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_refusal_that_does_not_recur_blames_no_record() -> None:
+    table = Table(lambda _: True)
+    assert sweep(units_of(range(100), {}), table, limit=LIMIT) == {}
+    assert table.tries == [list(range(100))]
+
+
+@pytest.mark.behaviour("DLQ-8")
+@given(st.sets(st.integers(0, 199), max_size=30))
+def test_the_bad_records_are_found_and_no_other(bad: set[int]) -> None:
+    assert find(without(*bad), range(200)) == bad
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_child_whose_parent_comes_later_in_its_table_is_not_blamed() -> None:
+    """An employee whose boss follows; a third record is bad."""
+    assert find(with_needs({0: 1}, 2), range(3)) == {2}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_fifty_thousand_children_that_come_before_their_parents_are_a_few_tries() -> None:
+    size = 50_000
+    table = Table(lambda rows: 7 not in rows and (max(rows) >= size or rows[0] >= size))
+
+    assert set(sweep(units_of(range(2 * size), {}), table, limit=LIMIT)) == {7}
+    assert len(table.tries) < 40
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_of_two_records_with_one_id_the_later_dies_each_time() -> None:
+    for bad in ((), (50,)):
+        found = find(lambda rows, bad=bad: not {3, 90} <= {*rows} and without(*bad)(rows), range(100))
+        assert found == {90, *bad}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_of_ranges_that_exclude_each_other_as_many_are_kept_as_fit() -> None:
+    """[1, 5), [4, 8) and [7, 9): the first and the last fit, so the one in the middle dies."""
+    assert find(lambda rows: not ({0, 1} <= {*rows} or {1, 2} <= {*rows}), range(3)) == {1}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_bad_value_that_a_later_one_of_its_key_replaces_is_not_blamed() -> None:
+    """An Upsert writes the last row of a key alone: (k, -5), (k, 7); the record of another key is bad."""
+    key = {0: "k", 1: "k", 2: "other"}
+
+    def rule(rows: list[int]) -> bool:
+        return 2 not in rows and (0 not in rows or 1 in rows)
+
+    assert find(rule, range(3), key) == {2}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_two_amounts_that_are_too_large_together_cost_one_record() -> None:
+    amounts = [500, 500]
+    assert find(lambda rows: sum(amounts[row] for row in rows) <= 647, range(2), dict.fromkeys(range(2), "k")) == {1}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_amounts_that_a_later_one_makes_fit_cost_none() -> None:
+    amounts = [500, 500, -600, 10_000]
+    keys: dict[int, Hashable] = {0: "k", 1: "k", 2: "k", 3: "bad"}
+    assert find(lambda rows: 3 not in rows and sum(amounts[row] for row in rows) <= 647, range(4), keys) == {3}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_withdrawal_is_accepted_after_its_deposit_whatever_their_order() -> None:
+    """The real transaction, which writes them in order, may refuse it: then its part is halved."""
+    amounts = [-50, 100, 0]
+
+    def never_overdrawn(rows: list[int]) -> bool:
+        return 2 not in rows and all(sum(amounts[row] for row in rows[:end]) >= 0 for end in range(len(rows) + 1))
+
+    assert find(never_overdrawn, range(3)) == {2}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_legs_of_an_entry_that_share_a_key_stand_or_fall_together() -> None:
+    amounts = [5, -5] * 20
+    keys = {record: record // 2 for record in range(40)}
+
+    def balanced(rows: list[int]) -> bool:
+        return 11 not in rows and sum(amounts[row] for row in rows) == 0
+
+    assert find(balanced, range(40), keys) == {10, 11}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_legs_with_different_keys_can_become_letters_together() -> None:
+    amounts = [5, -5, 7, -7]
+    assert find(lambda rows: 3 not in rows and sum(amounts[row] for row in rows) == 0, range(4)) == {2, 3}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_good_child_dies_with_its_dead_parent() -> None:
+    assert find(with_needs({4: 1}, 1), range(8)) == {1, 4}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_key_waits_for_all_others_before_it_is_split() -> None:
+    """Key "a" needs a record of key "b", which is accepted later, when it is tried alone."""
+    keys = {0: "a", 1: "b", 2: "a", 3: "b", 4: "c"}
+
+    def rule(rows: list[int]) -> bool:
+        is_whole = ({0, 2} <= {*rows}) == (not {0, 2}.isdisjoint(rows))
+        return 4 not in rows and is_whole and (0 not in rows or 3 in rows)
+
+    assert find(rule, range(5), keys) == {4}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_the_others_of_a_bad_records_key_are_accepted() -> None:
+    assert find(without(5), range(20), {record: record % 2 for record in range(20)}) == {5}
+
+
+def test_records_without_a_key_are_alone() -> None:
+    assert units_of([1, 2, 3, 5], {1: "k", 2: None, 5: "k"}) == [(1, 5), (2,), (3,)]
+
+
+def test_each_dead_record_has_the_refusal_of_its_last_try() -> None:
+    class Counting(Table):
+        def probe(self, records: Sequence[int]) -> RowsRefused | None:
+            refused = super().probe(records)
+            if refused is not None:
+                refused.sqlstate = str(len(self.tries))
+            return refused
+
+    table = Counting(without(1, 2))
+    dead = sweep(units_of(range(4), {}), table, limit=LIMIT)
+    last = {record: str(number) for number, [record, *more] in enumerate(table.tries, 1) if not more}
+    assert {record: refused.sqlstate for record, refused in dead.items()} == {1: last[1], 2: last[2]}
+
+
+# -- against a model of small worlds
+
+SIZE = 7
+RECORDS = st.integers(0, SIZE - 1)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Callable[[list[int]], bool]:
+    """Bad records, records that need others, records that exclude each other, and sums."""
+    bad = draw(st.sets(RECORDS, max_size=3))
+    needs = draw(st.dictionaries(RECORDS, RECORDS, max_size=4))
+    apart = draw(st.lists(st.tuples(RECORDS, RECORDS).filter(lambda pair: pair[0] != pair[1]), max_size=3))
+    amounts = draw(st.lists(st.integers(-3, 3), min_size=SIZE, max_size=SIZE))
+    most = draw(st.integers(0, 10))
+
+    def rule(rows: list[int]) -> bool:
+        return (
+            with_needs(needs, *bad)(rows)
+            and not any({*pair} <= {*rows} for pair in apart)
+            and sum(amounts[row] for row in rows) <= most
+        )
+
+    return rule
+
+
+@pytest.mark.behaviour("DLQ-8")
+@given(worlds(), st.dictionaries(RECORDS, st.sampled_from("ab")))
+def test_the_dead_are_refused_on_top_of_the_rest_and_the_rest_is_accepted(
+    rule: Callable[[list[int]], bool], keys: dict[int, str]
+) -> None:
+    first, again = Table(rule), Table(rule)
+    dead = sweep(units_of(range(SIZE), keys), first, limit=LIMIT)
+
+    assert {*first.rows} == {*range(SIZE)} - dead.keys()
+    assert not first.rows or rule(first.rows)
+    assert not any(rule([*first.rows, record]) for record in dead)
+    assert sweep(units_of(range(SIZE), keys), again, limit=LIMIT).keys() == dead.keys()
+    assert again.tries == first.tries
+
+
+@pytest.mark.behaviour("DLQ-8")
+@given(st.sets(RECORDS, max_size=3), st.dictionaries(RECORDS, RECORDS), st.permutations(range(SIZE)))
+def test_where_no_two_records_need_each_other_no_innocent_dies(
+    bad: set[int], pairs: dict[int, int], order: list[int]
+) -> None:
+    """Brute force: the largest set of records that the table accepts is what discovery accepts."""
+    rank = {record: place for place, record in enumerate(order)}
+    needs = {child: parent for child, parent in pairs.items() if rank[parent] < rank[child]}
+    rule = with_needs(needs, *bad)
+    sets = (chosen for size in range(SIZE, -1, -1) for chosen in combinations(range(SIZE), size))
+    largest = next(chosen for chosen in sets if rule([*chosen]))
+
+    assert find(rule, range(SIZE)) == {*range(SIZE)} - {*largest}
+
+
+# -- how much it tries
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_two_hundred_bad_among_a_hundred_thousand_are_some_thousand_tries() -> None:
+    bad = {number * 499 + number % 7 for number in range(200)}
+
+    class LargeTable(Table):
+        """Looks only at the new rows."""
+
+        def probe(self, records: Sequence[int]) -> RowsRefused | None:
+            self.tries.append(records)
+            return None if bad.isdisjoint(records) else refusal()
+
+    table = LargeTable(without(*bad))
+
+    assert sweep(units_of(range(100_000), {}), table, limit=LIMIT).keys() == bad
+    assert len(table.tries) < 4500
+    assert sum(map(len, table.tries)) < 12 * 100_000
+
+
+@pytest.mark.behaviour("DLQ-13")
+@pytest.mark.parametrize("keys", [{}, {record: record // 10 for record in range(100_000)}], ids=["alone", "in keys"])
+def test_if_every_record_is_refused_it_takes_few_tries_to_say_so(keys: dict[int, int]) -> None:
+    table = Table(lambda _: False)
+    with pytest.raises(NothingAccepted) as told:
+        sweep(units_of(range(100_000), keys), table, limit=LIMIT)
+    assert told.value.refused.sqlstate == "23514"
+    assert len(table.tries) == 127 + 16
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_if_every_record_of_one_key_is_refused_it_takes_few_tries_too() -> None:
+    table = Table(lambda _: False)
+    with pytest.raises(NothingAccepted):
+        sweep(units_of(range(50_000), dict.fromkeys(range(50_000), "k")), table, limit=LIMIT)
+    assert len(table.tries) == 127 + 16
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_if_there_are_bad_records_in_each_64th_the_single_ones_tell() -> None:
+    bad = set(range(0, 1000, 4))
+    assert find(without(*bad), range(1000)) == bad
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_ten_records_that_are_all_refused_are_not_to_blame_and_nine_may_be() -> None:
+    with pytest.raises(NothingAccepted):
+        find(lambda _: False, range(10))
+    assert find(lambda _: False, range(9)) == {*range(9)}
+    assert find(lambda _: False, range(1)) == {0}
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_more_dead_than_the_limit_are_too_many_and_as_many_are_not() -> None:
+    bad = {1, 5, 9}
+    assert find(without(*bad), range(40), limit=3) == bad
+    with pytest.raises(TooManyRefused, match="more than 2 records") as told:
+        find(without(*bad), range(40), limit=2)
+    assert told.value.refused.sqlstate == "23514"
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_a_small_limit_does_not_count_records_that_are_accepted_later() -> None:
+    """Of 40 records the first 38 need the last, whose neighbour is bad."""
+    assert find(with_needs(dict.fromkeys(range(38), 39), 38), range(40), limit=1) == {38}
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_where_a_thousand_are_refused_in_a_row_the_rest_is_not_tried() -> None:
+    size = 20_000
+    table = Table(lambda rows: max(rows) < 1000)
+    with pytest.raises(TooManyRefused):
+        sweep(units_of(range(size), {}), table, limit=200)
+    singles = [records for records in table.tries if len(records) == 1]
+    assert len(singles) < 1200
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_records_that_are_tried_again_after_a_key_was_split_are_counted_once() -> None:
+    bad = {*range(1, 2000, 3)}
+    assert find(without(*bad), range(2000), {1: "k", 4: "k"}, limit=len(bad)) == bad
+
+
+# -- its tries, in a transaction
+
+
+@pytest.fixture
+def store() -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore() as made:
+        yield made
+
+
+@pytest.fixture
+def claim(store: InMemoryOffsetStore) -> Claim:
+    return store.claim("billing", topics=["payments"])
+
+
+def writing(rule: Callable[[list[int]], bool]) -> Callable[[Work, Sequence[int]], None]:
+    def write(work: Work, records: Sequence[int]) -> None:
+        work.connection.extend("results", records)
+        if not rule(work.connection.rows("results")):
+            raise refusal()
+
+    return write
+
+
+def discovered(
+    claim: Claim, rule: Callable[[list[int]], bool], size: int, *, seconds: float = 60.0, **options: Any
+) -> Collection[int]:
+    decisions = {P0: decide(0, OffsetRange(0, size))}
+    options = {"limit": LIMIT, **options}
+    return discover(claim, decisions, range(size), {}, writing(rule), seconds=seconds, **options).keys()
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_discovery_finds_the_refused_records_and_leaves_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
+    assert discovered(claim, without(3, 40), 64) == {3, 40}
+    assert store.rows("results") == []
+    assert store.offsets("billing") == {}
+
+
+def test_discovery_among_no_records_begins_no_transaction(store: InMemoryOffsetStore, claim: Claim) -> None:
+    store.claim("billing", topics=["payments"])
+    assert discover(claim, {}, [], {}, writing(without()), seconds=60, limit=LIMIT) == {}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_however_much_is_accepted_few_savepoints_are_kept(claim: Claim) -> None:
+    bad = {*range(0, 900, 3)}
+    kept: list[int] = []
+
+    def run(tx: Transaction) -> int:
+        tx.lock({P0: OffsetRange(0, 900)})
+        trials = KeptTrials(tx, writing(without(*bad)))
+        dead = sweep(units_of(range(900), {}), trials, limit=LIMIT, check=lambda: kept.append(len(trials._kept)))
+        assert dead.keys() == bad
+        assert sorted(tx.connection.rows("results")) == sorted({*range(900)} - bad)
+        return trials.accepted
+
+    with suppress(InterruptedError), claim.transaction() as tx:
+        assert run(tx) > 5 * MOST_KEPT
+        raise InterruptedError
+    assert max(kept) == MOST_KEPT - 1
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_what_is_kept_is_written_again_few_times(claim: Claim) -> None:
+    size, bad = 20_000, {*range(7, 20_000, 100)}
+    written: list[int] = []
+
+    def write(_: Work, records: Sequence[int]) -> None:
+        written.append(len(records))
+        if not bad.isdisjoint(records):
+            raise refusal()
+
+    decisions = {P0: decide(0, OffsetRange(0, size))}
+    assert discover(claim, decisions, range(size), {}, write, seconds=60, limit=LIMIT).keys() == bad
+    assert sum(written) < 13 * size
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_what_is_accepted_in_one_order_only_is_kept_in_that_order(claim: Claim) -> None:
+    """The even record of each pair is refused unless the odd one was written before it."""
+
+    def rule(rows: list[int]) -> bool:
+        return all(row % 2 or row + 1 in rows[:place] for place, row in enumerate(rows))
+
+    pairs = [(number + 1, number) for number in range(0, 200, 2)]
+    with suppress(InterruptedError), claim.transaction() as tx:
+        tx.lock({P0: OffsetRange(0, 200)})
+        trials = KeptTrials(tx, writing(rule))
+        assert not any(trials.accept([record]) for pair in pairs for record in pair)
+        assert tx.connection.rows("results") == [record for pair in pairs for record in pair]
+        raise InterruptedError
+
+
+def test_rows_that_are_accepted_once_only_end_discovery(claim: Claim) -> None:
+    seen: set[int] = set()
+
+    def write(_: Work, records: Sequence[int]) -> None:
+        if any(record % 2 for record in records) or (len(records) > 1 and seen.issuperset(records)):
+            raise refusal()
+        if seen & {*records}:
+            raise refusal()
+        seen.update(records)
+
+    decisions = {P0: decide(0, OffsetRange(0, 200))}
+    with pytest.raises(DiscoveryEnded, match="written again"):
+        discover(claim, decisions, range(200), {}, write, seconds=60, limit=LIMIT)
+
+
+def test_discovery_ends_when_its_time_is_up(claim: Claim) -> None:
+    with pytest.raises(DiscoveryEnded, match="time"):
+        discovered(claim, without(3), 64, seconds=0)
+
+
+def test_discovery_ends_with_the_error_of_a_query_that_is_being_stopped(claim: Claim) -> None:
+    calls: list[float] = []
+
+    def check() -> None:
+        calls.append(time.monotonic())
+        if len(calls) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        discovered(claim, without(3), 64, check=check)
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize(
+    "error", [LockTimeout("no lock"), refusal("42501"), MemoryError()], ids=lambda e: type(e).__name__
+)
+def test_an_error_that_no_record_causes_passes(claim: Claim, error: BaseException) -> None:
+    tries: list[Sequence[int]] = []
+
+    def write(_: Work, records: Sequence[int]) -> None:
+        tries.append(records)
+        raise refusal() if len(tries) < 3 else error
+
+    decisions = {P0: decide(0, OffsetRange(0, 64))}
+    with pytest.raises(type(error)):
+        discover(claim, decisions, range(64), {}, write, seconds=60, limit=LIMIT)
+    assert len(tries) == 3
+
+
+def test_a_stale_claim_and_an_outdated_plan_pass(store: InMemoryOffsetStore, claim: Claim) -> None:
+    with store.transaction(claim) as tx:
+        tx.advance({P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining})
+    with pytest.raises(PlanOutdated):
+        discovered(claim, without(3), 64)
+    store.claim("billing", topics=["payments"])
+    with pytest.raises(StaleClaim):
+        discovered(claim, without(3), 64)
+
+
+def test_a_transaction_in_which_rows_were_tried_out_is_not_committed(store: InMemoryOffsetStore, claim: Claim) -> None:
+    def run() -> None:
+        with claim.transaction() as tx:
+            remaining = {P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining}
+            KeptTrials(tx, writing(without())).accept([1])
+            tx.finish(remaining)
+
+    with pytest.raises(ProtocolMisuse, match="tried out"):
+        run()
+    assert store.rows("results") == []
+
+
+def test_rows_are_tried_out_only_under_the_lock(claim: Claim) -> None:
+    with pytest.raises(LockFirst), claim.transaction() as tx:
+        tx.trials()
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_second_search_begins_with_all_but_the_suspects() -> None:
+    bad = set(range(0, 10_000, 100))
+    table = Table(without(*bad))
+
+    found = sweep(units_of(range(10_000), {}), table, limit=LIMIT, suspects=bad)
+
+    assert set(found) == bad
+    assert len(table.tries) <= 1 + 2 * len(bad)
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_suspect_that_is_accepted_now_is_not_dead_and_one_that_was_not_suspected_is_found() -> None:
+    assert set(sweep(units_of(range(100), {}), Table(without(3, 50)), limit=LIMIT, suspects=[3, 4])) == {3, 50}

@@ -1,0 +1,721 @@
+"""What becomes of letters that are requested: a store in memory, and a job whose rows are the records' values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import DeadLetters, LetterFilter, OffsetRange, TopicPartition
+from offsetstore.errors import CommitUnknown, ConnectionLost, RowsRefused, SinkError, StaleClaim
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.put_back import PutBack, Raised
+from offsetstore.processing.recovery import Halve
+from offsetstore.protocol.events import LettersReplayed
+from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.testing.broker import StaticBroker
+from offsetstore.testing.memory.session import MemorySession
+from offsetstore.testing.memory.store import InMemoryOffsetStore
+from tests.support.recorder import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    from offsetstore import Claim, Work
+    from offsetstore.protocol.letters import Letter
+
+GROUP = "billing"
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+CHECK = LetterError("RowsRefused", "the database refused rows", "23514")
+
+
+def refusal(sqlstate: str = "23514", constraint: str | None = None) -> RowsRefused:
+    return RowsRefused("the database refused rows", sqlstate=sqlstate, constraint=constraint)
+
+
+@dataclass
+class Job:
+    """A transform, and a table with a rule.
+
+    The values of records are its rows, except ``reject …``, which is rejected, ``nothing``, which makes no row, and
+    ``raise``, which can't be computed.
+
+    :param refuses: returns why the table may not hold these values, in the order in which they were written.
+    :param at_once: how many records' rows the driver can hold.
+    :param meanwhile: called after rows were computed, and before anything is written.
+    """
+
+    refuses: Callable[[list[str]], RowsRefused | None] = lambda _: None
+    replaces_in_order: bool = False
+    at_once: int = 1_000
+    misfits: tuple[str, ...] = ()
+    meanwhile: list[Callable[[], object]] = field(default_factory=list[Any])
+    computed: list[list[str]] = field(default_factory=list[Any])
+    writes: int = 0
+
+    @contextmanager
+    def compute(self, letters: Sequence[Letter]) -> Generator[Part]:
+        assert letters, "Spark can't make a frame of nothing"
+        values = {n: (letter.payload.value or b"").decode() for n, letter in enumerate(letters) if letter.payload}
+        self.computed.append([*values.values()])
+        if len(letters) > self.at_once:
+            raise Halve(MemoryError("too many rows"))
+        if "raise" in values.values():
+            raise Raised(ValueError("a record that can't be parsed"))
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+        keys = {n: letter.sequence for n, letter in enumerate(letters) if letter.sequence is not None}
+        yield Part(self, values, keys)
+
+
+@dataclass(frozen=True)
+class Part:
+    job: Job
+    values: Mapping[int, str]
+    keys: Mapping[int, bytes]
+
+    @property
+    def replaces_in_order(self) -> bool:
+        return self.job.replaces_in_order
+
+    @property
+    def numbers(self) -> list[int]:
+        return [*self.values]
+
+    @property
+    def with_rows(self) -> list[int]:
+        return [number for number in self.values if self.rows(number)]
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        return {number: "it is bad" for number, value in self.values.items() if value.startswith("reject")}
+
+    def misfits(self, connection: object) -> dict[int, RowsRefused]:
+        assert connection is not None
+        return {number: refusal("22003") for number, value in self.values.items() if value in self.job.misfits}
+
+    def rows(self, number: int) -> list[str]:
+        value = self.values.get(number, "nothing")
+        return [] if value == "nothing" or value.startswith("reject") else [value]
+
+    def rows_of(self, numbers: Sequence[int]) -> dict[str, Rows]:
+        return {"": Rows(self.job, [row for number in numbers for row in self.rows(number)])}
+
+    def record(self, number: int) -> Any:
+        raise NotImplementedError
+
+    def payloads(self, numbers: Sequence[int]) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Rows:
+    job: Job
+    values: list[str]
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    def write(self, work: Work) -> int:
+        self.job.writes += 1
+        work.connection.extend("results", self.values)
+        refused = self.job.refuses(work.connection.rows("results"))
+        if refused is not None:
+            raise refused
+        return len(self.values)
+
+
+def never(*bad: str) -> Callable[[list[str]], RowsRefused | None]:
+    """The table refuses these values."""
+    return lambda rows: refusal() if set(bad) & set(rows) else None
+
+
+def needing(needs: Mapping[str, str]) -> Callable[[list[str]], RowsRefused | None]:
+    """A value needs another one in the table."""
+    return lambda rows: refusal("23503") if any(needs.get(row, row) not in rows for row in rows) else None
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def store(recorder: Recorder) -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore(observers=[recorder]) as made:
+        yield made
+
+
+@pytest.fixture
+def claim(store: InMemoryOffsetStore) -> Claim:
+    return store.claim(GROUP, topics=["payments"])
+
+
+def give_up(
+    claim: Claim,
+    values: Mapping[int, str],
+    *,
+    tp: TopicPartition = P0,
+    key: bytes | None = None,
+    until: int = 100,
+    **other: Any,
+) -> None:
+    """Pass what remains below ``until`` with these letters; ``key`` is that of their sequence."""
+    with claim.transaction() as tx:
+        at = claim.offsets().get(tp)
+        remaining = tx.lock({tp: OffsetRange(at.next_offset if at else 0, until)})[tp].remaining
+        tx.write_letters(
+            [
+                replace(
+                    NewLetter(tp, offset, "refused", CHECK, 1, digest(tp, key), Payload(key, value.encode(), (), 0, 0)),
+                    **other,
+                )
+                for offset, value in values.items()
+            ]
+        )
+        tx.advance({tp: remaining})
+
+
+def request(store: InMemoryOffsetStore, *offsets: int, forced: bool = False) -> None:
+    which = [LetterKey(P0, offset) for offset in offsets] or LetterFilter()
+    store.request_replay(GROUP, which, reason="mended", forced=forced)
+
+
+def run(claim: Claim, job: Job, settings: DeadLetters | None = None, **options: Any) -> int:
+    return PutBack(claim, settings or DeadLetters(), job.compute).run(**options)
+
+
+def states(store: InMemoryOffsetStore) -> list[str]:
+    """The letters' states, in their order."""
+    return [letter.state for letter in sorted(store.letters(GROUP).letters, key=lambda letter: letter.key)]
+
+
+def errors(store: InMemoryOffsetStore) -> list[str | None]:
+    listed = store.letters(GROUP, contents=True).letters
+    return [letter.error.sqlstate or letter.error.error_class for letter in sorted(listed, key=lambda one: one.key)]
+
+
+# -- what is written and marked
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_requested_letters_are_written_in_order_and_marked_once(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
+) -> None:
+    give_up(claim, {7: "c"}, tp=P1)
+    give_up(claim, {20: "b", 3: "a", 30: "not asked for"})
+    request(store, 3, 20)
+    store.request_replay(GROUP, LetterFilter(partition=1), reason="mended")
+
+    assert run(claim, Job()) == 3
+    assert run(claim, Job()) == 0
+    assert store.rows("results") == ["a", "b", "c"]
+    assert states(store) == ["replayed", "replayed", "dead", "replayed"]
+    assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 100, P1: 100}
+    assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=3, failed=0)]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_replay_advances_by_nothing_and_its_id_is_in_the_rows(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {3: "a"})
+    claim.store_metadata(P0, "for the next batch")
+    before = store.offsets(GROUP)[P0]
+    request(store)
+    run(claim, Job())
+
+    after = store.offsets(GROUP)[P0]
+    assert after.transaction_id != before.transaction_id
+    assert replace(after, transaction_id=before.transaction_id) == before, "nor does it use up stored metadata"
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_what_is_rejected_misfits_or_is_refused_again_is_dead_with_its_own_error(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
+) -> None:
+    give_up(claim, {1: "a", 2: "reject", 3: "too large", 4: "refused", 5: "b"})
+    request(store)
+
+    assert run(claim, Job(never("refused"), misfits=("too large",))) == 2
+    assert store.rows("results") == ["a", "b"]
+    assert states(store) == ["replayed", "dead", "dead", "dead", "replayed"]
+    assert errors(store) == ["23514", "Rejected", "22003", "23514", "23514"]
+    assert [letter.attempts for letter in store.letters(GROUP).letters if letter.state == "dead"] == [2, 2, 2]
+    assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=2, failed=3)]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_letter_that_makes_no_row_today_is_replayed_and_that_is_told(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
+) -> None:
+    give_up(claim, {1: "nothing", 2: "a"})
+    request(store)
+    assert run(claim, Job()) == 2
+    assert (store.rows("results"), states(store)) == (["a"], ["replayed", "replayed"])
+    assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=2, failed=0, without_rows=1)]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_many_letters_that_are_all_refused_again_have_each_its_own_error(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    """In a batch that would be a bug or an outage; letters are known to be bad."""
+    give_up(claim, {offset: f"{offset}" for offset in range(80)})
+    request(store)
+
+    def refuses(rows: list[str]) -> RowsRefused | None:
+        bad = [row for row in rows if row != "77"]
+        return refusal(constraint=f"rule_{bad[0]}") if bad else None
+
+    job = Job(refuses)
+    assert run(claim, job) == 1
+    assert store.rows("results") == ["77"]
+    found = {letter.offset: letter.error.constraint for letter in store.letters(GROUP).letters}
+    assert found == {offset: None if offset == 77 else f"rule_{offset}" for offset in range(80)}
+    assert len(job.computed) == 1
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_parent_s_letter_saves_its_child_s(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {1: "child", 2: "parent", 3: "orphan"})
+    request(store)
+    assert run(claim, Job(needing({"child": "parent", "orphan": "no one"}))) == 2
+    assert store.rows("results") == ["child", "parent"]
+    assert states(store) == ["replayed", "replayed", "dead"]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_letters_of_which_the_real_transaction_refuses_what_discovery_accepts_are_halved(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    """A withdrawal before its deposit: accepted after it, and refused in the letters' order."""
+    give_up(claim, {1: "-5", 2: "7", 3: "bad"})
+    request(store)
+
+    def refuses(rows: list[str]) -> RowsRefused | None:
+        amounts = [int(row) for row in rows if row != "bad"]
+        overdrawn = any(sum(amounts[:end]) < 0 for end in range(len(amounts) + 1))
+        return refusal() if overdrawn or "bad" in rows else None
+
+    assert run(claim, Job(refuses)) == 1
+    assert store.rows("results") == ["7"]
+    assert states(store) == ["dead", "replayed", "dead"]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_rows_that_are_too_many_for_the_driver_are_computed_in_halves(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {offset: f"{offset}" for offset in range(5)})
+    request(store)
+    assert run(claim, Job(at_once=2)) == 5
+    assert store.rows("results") == ["0", "1", "2", "3", "4"]
+
+    give_up(claim, {100: "huge"}, until=101)
+    request(store)
+    assert run(claim, Job(at_once=0)) == 0
+    assert (states(store)[-1], errors(store)[-1]) == ("dead", "MemoryError")
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_letter_that_cant_be_computed_takes_no_other_one_with_it(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {offset: "raise" if offset == 117 else f"{offset}" for offset in range(200)}, until=200)
+    request(store)
+    job = Job()
+    assert run(claim, job) == 199
+    dead = [letter for letter in store.letters(GROUP, limit=200).letters if letter.state == "dead"]
+    assert [(letter.offset, letter.error.error_class) for letter in dead] == [(117, "ValueError")]
+    assert len(job.computed) < 20
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_if_no_letter_can_be_computed_it_takes_few_jobs_to_say_so(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, dict.fromkeys(range(200), "raise"), until=200)
+    request(store)
+    job = Job()
+    assert run(claim, job) == 0
+    assert store.letter_counts(GROUP) == {"dead": 200}
+    assert len(job.computed) < 30
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_requested_letter_whose_record_is_gone_is_dead_again_and_not_replayed(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    """By hand: a decision asks for its record."""
+    give_up(claim, {1: "a"}, payload=None)
+    give_up(claim, {100: "b"}, until=101)
+    session = store.database.begin(name="by hand")
+    session.decide_letters(GROUP, [LetterKey(P0, 1, ""), LetterKey(P0, 100, "")], "requested", actor="me", reason="")
+    session.commit()
+
+    assert run(claim, Job()) == 1
+    assert (states(store), errors(store)) == (["dead", "replayed"], ["PayloadMissing", "23514"])
+
+
+# -- what must not be written twice, or lost
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_letter_ahead_of_the_job_is_left_to_it(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {30: "below", 50: "ahead"})
+    request(store)
+    store.reset(GROUP, {P0: 40}, reason="again")
+    again = store.claim(GROUP, topics=["payments"])
+
+    assert run(again, Job()) == 1
+    assert (store.rows("results"), states(store)) == (["below"], ["replayed", "requested"])
+    give_up(again, {})
+    assert run(again, Job()) == 0
+    assert states(store) == ["replayed", "superseded"]
+
+
+@pytest.mark.behaviour("DLQ-10", "DLQ-7")
+def test_a_letter_that_gets_its_topic_s_id_is_replayed_once(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {2: "a"})
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    store.claim(GROUP, broker, mirror_every=None)
+    store.reset(GROUP, {P0: 0}, reason="again")
+    again = store.claim(GROUP, broker, mirror_every=None)
+    give_up(again, {2: "a"})
+    request(store)
+    assert run(again, Job()) == 1
+    assert store.rows("results") == ["a"]
+
+
+@pytest.mark.behaviour("DLQ-7")
+@pytest.mark.parametrize("erase", [False, True])
+def test_a_letter_that_is_discarded_after_it_was_read_is_not_written(
+    store: InMemoryOffsetStore, claim: Claim, *, erase: bool
+) -> None:
+    give_up(claim, {1: "given up", 2: "a"})
+    request(store)
+    job = Job(meanwhile=[lambda: store.discard(GROUP, LetterKey(P0, 1), reason="no longer", erase=erase)])
+
+    assert run(claim, job) == 0
+    assert store.rows("results") == []
+    assert run(claim, job) == 1
+    assert (store.rows("results"), states(store)) == (["a"], ["discarded", "replayed"])
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_of_two_replays_of_one_letter_the_second_writes_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
+    """Two sinks of one claim, or a drain while the job runs: both have read it before either has marked it."""
+    give_up(claim, {1: "a"})
+    request(store)
+    assert run(claim, Job(meanwhile=[lambda: run(claim, Job())])) == 0
+    assert (store.rows("results"), states(store)) == (["a"], ["replayed"])
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_claim_that_was_taken_over_replays_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {1: "a"})
+    request(store)
+    with pytest.raises(StaleClaim):
+        run(claim, Job(meanwhile=[lambda: store.claim(GROUP, topics=["payments"])]))
+    assert (store.rows("results"), states(store)) == ([], ["requested"])
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_batch_between_reading_and_locking_is_no_obstacle(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {1: "a"})
+    request(store)
+    assert run(claim, Job(meanwhile=[lambda: give_up(claim, {}, until=200)])) == 1
+    assert (store.rows("results"), store.offsets(GROUP)[P0].next_offset) == (["a"], 200)
+
+
+class Losing:
+    """Loses the answer to the next COMMIT, which happens or does not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+
+    def next(self, *, happens: bool, then: Callable[[], object] = lambda: None) -> None:
+        commit = MemorySession.commit
+
+        def lost(session: MemorySession) -> None:
+            self._patch.setattr(MemorySession, "commit", commit)
+            if happens:
+                commit(session)
+            else:
+                session.rollback()
+            then()
+            raise ConnectionLost("the answer was lost")
+
+        self._patch.setattr(MemorySession, "commit", lost)
+
+
+@pytest.fixture
+def losing(monkeypatch: pytest.MonkeyPatch) -> Losing:
+    return Losing(monkeypatch)
+
+
+@pytest.mark.behaviour("DLQ-7")
+@pytest.mark.parametrize("happens", [True, False])
+def test_a_replay_whose_commit_has_no_answer_is_looked_up(
+    store: InMemoryOffsetStore, claim: Claim, losing: Losing, *, happens: bool
+) -> None:
+    give_up(claim, {1: "a"})
+    request(store)
+    losing.next(happens=happens)
+    assert run(claim, Job()) == 1
+    assert (store.rows("results"), states(store)) == (["a"], ["replayed"])
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_the_answer_is_found_after_a_takeover_too(store: InMemoryOffsetStore, claim: Claim, losing: Losing) -> None:
+    give_up(claim, {1: "a"})
+    request(store)
+    losing.next(happens=True, then=lambda: store.claim(GROUP, topics=["payments"]))
+    assert run(claim, Job()) == 1
+    assert (store.rows("results"), states(store)) == (["a"], ["replayed"])
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_replay_whose_rows_have_moved_on_is_unknown_and_its_letters_tell(
+    store: InMemoryOffsetStore, claim: Claim, losing: Losing
+) -> None:
+    give_up(claim, {1: "a"})
+    request(store)
+    losing.next(happens=True, then=lambda: give_up(store.claim(GROUP, topics=["payments"]), {}, until=200))
+    with pytest.raises(CommitUnknown):
+        run(claim, Job())
+    assert (store.rows("results"), states(store)) == (["a"], ["replayed"])
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_letters_that_are_given_back_by_a_commit_without_an_answer_are_counted(
+    store: InMemoryOffsetStore, claim: Claim, losing: Losing, recorder: Recorder
+) -> None:
+    give_up(claim, {1: "raise"})
+    request(store)
+    losing.next(happens=True)
+    assert run(claim, Job()) == 0
+    assert [letter.attempts for letter in store.letters(GROUP).letters] == [2]
+    assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=0, failed=1)]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_letter_that_cant_be_marked_is_not_written(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trigger or a rule on the table of letters leaves it as it is."""
+    give_up(claim, {1: "a"})
+    request(store)
+
+    def marks_none(*_: object, **__: object) -> int:
+        return 0
+
+    monkeypatch.setattr(MemorySession, "mark_replayed", marks_none)
+    with pytest.raises(SinkError, match="marked"):
+        run(claim, Job())
+    assert (store.rows("results"), states(store)) == ([], ["requested"])
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_refusal_that_no_record_can_cause_leaves_the_letters_requested(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    give_up(claim, {1: "a"})
+    request(store)
+    with pytest.raises(RowsRefused):
+        run(claim, Job(lambda _: refusal("42501")))
+    assert (store.rows("results"), states(store)) == ([], ["requested"])
+
+
+# -- the order of a key
+
+
+@pytest.mark.behaviour("DLQ-11")
+@pytest.mark.parametrize("value", ["refused", "reject", "raise"])
+def test_the_letters_of_a_key_stop_at_the_first_that_fails(
+    store: InMemoryOffsetStore, claim: Claim, value: str
+) -> None:
+    give_up(claim, {1: "k1", 2: value, 3: "k3", 4: "k4"}, key=b"k")
+    give_up(claim, {100: "other", 101: "k1 of another"}, key=b"j", until=102)
+    request(store)
+    assert run(claim, Job(never("refused"))) == 3
+    assert store.rows("results") == ["k1", "other", "k1 of another"]
+    assert states(store) == ["replayed", "dead", "requested", "requested", "replayed", "replayed"]
+
+    request(store)
+    assert run(claim, Job(lambda _: None)) == (3 if value == "refused" else 0)
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_letters_without_a_key_wait_for_none(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {1: "refused", 2: "a"})
+    request(store)
+    assert run(claim, Job(never("refused"))) == 1
+    assert states(store) == ["dead", "replayed"]
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_a_key_is_in_order_in_halves_too(store: InMemoryOffsetStore, claim: Claim) -> None:
+    """Of two letters in two halves, the second waits until it is known what became of the first."""
+    give_up(claim, {1: "k1", 2: "reject", 3: "k3", 4: "k4"}, key=b"k")
+    request(store)
+    job = Job(at_once=2)
+    assert run(claim, job) == 1
+    assert (store.rows("results"), states(store)) == (["k1"], ["replayed", "dead", "requested", "requested"])
+    assert job.computed == [["k1", "reject", "k3", "k4"], ["k1", "reject"]]
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_a_key_in_several_partitions_is_several_keys(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {1: "refused", 2: "waits"}, key=b"k")
+    give_up(claim, {1: "a"}, tp=P1, key=b"k")
+    request(store)
+    assert run(claim, Job(never("refused"))) == 1
+    assert store.rows("results") == ["a"]
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_letters_of_a_key_stay_in_order_where_some_do_not_know_their_topic_s_id(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    """A letter without an id keeps it if another letter of its record has the id."""
+    give_up(claim, {1: "first", 12: "k12"}, key=b"j")
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    known = store.claim(GROUP, broker, mirror_every=None)
+    give_up(known, {100: "k100"}, key=b"k", until=101)
+    give_up(known, {110: "k110"}, key=b"k", until=111)
+    session: Any = store.database.begin(name="by hand")
+    letters = session._letter_changes().letters
+    for offset in (1, 110):  # as they are if both kinds were written
+        letter = session.letter(GROUP, LetterKey(P0, offset, "payments-id"))
+        letters |= {
+            (GROUP, P0, offset, "payments-id"): None,
+            (GROUP, P0, offset, ""): replace(letter, topic_id=""),
+        }
+    session.commit()
+    request(store)
+
+    run(known, Job())
+    assert [row for row in store.rows("results") if str(row).startswith("k1")] == ["k12", "k100", "k110"]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_row_that_would_replace_a_newer_one_is_written_only_if_forced(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    give_up(claim, {1: "no key", 2: "no key, forced"})
+    give_up(claim, {100: "k", 101: "k2"}, key=b"k", until=102)
+    request(store, 1, 100, 101)
+    request(store, 2, forced=True)
+    job = Job(replaces_in_order=True)
+
+    assert run(claim, job, DeadLetters(sequence="key")) == 3
+    assert store.rows("results") == ["no key, forced", "k", "k2"]
+    assert errors(store)[0] == "ReplayOutOfOrder"
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_sequence_protects_no_newer_row_in_a_job_without_sequences(store: InMemoryOffsetStore, claim: Claim) -> None:
+    """Later records of the key did not wait for the letter: the job has written them."""
+    give_up(claim, {1: "old"}, key=b"k")
+    request(store)
+    assert run(claim, Job(replaces_in_order=True), DeadLetters()) == 0
+    assert (states(store), errors(store)) == (["dead"], ["ReplayOutOfOrder"])
+
+
+@pytest.mark.behaviour("DLQ-7", "DLQ-14")
+def test_a_sequence_of_an_earlier_topic_protects_no_newer_row(store: InMemoryOffsetStore) -> None:
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    give_up(store.claim(GROUP, broker, mirror_every=None), {1: "old"}, key=b"k")
+    log = broker.current.topics["payments"]
+    broker.current = replace(broker.current, topics={"payments": replace(log, topic_id="another-id")})
+    again = store.claim(GROUP, broker, policy=StartPolicy(on_recreated="restart"), mirror_every=None)
+    assert {row.topic_id for row in store.offsets(GROUP).values()} == {"another-id"}
+    request(store)
+
+    assert run(again, Job(replaces_in_order=True), DeadLetters(sequence="key")) == 0
+    assert errors(store) == ["ReplayOutOfOrder"]
+
+
+# -- when it ends
+
+
+@pytest.mark.behaviour("DLQ-7", "OPS-2")
+def test_a_paused_group_replays_nothing_and_a_pause_ends_a_long_replay(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offsetstore.processing.put_back.MOST", 2)
+    give_up(claim, {offset: f"{offset}" for offset in range(5)})
+    request(store)
+    assert run(claim, Job(meanwhile=[lambda: store.pause(GROUP, reason="maintenance")])) == 2
+    assert run(claim, Job()) == 0
+    store.resume(GROUP, reason="done")
+    assert run(claim, Job()) == 3
+    assert Counter(store.rows("results")) == Counter("01234")
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_replay_makes_way_for_batches_when_its_time_is_up(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offsetstore.processing.put_back.MOST", 2)
+    give_up(claim, {offset: f"{offset}" for offset in range(5)})
+    request(store)
+    assert run(claim, Job(), seconds=0) == 2
+    assert run(claim, Job()) == 3
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_letter_that_is_requested_again_and_again_is_tried_once_a_time(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that requests all that is dead, always, must not keep the job from its batches."""
+    give_up(claim, {1: "reject"})
+    request(store)
+    returns = MemorySession.return_letters
+
+    def and_again(session: MemorySession, group: str, failed: Any, *, actor: str) -> int:
+        count = returns(session, group, failed, actor=actor)
+        session.decide_letters(group, [*failed], "requested", actor="a program", reason="always")
+        return count
+
+    monkeypatch.setattr(MemorySession, "return_letters", and_again)
+    job = Job()
+    assert run(claim, job) == 0
+    assert len(job.computed) == 1
+
+
+@pytest.mark.behaviour("DLQ-7")
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_job_that_is_being_stopped_writes_no_letters_any_more(
+    store: InMemoryOffsetStore, claim: Claim, calls: int
+) -> None:
+    """Before they are computed, and once more before they are written."""
+    give_up(claim, {1: "a"})
+    request(store)
+    left = [None] * calls
+
+    def check() -> None:
+        left.pop()
+        if not left:
+            raise PlanOutdated("the query was stopped")
+
+    job = Job()
+    assert run(claim, job, check=check) == 0
+    assert len(job.computed) == calls - 1
+    assert (store.rows("results"), states(store)) == ([], ["requested"])
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_what_was_replayed_before_an_error_is_told(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offsetstore.processing.put_back.MOST", 2)
+    give_up(claim, {1: "a", 2: "b", 3: "c"})
+    request(store)
+
+    def fail() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(claim, Job(meanwhile=[lambda: None, fail]))
+    assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=2, failed=0)]
+    assert states(store) == ["replayed", "replayed", "requested"]

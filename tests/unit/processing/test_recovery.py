@@ -1,0 +1,932 @@
+"""Recovery on a store in memory, without Spark: what becomes of records that a table refuses, and when."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import DeadLetter, DeadLetters, OffsetRange, Retries, Retry, Skip, Stop, Timeouts, TopicPartition
+from offsetstore.errors import (
+    ConfigurationError,
+    LockTimeout,
+    RowsRefused,
+    SinkError,
+    StaleClaim,
+    StoreUnavailable,
+    TooManyLetters,
+    TransactionLost,
+)
+from offsetstore.processing import recovery as module
+from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
+from offsetstore.processing.cycle import UNNAMED, with_replanning
+from offsetstore.processing.pause import GroupPaused
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.recovery import CAREFUL, Halve, Recovery
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.events import LettersWritten
+from offsetstore.protocol.failpoints import FailpointReached
+from offsetstore.testing.memory.session import MemorySession
+from offsetstore.testing.memory.store import InMemoryOffsetStore
+from tests.support.careful_part import FakePart, Records
+from tests.support.recorder import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    from offsetstore import Failure, Transaction
+    from offsetstore.processing.cycle import Written
+    from offsetstore.processing.dead_letters import Choice
+    from offsetstore.processing.plan import Ranges
+    from offsetstore.protocol.letters import Failed, Letter
+    from tests.support.careful_part import Row
+
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+AT_ONCE = DeadLetters(max_retries=0)
+WAIT = Retries(attempts=2, shortest=0.0, longest=0.0)
+
+
+def refusal(sqlstate: str = "23514") -> RowsRefused:
+    return RowsRefused("the database refused rows", sqlstate=sqlstate, next_step="Correct the rows.")
+
+
+def up_to(end: int, begin: int = 0, tp: TopicPartition = P0) -> dict[TopicPartition, OffsetRange]:
+    return {tp: OffsetRange(begin, end)}
+
+
+def rows(*offsets: int, partition: int = 0) -> list[Row]:
+    return [(partition, offset) for offset in offsets]
+
+
+@dataclass
+class Job:
+    """A job and its table, which refuses the rows in ``bad``.
+
+    :param answers: what the next writes do, before the table is asked: raise, or nothing.
+    :param waiting: called at each wait before another try.
+    """
+
+    store: InMemoryOffsetStore
+    settings: DeadLetters = field(default_factory=lambda: AT_ONCE)
+    bad: dict[Row, str] = field(default_factory=dict[Any, str])
+    records: Records = field(default_factory=Records)
+    answers: list[Exception | None] = field(default_factory=list[Any])
+    waiting: Callable[[], object] = lambda: None
+    too_many_rows: int = 1_000_000
+    metadata: Callable[[BatchInfo], object] | None = None
+
+    def __post_init__(self) -> None:
+        self.written: list[list[Row]] = []
+        """Each attempt to write rows, also of those that were rolled back."""
+        self.parts: list[Mapping[TopicPartition, OffsetRange]] = []
+        self.waits: list[float] = []
+        self.read_again: list[Row] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self.claim = self.store.claim("billing", topics=["payments"])
+        self.recovery = Recovery(self.claim, self.settings, BatchMetadata(self.claim, self.metadata))
+
+    def write(self, ranges: Ranges, number: int = 0) -> Written | None:
+        """As the sink does."""
+        return with_replanning(lambda: self.write_once(ranges, number), f"batch {number}")
+
+    def write_each(self, batches: int, *, size: int = 1) -> None:
+        """Write the first batches of so many records."""
+        for number in range(batches):
+            self.write(up_to(size * (number + 1), size * number), number)
+
+    def write_once(self, ranges: Ranges, number: int = 0) -> Written | None:
+        return self.recovery.write(number, ranges, self.compute, self.sleep)
+
+    @contextmanager
+    def compute(self, ranges: Ranges) -> Generator[FakePart]:
+        self.parts.append(ranges)
+        if sum(one.size for one in ranges.values()) > self.too_many_rows:
+            raise Halve(SinkError("the rows are too many"))
+        yield FakePart(ranges, self.write_rows, self.records, read_again=self.read_again)
+
+    def write_rows(self, work: Any, values: Sequence[Row]) -> None:
+        self.written.append(list(values))
+        if self.answers and (answer := self.answers.pop(0)) is not None:
+            raise answer
+        work.connection.extend("results", values)
+        for row in work.connection.rows("results"):
+            if row in self.bad:
+                raise refusal(self.bad[row])
+
+    def sleep(self, seconds: float) -> None:
+        if seconds:
+            self.waits.append(seconds)
+            self.waiting()
+
+    @property
+    def results(self) -> list[object]:
+        return self.store.rows("results")
+
+    @property
+    def letters(self) -> dict[Row, Letter]:
+        stored = self.store.memory._shared.contents.of_letters.letters
+        return {(tp.partition, offset): one for (_, tp, offset, _), one in stored.items() if one is not None}
+
+    @property
+    def failures(self) -> dict[Row, Failed]:
+        found = self.claim.read(lambda session: session.failures("billing"))
+        return {(tp.partition, offset): one for (tp, offset), one in found.items()}
+
+    def attempts(self) -> dict[Row, int]:
+        return {row: failed.attempts for row, failed in self.failures.items()}
+
+    def stored(self, tp: TopicPartition = P0) -> int:
+        return self.store.offsets("billing")[tp].next_offset
+
+
+@pytest.fixture
+def seen() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def store(seen: Recorder) -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore(timeouts=Timeouts(lock=0.05), retries=WAIT, observers=[seen]) as made:
+        yield made
+
+
+def waits(job: Job, *then: Callable[[], object]) -> None:
+    """Have these happen at the waits, one each."""
+    rest = list(then)
+    job.waiting = lambda: rest.pop(0)() if rest else None
+
+
+def retry(failure: Failure) -> Choice:
+    return Retry(1.0) if failure.attempt < 4 else DeadLetter()
+
+
+PATIENT = DeadLetters(strategy=retry)
+"""Three retries, with waits that the tests see."""
+
+
+# -- letters
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_a_refused_record_is_a_letter_after_its_retries_and_its_neighbours_are_written(
+    store: InMemoryOffsetStore,
+) -> None:
+    job = Job(store, DeadLetters(max_retries=3), bad={(0, 2): "23514"})
+
+    written = job.write(up_to(5))
+
+    assert written is not None
+    assert (written.rows, written.is_kept) == ({UNNAMED: 4}, False)
+    assert job.results == rows(0, 1, 3, 4)
+    [letter] = job.letters.values()
+    assert (letter.topic_partition, letter.offset, letter.cause, letter.attempts) == (P0, 2, "refused", 4)
+    assert (letter.error.error_class, letter.error.sqlstate) == ("RowsRefused", "23514")
+    assert letter.payload is not None
+    assert letter.payload.value == b"(0, 2)"
+    assert job.read_again == [(0, 2)]
+    assert job.stored() == 5
+    assert job.failures == {}
+
+
+def test_a_batch_without_bad_records_is_written_as_any(store: InMemoryOffsetStore, seen: Recorder) -> None:
+    job = Job(store)
+    written = job.write(up_to(3))
+    assert written is not None
+    assert written.rows == {UNNAMED: 3}
+    assert job.written == [rows(0, 1, 2)]
+    assert job.read_again == []
+    assert seen.of(LettersWritten) == []
+    assert job.write(up_to(3)) is None
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_a_value_that_can_never_fit_is_a_letter_without_a_retry(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(max_retries=9), records=Records(misfit={(0, 1): refusal("22003")}))
+
+    job.write(up_to(3))
+
+    assert job.written == [rows(0, 2)]
+    assert job.waits == []
+    assert job.letters[0, 1].attempts == 1
+
+
+@pytest.mark.behaviour("DLQ-12")
+def test_a_rejected_record_is_a_letter_with_its_reason_and_was_never_tried(store: InMemoryOffsetStore) -> None:
+    job = Job(store, records=Records(rejects={(0, 1): "no amount"}, misfit={(0, 1): refusal()}))
+
+    job.write(up_to(3))
+
+    assert job.written == [rows(0, 2)]
+    letter = job.letters[0, 1]
+    assert (letter.cause, letter.attempts, letter.error.text) == ("rejected", 0, "no amount")
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_with_coordinates_alone_no_record_is_read_again(store: InMemoryOffsetStore) -> None:
+    job = Job(store, replace(AT_ONCE, keep="coordinates"), bad={(0, 1): "23514"})
+
+    job.write(up_to(3))
+
+    assert job.read_again == []
+    assert (job.letters[0, 1].payload, job.letters[0, 1].payload_state) == (None, "left out")
+
+
+def test_observers_are_told_how_many_letters_there_are_once_they_are_committed(
+    store: InMemoryOffsetStore, seen: Recorder
+) -> None:
+    job = Job(store, bad={(0, 1): "23514", (0, 2): "23514"}, records=Records(rejects={(0, 3): "bad"}))
+
+    job.write(up_to(5), number=7)
+
+    assert seen.of(LettersWritten) == [
+        LettersWritten(group="billing", batch=7, ranges=up_to(5), letters={"refused": 2, "rejected": 1})
+    ]
+
+
+def test_metadata_are_made_of_the_rows_that_are_written(store: InMemoryOffsetStore) -> None:
+    infos: list[BatchInfo] = []
+    job = Job(store, bad={(0, 1): "23514"}, metadata=infos.append)
+
+    job.write(up_to(5), number=7)
+
+    assert infos[-1] == BatchInfo(7, up_to(5), {UNNAMED: 4})
+
+
+@pytest.mark.behaviour("DLQ-2")
+def test_if_letters_are_swallowed_nothing_is_written(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(store, bad={(0, 1): "23514"})
+
+    def swallow(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(MemorySession, "write_letters", swallow)
+
+    with pytest.raises(SinkError, match="not all dead letters"):
+        job.write(up_to(3))
+
+    assert job.results == []
+    assert job.stored() == 0
+
+
+@pytest.mark.behaviour("DLQ-10", "DLQ-14")
+def test_after_a_reset_a_record_that_passes_closes_its_letter_and_another_reopens_its_own(
+    store: InMemoryOffsetStore,
+) -> None:
+    job = Job(store, bad={(0, 1): "23514", (0, 2): "23514"})
+    job.write(up_to(3))
+    store.reset("billing", {P0: 0}, reason="a test")
+    del job.bad[0, 1]
+    job.restart()
+
+    job.write(up_to(3))
+
+    assert {row: (one.state, one.times) for row, one in job.letters.items()} == {
+        (0, 1): ("superseded", 1),
+        (0, 2): ("dead", 2),
+    }
+
+
+# -- attempts
+
+
+@pytest.mark.behaviour("DLQ-3")
+def test_attempts_survive_a_restart(store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(store, PATIENT, bad={(0, 1): "23514"})
+    monkeypatch.setenv(failpoints.VARIABLE, "failures_written:2:raise")
+    monkeypatch.setattr(failpoints, "_reached", Counter[str]())
+    with pytest.raises(FailpointReached):
+        job.write(up_to(3))
+    assert job.attempts() == {(0, 1): 2}
+
+    monkeypatch.delenv(failpoints.VARIABLE)
+    job.restart()
+    assert job.recovery.is_careful(up_to(3))
+    job.write(up_to(3))
+
+    assert len(job.waits) == 2  # one before the end, and one after the restart
+    assert job.letters[0, 1].attempts == 4
+    assert job.failures == {}
+    job.restart()
+    assert not job.recovery.is_careful(up_to(9))
+
+
+@pytest.mark.behaviour("DLQ-3")
+def test_a_claim_taken_meanwhile_ends_the_tries_and_no_attempt_is_counted(store: InMemoryOffsetStore) -> None:
+    def takes_over(failure: Failure) -> Choice:
+        if failure.attempt == 2:
+            store.claim("billing", topics=["payments"])
+        return Retry(1.0)
+
+    job = Job(store, DeadLetters(strategy=takes_over), bad={(0, 1): "23514"})
+    with pytest.raises(StaleClaim):
+        job.write(up_to(3))
+    assert job.attempts() == {(0, 1): 1}
+    assert job.letters == {}
+
+
+@pytest.mark.behaviour("DLQ-3")
+def test_attempts_at_other_partitions_make_no_batch_careful(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: Stop() if job.waits else Retry(1.0)), bad={(0, 1): "23514"})
+    with pytest.raises(RowsRefused):
+        job.write(up_to(3))
+    job.restart()
+    assert job.recovery.is_careful({**up_to(3), **up_to(3, tp=P1)})
+    assert not job.recovery.is_careful(up_to(3, tp=P1))
+
+
+@pytest.mark.behaviour("DLQ-4")
+def test_a_try_counts_once_for_its_partition_however_many_of_its_records_failed(store: InMemoryOffsetStore) -> None:
+    bad = dict.fromkeys([(0, 1), (0, 2), (0, 4), (1, 3)], "23514")
+    job = Job(store, PATIENT, bad=bad)
+    counted: list[dict[Row, int]] = []
+    waits(job, *[lambda: counted.append(job.attempts())] * 3)
+
+    job.write({**up_to(5), **up_to(5, tp=P1)})
+
+    assert counted == [dict.fromkeys(bad, tried) for tried in (1, 2, 3)]
+    assert {row: one.attempts for row, one in job.letters.items()} == dict.fromkeys(bad, 4)
+
+
+@pytest.mark.behaviour("DLQ-4")
+def test_attempts_of_a_partition_add_up_until_it_moves_on(store: InMemoryOffsetStore) -> None:
+    """First one record fails, then another: neither has been tried four times, the partition has."""
+    job = Job(store, PATIENT, bad={(0, 1): "23514"})
+
+    def another() -> None:
+        job.bad.clear()
+        job.bad[0, 2] = "23514"
+
+    waits(job, lambda: None, another)
+    job.write(up_to(4))
+    assert job.letters.keys() == {(0, 2)}
+    assert job.letters[0, 2].attempts == 2  # this record's own
+    assert len(job.waits) == 3
+
+    job.bad[0, 5] = "23514"
+    job.write(up_to(8, 4), number=1)
+    assert len(job.waits) == 6
+
+
+@pytest.mark.behaviour("DLQ-4")
+def test_independent_records_are_counted_one_by_one(store: InMemoryOffsetStore) -> None:
+    job = Job(store, replace(PATIENT, independent=True), bad={(0, 1): "23514"})
+
+    def another() -> None:
+        job.bad[0, 2] = "23514"
+
+    counted: list[dict[Row, int]] = []
+    waits(job, lambda: None, another, *[lambda: counted.append(job.attempts())] * 3)
+    job.write(up_to(4))
+
+    assert counted[0] == {(0, 1): 3, (0, 2): 1}
+    assert len(job.waits) == 5  # three for each, one of them for both
+    assert {row: one.attempts for row, one in job.letters.items()} == {(0, 1): 4, (0, 2): 4}
+
+
+@pytest.mark.behaviour("DLQ-4")
+@pytest.mark.parametrize(("independent", "retries"), [(True, 6), (False, 3)])
+def test_a_success_in_between_starts_again_with_independent_alone(
+    store: InMemoryOffsetStore, *, independent: bool, retries: int
+) -> None:
+    """Record 1 fails twice, passes while record 2 fails, and fails from then on."""
+    job = Job(store, replace(PATIENT, independent=independent), bad={(0, 1): "23514"})
+
+    def swap() -> None:
+        job.bad.clear()
+        job.bad[0, 2] = "23514"
+
+    def swap_back() -> None:
+        job.bad.clear()
+        job.bad[0, 1] = "23514"
+
+    waits(job, lambda: None, swap, swap_back)
+    job.write(up_to(4))
+
+    assert job.letters.keys() == {(0, 1)}
+    assert len(job.waits) == retries
+
+
+@pytest.mark.behaviour("DLQ-3", "DLQ-4")
+def test_a_dead_record_keeps_its_attempts_while_others_are_tried_again(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(store, replace(PATIENT, independent=True), bad={(0, 1): "23514"})
+
+    def another() -> None:
+        job.bad[0, 2] = "23514"
+
+    waits(job, lambda: None, another)
+    monkeypatch.setenv(failpoints.VARIABLE, "failures_written:5:raise")
+    monkeypatch.setattr(failpoints, "_reached", Counter[str]())
+    with pytest.raises(FailpointReached):
+        job.write(up_to(4))
+    assert job.attempts() == {(0, 1): 4, (0, 2): 3}
+
+
+def test_waits_grow_and_any_number_of_tries_has_one() -> None:
+    assert 2.5 <= Retries().wait(1_000_000) <= 5.0
+
+
+# -- the strategy
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_a_strategy_is_told_of_each_failed_attempt_and_says_how_long_to_wait(store: InMemoryOffsetStore) -> None:
+    told: list[Failure] = []
+
+    def strategy(failure: Failure) -> Choice:
+        told.append(failure)
+        job.bad[0, 1] = "23503"
+        return Retry(float(failure.attempt)) if failure.attempt < 3 else DeadLetter()
+
+    job = Job(store, DeadLetters(strategy=strategy), bad={(0, 1): "23514"})
+    job.write(up_to(3))
+
+    assert job.waits == [1.0, 2.0]
+    assert [(one.topic_partition, one.offset, one.attempt, one.errors) for one in told] == [
+        (P0, 1, 1, {"23514": 1}),
+        (P0, 1, 2, {"23514": 1, "23503": 1}),
+        (P0, 1, 3, {"23514": 1, "23503": 2}),
+    ]
+    assert told[-1].error.sqlstate == "23503"
+    assert job.letters[0, 1].error.sqlstate == "23503"
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_a_skipped_record_has_a_line_in_the_history_and_no_letter(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: Skip("known\0 duplicate")), bad={(0, 1): "23505"})
+
+    job.write(up_to(3))
+
+    assert job.results == rows(0, 2)
+    assert job.letters == {}
+    assert job.read_again == []
+    [line] = store.history("billing", events=["skip"])
+    assert (line.topic_partition, line.from_offset, line.to_offset) == (P0, 1, 2)
+    assert (line.token, line.reason) == (job.claim.token, "known duplicate")
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_a_skip_is_in_the_history_only_if_its_record_is_passed(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: Skip("known")), bad={(0, 1): "23505"})
+    monkeypatch.setenv(failpoints.VARIABLE, "before_commit:2:raise")  # the first is the partition's row
+    monkeypatch.setattr(failpoints, "_reached", Counter[str]())
+
+    with pytest.raises(FailpointReached):
+        job.write(up_to(3))
+
+    assert store.history("billing", events=["skip"]) == []
+    assert job.results == []
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_a_strategy_that_stops_ends_the_batch_with_the_record_s_error(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: Stop()), bad={(0, 1): "23514"})
+
+    with pytest.raises(RowsRefused) as stopped:
+        job.write(up_to(3))
+
+    assert (stopped.value.topic_partition, stopped.value.offsets) == (P0, OffsetRange(1, 2))
+    assert "the strategy stops at record" in str(stopped.value)
+    assert (job.results, job.letters, job.stored()) == ([], {}, 0)
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_a_strategy_that_stops_says_what_is_stored_of_the_batch(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART", 4)
+    job = Job(store, DeadLetters(strategy=lambda _: Stop()), bad={(0, 9): "23514"})
+
+    with pytest.raises(RowsRefused) as stopped:
+        job.write(up_to(12))
+
+    assert stopped.value.stored == up_to(8)
+    assert job.results == rows(*range(8))
+
+
+@pytest.mark.behaviour("DLQ-5")
+@pytest.mark.parametrize("decision", [None, "retry", Retry])
+def test_a_strategy_that_does_not_decide_is_an_error_and_nothing_is_passed(
+    store: InMemoryOffsetStore, decision: Any
+) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: decision), bad={(0, 1): "23514"})
+    with pytest.raises(ConfigurationError, match="the strategy did not decide"):
+        job.write(up_to(3))
+    assert (job.results, job.letters, job.failures, job.stored()) == ([], {}, {}, 0)
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_a_strategy_that_raises_ends_the_batch_and_nothing_is_passed(store: InMemoryOffsetStore) -> None:
+    def strategy(failure: Failure) -> Choice:
+        raise LookupError(failure.offset)
+
+    job = Job(store, DeadLetters(strategy=strategy), bad={(0, 1): "23514"})
+    with pytest.raises(LookupError):
+        job.write(up_to(3))
+    assert (job.results, job.letters, job.failures, job.stored()) == ([], {}, {}, 0)
+
+
+@pytest.mark.behaviour("DLQ-5")
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_no_record_is_tried_again_before_or_never(seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match="after must be"):
+        Retry(seconds)
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_while_others_are_tried_again_a_dead_record_is_left_alone(store: InMemoryOffsetStore) -> None:
+    def strategy(failure: Failure) -> Choice:
+        return DeadLetter() if failure.offset == 1 else retry(failure)
+
+    job = Job(store, DeadLetters(strategy=strategy), bad={(0, 1): "23514", (0, 2): "23514"})
+    waits(job, job.written.clear, lambda: job.bad.pop((0, 2)))
+
+    job.write(up_to(4))
+
+    assert job.letters.keys() == {(0, 1)}
+    assert job.results == rows(0, 2, 3)
+    assert not any((0, 1) in tried for tried in job.written)
+
+
+def test_a_group_that_is_paused_while_a_record_waits_is_not_written(store: InMemoryOffsetStore) -> None:
+    job = Job(store, PATIENT, bad={(0, 1): "23514"})
+
+    def pause() -> None:
+        job.written.clear()
+        store.pause("billing", reason="maintenance")
+
+    waits(job, pause)
+    with pytest.raises(GroupPaused):
+        job.write(up_to(3))
+    assert job.written == []
+    assert job.attempts() == {(0, 1): 1}
+
+    store.resume("billing", reason="done")
+    job.write(up_to(3))
+    assert job.letters[0, 1].attempts == 4
+
+
+# -- outages
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize(
+    "outage", [LockTimeout("locked"), TransactionLost("lost"), StoreUnavailable("no disk")], ids=type
+)
+def test_an_outage_in_discovery_counts_for_no_record_and_the_batch_is_planned_again(
+    store: InMemoryOffsetStore, outage: Exception
+) -> None:
+    job = Job(store, DeadLetters(strategy=lambda one: DeadLetter() if one.attempt == 1 else Stop()))
+    job.bad[0, 1] = "23514"
+    job.answers = [None, None, outage]  # the batch, all of it in discovery, a half
+
+    job.write(up_to(4))
+
+    assert len(job.parts) == 2
+    assert job.letters[0, 1].attempts == 1
+    assert job.results == rows(0, 2, 3)
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_an_outage_that_does_not_end_blames_no_record(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad={(0, 1): "23514"})
+    job.answers = [None, LockTimeout("locked")] * 20
+
+    with pytest.raises(SinkError, match="plans of batch 0"):
+        job.write(up_to(4))
+
+    assert (job.results, job.letters, job.failures, job.stored()) == ([], {}, {}, 0)
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_a_refusal_that_no_record_can_cause_is_raised_as_it_is(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad={(0, 1): "42501"})
+    with pytest.raises(RowsRefused) as refused:
+        job.write(up_to(4))
+    assert refused.value.sqlstate == "42501"
+    assert len(job.written) == 1
+
+    job.bad[0, 1] = "23514"
+    job.answers = [None, None, refusal("42501")]
+    with pytest.raises(RowsRefused) as refused:
+        job.write(up_to(4))
+    assert refused.value.sqlstate == "42501"
+    assert (job.letters, job.failures) == ({}, {})
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_if_attempts_can_not_be_written_they_are_not_counted(store: InMemoryOffsetStore) -> None:
+    blocker = store.memory.begin(name="another")
+
+    def strategy(failure: Failure) -> Choice:
+        if not job.waits and not job.letters and blocker._over is None:
+            blocker.lock_partitions("billing", [P0])
+        return retry(failure)
+
+    job = Job(store, DeadLetters(strategy=strategy), bad={(0, 1): "23514"})
+    with pytest.raises(LockTimeout):
+        job.write(up_to(3))
+    blocker.rollback()
+    assert (job.waits, job.letters, job.failures) == ([], {}, {})
+
+    counted: list[dict[Row, int]] = []
+    waits(job, lambda: counted.append(job.attempts()))
+    job.write(up_to(3))
+    assert counted == [{(0, 1): 1}]
+    assert job.letters[0, 1].attempts == 4
+
+
+@pytest.mark.behaviour("DLQ-6", "DLQ-8")
+def test_a_refusal_that_does_not_recur_blames_no_record(store: InMemoryOffsetStore) -> None:
+    job = Job(store)
+    job.answers = [refusal()]
+    job.write(up_to(3))
+    assert job.results == rows(0, 1, 2)
+    assert (job.letters, job.waits) == ({}, [])
+
+
+# -- too many
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_the_limit_is_one_for_all_parts_of_a_batch(store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART", 4)
+    job = Job(store, replace(AT_ONCE, limit=2), records=Records(rejects=dict.fromkeys(rows(0, 4, 8), "bad")))
+
+    with pytest.raises(TooManyLetters, match="3 bad records in batch 0"):
+        job.write(up_to(12))
+    assert job.letters.keys() == {(0, 0), (0, 4)}
+    assert job.stored() == 8
+
+    with pytest.raises(TooManyLetters):  # and for all its plans
+        job.write(up_to(12))
+    assert job.write(up_to(8), number=1) is None
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_refused_records_count_towards_the_limit_with_those_of_earlier_parts(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART", 4)
+    job = Job(store, replace(AT_ONCE, limit=2), records=Records(rejects={(0, 0): "bad", (0, 4): "bad"}))
+    job.bad[0, 5] = "23514"
+
+    with pytest.raises(TooManyLetters, match="more than 0 records were refused"):
+        job.write(up_to(8))
+    assert job.letters.keys() == {(0, 0)}
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_skipped_records_leave_the_limit_to_the_letters(store: InMemoryOffsetStore) -> None:
+    def strategy(failure: Failure) -> Choice:
+        return Skip("known") if failure.offset in {1, 2} else retry(failure)
+
+    job = Job(store, DeadLetters(strategy=strategy, limit=3), bad=dict.fromkeys(rows(1, 2, 3), "23514"))
+    job.write(up_to(6))
+    assert job.letters.keys() == {(0, 3)}
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_ten_records_that_are_refused_in_a_row_over_many_batches_are_not_to_blame(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad=dict.fromkeys(rows(*range(20)), "23514"))
+    with pytest.raises(TooManyLetters, match="10 refused records in a row"):
+        job.write_each(20)
+    assert job.letters.keys() == {*rows(*range(9))}
+    assert job.stored() == 9
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_a_record_that_is_accepted_ends_the_row_of_refused_ones(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad=dict.fromkeys([row for row in rows(*range(40)) if row[1] % 9 != 8], "23514"))
+    job.write_each(40)
+    assert job.results == rows(8, 17, 26, 35)
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_records_without_rows_don_t_show_that_others_are_accepted(store: InMemoryOffsetStore) -> None:
+    """Of ten records each one makes a row."""
+    places = rows(*range(0, 200, 10))
+    job = Job(store, bad=dict.fromkeys(places, "23514"))
+    job.records = Records(rowless=[row for row in rows(*range(200)) if row not in places])
+    with pytest.raises(TooManyLetters, match="in a row"):
+        job.write_each(20, size=10)
+    assert job.stored() == 90
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_skipped_records_are_refused_in_a_row_too(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: Skip("known")), bad=dict.fromkeys(rows(*range(20)), "23514"))
+    with pytest.raises(TooManyLetters, match="10 refused records in a row"):
+        job.write_each(20)
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_any_number_of_records_may_be_rejected_in_a_row(store: InMemoryOffsetStore) -> None:
+    job = Job(store, records=Records(rejects=dict.fromkeys(rows(*range(50)), "bad")))
+    job.write_each(5, size=10)
+    assert len(job.letters) == 50
+
+
+@pytest.mark.behaviour("DLQ-13")
+@pytest.mark.parametrize("kind", ["refused", "misfit"])
+def test_if_ten_records_of_a_batch_are_all_refused_none_is_a_letter(store: InMemoryOffsetStore, kind: str) -> None:
+    places = rows(*range(10))
+    job = Job(store)
+    if kind == "refused":
+        job.bad = dict.fromkeys(places, "23514")
+    else:
+        job.records = Records(misfit=dict.fromkeys(places, refusal("22003")))
+    with pytest.raises(TooManyLetters):
+        job.write(up_to(10))
+    assert (job.letters, job.stored()) == ({}, 0)
+
+
+# -- halving
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_if_the_time_is_up_the_part_is_halved_and_each_half_is_written_alone(store: InMemoryOffsetStore) -> None:
+    job = Job(store, replace(AT_ONCE, seconds=0.02), bad={(0, 5): "23514"})
+    write_rows = job.write_rows
+
+    def slowly(work: Any, values: Sequence[Row]) -> None:
+        time.sleep(0.03 if len(values) > 2 else 0)
+        write_rows(work, values)
+
+    job.write_rows = slowly
+    written = job.write(up_to(8))
+
+    assert written is not None
+    assert written.rows == {UNNAMED: 7}
+    assert job.parts == [up_to(8), up_to(4), up_to(8, 4), up_to(6, 4), up_to(8, 6)]
+    assert job.results == rows(0, 1, 2, 3, 4, 6, 7)
+    assert job.letters.keys() == {(0, 5)}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_what_the_transaction_refuses_although_discovery_accepts_it_is_halved(store: InMemoryOffsetStore) -> None:
+    """A withdrawal before its deposit: they are accepted the other way round, and in one transaction in this."""
+    job = Job(store)
+    job.answers = [refusal(), None, refusal()]
+
+    job.write(up_to(4))
+
+    assert job.parts == [up_to(4), up_to(2), up_to(4, 2)]
+    assert job.results == rows(0, 1, 2, 3)
+    assert job.letters == {}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_single_record_that_is_accepted_and_refused_ends_in_its_error(store: InMemoryOffsetStore) -> None:
+    job = Job(store)
+    job.answers = [None, refusal(), None, refusal()]
+    job.write(up_to(3))
+
+    with pytest.raises(RowsRefused) as refused:
+        job.write(up_to(4, 3), number=1)
+
+    assert (refused.value.topic_partition, refused.value.offsets) == (P0, OffsetRange(3, 4))
+    assert (job.letters, job.failures, job.stored()) == ({}, {}, 3)
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_what_the_driver_can_not_hold_is_halved(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad={(0, 6): "23514"}, too_many_rows=3)
+    job.write(up_to(8))
+    assert job.parts == [up_to(8), up_to(4), up_to(2), up_to(4, 2), up_to(8, 4), up_to(6, 4), up_to(8, 6)]
+    assert job.results == rows(0, 1, 2, 3, 4, 5, 7)
+    assert job.letters.keys() == {(0, 6)}
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_a_single_record_that_the_driver_can_not_hold_ends_in_that_error(store: InMemoryOffsetStore) -> None:
+    job = Job(store, too_many_rows=0)
+    with pytest.raises(SinkError, match="the rows are too many"):
+        job.write(up_to(1))
+
+
+def test_halves_go_through_partitions_in_order_and_miss_no_offset(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad={(0, 2): "23514", (1, 5): "23514"}, too_many_rows=2)
+    job.records = Records(missing=[(0, 1), (1, 7)])
+    job.write({P1: OffsetRange(5, 8), P0: OffsetRange(0, 3)})
+    assert job.results == [(0, 0), (1, 6)]
+    assert job.letters.keys() == {(0, 2), (1, 5)}
+    assert (job.stored(), job.stored(P1)) == (3, 8)
+
+
+# -- a batch that is planned again
+
+
+def test_what_is_stored_of_a_batch_counts_as_written_when_it_is_planned_again(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART", 4)
+    job = Job(store, bad={(0, 1): "23514", (0, 9): "23514"})
+    compute, parts = job.compute, iter([False, True, False, False])
+
+    @contextmanager
+    def outdated(ranges: Ranges) -> Generator[FakePart]:
+        with compute(ranges) as part:
+            if next(parts):
+                raise PlanOutdated
+            yield part
+
+    job.compute = outdated  # pyright: ignore[reportAttributeAccessIssue]
+    written = job.write(up_to(12))
+
+    assert written is not None
+    assert written.rows == {UNNAMED: 10}
+    assert job.parts == [up_to(4), up_to(8, 4), up_to(8, 4), up_to(12, 8)]
+    assert job.results == rows(0, *range(2, 9), 10, 11)
+
+
+def test_a_batch_that_has_failed_is_careful_when_it_is_given_again(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: Stop()), bad={(0, 1): "23514"})
+    with pytest.raises(RowsRefused):
+        job.write(up_to(3))
+    assert job.recovery.is_careful(up_to(3))
+
+    job.bad.clear()
+    job.write(up_to(3))
+    assert not job.recovery.is_careful(up_to(6, 3))
+
+
+def test_records_that_are_stored_while_others_wait_are_not_written_again(store: InMemoryOffsetStore) -> None:
+    """Their attempts, which are below the stored offset, no longer count for the partition."""
+    job = Job(store, PATIENT, bad={(0, 1): "23514"})
+
+    def store_two(tx: Transaction) -> None:
+        tx.lock(up_to(2))
+        tx.connection.extend("results", rows(0, 1))
+        tx.advance(up_to(2))
+
+    def by_hand() -> None:
+        job.bad.clear()
+        job.claim.run(store_two)
+        job.bad[0, 3] = "23514"
+
+    waits(job, by_hand)
+    job.write(up_to(5))
+
+    assert job.results == rows(0, 1, 2, 4)
+    assert job.letters.keys() == {(0, 3)}
+    assert len(job.waits) == 1 + 3
+
+
+def test_a_query_that_is_stopped_during_discovery_leaves_nothing(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad={(0, 1): "23514"})
+
+    def stopped(seconds: float) -> None:
+        raise InterruptedError(seconds)
+
+    job.sleep = stopped
+    with pytest.raises(InterruptedError):
+        job.write(up_to(3))
+    assert (job.results, job.letters, job.failures, job.stored()) == ([], {}, {}, 0)
+
+
+# -- careful mode
+
+
+def test_after_a_bad_record_twenty_batches_are_careful(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad={(0, 0): "23514"})
+    assert not job.recovery.is_careful(up_to(1))
+    job.write(up_to(1))
+
+    careful = 0
+    while job.recovery.is_careful(up_to(careful + 2, careful + 1)):
+        careful += 1
+        job.write(up_to(careful + 1, careful), number=careful)
+    assert careful == CAREFUL == 20
+
+
+def test_a_bad_record_among_them_begins_twenty_more(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: Skip("known")), bad={(0, 0): "23514", (0, 15): "23514"})
+    careful = 0
+    job.write(up_to(1))
+    while job.recovery.is_careful(up_to(careful + 2, careful + 1)):
+        careful += 1
+        job.write(up_to(careful + 1, careful), number=careful)
+    assert careful == 15 + CAREFUL
+
+
+def test_a_batch_whose_records_were_all_accepted_in_the_end_is_followed_by_an_ordinary_one(
+    store: InMemoryOffsetStore,
+) -> None:
+    job = Job(store, PATIENT, bad={(0, 1): "23514"})
+    waits(job, job.bad.clear)
+    job.write(up_to(3))
+    assert job.results == rows(0, 1, 2)
+    assert job.failures == {}
+    assert not job.recovery.is_careful(up_to(6, 3))

@@ -1,0 +1,187 @@
+"""Records that wait behind a dead one of their key, as the job writes them; the store is in memory."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition
+from offsetstore.errors import CommitUnknown, ConnectionLost, RowsRefused
+from offsetstore.processing.batch_metadata import BatchMetadata
+from offsetstore.processing.recovery import Recovery
+from offsetstore.protocol.letters import Payload, digest
+from offsetstore.testing.memory.session import MemorySession
+from offsetstore.testing.memory.store import InMemoryOffsetStore
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from offsetstore import Claim, Work
+    from offsetstore.processing.plan import Ranges
+
+GROUP = "billing"
+P0 = TopicPartition("payments", 0)
+LOG = ["k 0", "j 1", "k 2", "- 3", "k 4", "j 5", "k 6", "k 7"]
+"""Each record's key and number; ``-`` is no key, and 6 makes no row, but waits like any other."""
+
+
+@dataclass(frozen=True)
+class Part:
+    begin: int
+    numbers: range
+    bad: tuple[str, ...]
+
+    @property
+    def with_rows(self) -> list[int]:
+        return [number for number in self.numbers if not LOG[self.begin + number].endswith("6")]
+
+    @property
+    def keys(self) -> dict[int, bytes | None]:
+        keys = {number: LOG[self.begin + number].split()[0] for number in self.numbers}
+        return {number: digest(P0, key.encode()) for number, key in keys.items() if key != "-"}
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        return {number: "bad" for number in self.numbers if LOG[self.begin + number] in self.bad}
+
+    def record(self, number: int) -> tuple[TopicPartition, int]:
+        return P0, self.begin + number
+
+    def misfits(self, connection: object) -> dict[int, RowsRefused]:
+        assert connection is not None
+        return {}
+
+    def rows_of(self, numbers: Sequence[int]) -> dict[str, Rows]:
+        return {"": Rows([LOG[self.begin + number] for number in numbers if number in self.with_rows])}
+
+    def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
+        return {number: Payload(None, LOG[self.begin + number].encode(), (), 0, 0) for number in numbers}
+
+
+@dataclass(frozen=True)
+class Rows:
+    values: list[str]
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    def write(self, work: Work) -> int:
+        work.connection.extend("results", self.values)
+        return len(self.values)
+
+
+class Job:
+    """Writes batches of the log carefully."""
+
+    def __init__(self, claim: Claim, *bad: str, sequence: Any = "key") -> None:
+        self.bad = bad
+        self.recovery = Recovery(claim, DeadLetters(sequence=sequence), BatchMetadata(claim, None))
+
+    def is_careful(self) -> bool:
+        return self.recovery.is_careful({P0: OffsetRange(0, len(LOG))})
+
+    def write(self, begin: int, end: int) -> None:
+        @contextmanager
+        def compute(ranges: Ranges) -> Generator[Part]:
+            [range_] = ranges.values()
+            yield Part(range_.from_, range(range_.size), self.bad)
+
+        self.recovery.write(0, {P0: OffsetRange(begin, end)}, compute, lambda _: None)
+
+
+@pytest.fixture
+def store() -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore() as made:
+        yield made
+
+
+@pytest.fixture
+def claim(store: InMemoryOffsetStore) -> Claim:
+    return store.claim(GROUP, topics=["payments"])
+
+
+def letters(store: InMemoryOffsetStore) -> dict[int, str]:
+    return {letter.offset: letter.cause for letter in reversed(store.letters(GROUP).letters)}
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_later_records_of_a_dead_one_s_key_wait_and_no_others(store: InMemoryOffsetStore, claim: Claim) -> None:
+    Job(claim, "k 2", "- 3").write(0, 8)
+    assert store.rows("results") == ["k 0", "j 1", "j 5"]
+    assert letters(store) == {2: "rejected", 3: "rejected", 4: "sequence", 6: "sequence", 7: "sequence"}
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_they_wait_in_later_batches_and_after_a_restart_too(store: InMemoryOffsetStore, claim: Claim) -> None:
+    job = Job(claim, "k 0")
+    job.write(0, 1)
+    assert job.is_careful()
+    job.write(1, 3)
+    restarted = Job(store.claim(GROUP, topics=["payments"]))
+    assert restarted.is_careful()
+    restarted.write(3, 8)
+    assert store.rows("results") == ["j 1", "- 3", "j 5"]
+    assert letters(store) == {0: "rejected", 2: "sequence", 4: "sequence", 6: "sequence", 7: "sequence"}
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_they_wait_until_the_last_letter_of_the_key_is_settled(store: InMemoryOffsetStore, claim: Claim) -> None:
+    job = Job(claim, "k 0")
+    job.write(0, 3)
+    store.discard(GROUP, LetterKey(P0, 0), reason="no good")
+    job.write(3, 5)
+    assert letters(store) == {0: "rejected", 2: "sequence", 4: "sequence"}, "2 is the head now"
+    store.discard(GROUP, LetterFilter(), reason="no good")
+    job.write(5, 8)
+    assert store.rows("results") == ["j 1", "- 3", "j 5", "k 7"]
+
+
+@pytest.mark.behaviour("DLQ-11", "DLQ-10")
+def test_a_reset_before_the_dead_record_opens_its_key_again(store: InMemoryOffsetStore, claim: Claim) -> None:
+    Job(claim, "k 2").write(0, 8)
+    store.reset(GROUP, {P0: 1}, reason="it is mended")
+    again = Job(store.claim(GROUP, topics=["payments"]))
+    assert not again.is_careful()
+    again.write(1, 8)
+    assert store.rows("results")[-5:] == ["k 2", "- 3", "k 4", "j 5", "k 7"]
+    assert store.letter_counts(GROUP) == {"superseded": 4}
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_without_sequences_none_waits(store: InMemoryOffsetStore, claim: Claim) -> None:
+    Job(claim, "k 2", sequence=None).write(0, 8)
+    assert store.rows("results") == ["k 0", "j 1", "- 3", "k 4", "j 5", "k 7"]
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_a_new_run_of_the_query_knows_the_letters_of_a_commit_without_an_answer(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look-up has found out nothing, and the query has ended; it is started again in the same process."""
+    job = Job(claim, "k 0")
+    assert not job.is_careful()
+    commit = MemorySession.commit
+
+    def unknown(*_: object, **__: object) -> None:
+        raise CommitUnknown("no look-up succeeded")
+
+    def lost(session: MemorySession) -> None:
+        commit(session)
+        monkeypatch.setattr(MemorySession, "commit", commit)
+        raise ConnectionLost("the answer was lost")
+
+    with claim.transaction() as tx:
+        tx.lock({P0: OffsetRange(0, 0)})  # so that the batch has one COMMIT
+    monkeypatch.setattr("offsetstore.store.transaction.settle", unknown)
+    monkeypatch.setattr(MemorySession, "commit", lost)
+    with pytest.raises(CommitUnknown):
+        job.write(0, 1)
+
+    job.recovery.forget()
+    assert job.is_careful()
+    job.write(1, 3)
+    assert letters(store) == {0: "rejected", 2: "sequence"}

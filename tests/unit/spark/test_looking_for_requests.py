@@ -1,0 +1,149 @@
+"""When a sink looks for letters to be replayed, and what an error there does to the job; without Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import Append, DeadLetters, TransactionalSink
+from offsetstore.errors import CommitUnknown, LockTimeout, ProtocolMisuse, StaleClaim
+from offsetstore.processing.plan import PlanOutdated
+from offsetstore.spark import requests as module
+from offsetstore.testing import InMemoryOffsetStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from offsetstore import Claim
+
+
+class Replays:
+    """Stands where the sink's `PutBack` would: calls ``act`` with the sink's check."""
+
+    def __init__(self) -> None:
+        self.act: Callable[[Callable[[], None]], object] = lambda _: None
+        self.runs = 0
+
+    def __call__(self, *_: object) -> Replays:
+        return self
+
+    def run(self, check: Callable[[], None], *, seconds: float = 0) -> int:
+        self.runs += 1
+        self.act(check)
+        return int(seconds)
+
+
+@pytest.fixture
+def claim() -> Iterator[Claim]:
+    with InMemoryOffsetStore() as store, store.claim("billing", topics=["payments"]) as made:
+        yield made
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
+    made = Replays()
+    monkeypatch.setattr(module, "PutBack", made)
+    return made
+
+
+@pytest.fixture
+def sink(claim: Claim, replays: Replays) -> Any:
+    """As it is after its first batch."""
+    made: Any = TransactionalSink(claim, lambda batch: batch, into=Append("events"), dead_letters=DeadLetters())
+    made._between._background.stop()
+    made._requests.query_began(object(), ())
+    return made
+
+
+def look(sink: Any, check: Callable[[], None] = lambda: None) -> None:
+    sink._requests._next_look = 0
+    sink._requests.look(check)
+
+
+def raising(error: BaseException) -> Callable[[object], None]:
+    def act(_: object) -> None:
+        raise error
+
+    return act
+
+
+@pytest.mark.behaviour("DLQ-7")
+@pytest.mark.parametrize("error", [LockTimeout("no lock"), CommitUnknown("the answer was lost"), ValueError("secret")])
+def test_a_replay_that_cant_be_done_now_does_not_end_the_job(
+    sink: Any, replays: Replays, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    replays.act = raising(error)
+    look(sink)
+    assert replays.runs == 1
+    assert len(caplog.records) == 1
+    assert "secret" not in caplog.text
+
+    sink._requests.look(lambda: None)
+    assert replays.runs == 1, "it is not time to look again"
+
+
+def test_a_claim_that_was_taken_over_and_a_stop_end_it(sink: Any, replays: Replays) -> None:
+    replays.act = raising(StaleClaim("taken over"))
+    with pytest.raises(StaleClaim):
+        look(sink)
+
+    def stop() -> None:
+        raise InterruptedError
+
+    replays.act = raising(ValueError("Spark was interrupted"))
+    with pytest.raises(InterruptedError):
+        look(sink, stop)
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_an_idle_job_replays_while_its_query_runs_and_its_claim_is_open(
+    sink: Any, replays: Replays, claim: Claim
+) -> None:
+    running = [True]
+    sink._is_running = lambda: running[0]
+    outdated: list[str] = []
+
+    def act(check: Callable[[], None]) -> None:
+        check()
+        running[0] = False
+        with pytest.raises(PlanOutdated):
+            check()
+        running[0] = True
+        claim.close()
+        with pytest.raises(PlanOutdated):
+            check()
+        outdated.append("twice")
+
+    replays.act = act
+    sink._between._replay()
+    assert outdated == ["twice"]
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_an_idle_job_whose_java_is_gone_looks_for_nothing(sink: Any, replays: Replays) -> None:
+    def gone() -> bool:
+        raise ConnectionRefusedError
+
+    sink._is_running = gone
+    sink._between._replay()
+    assert replays.runs == 0
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_drain_leaves_nothing_behind_that_replays_later(sink: Any, replays: Replays, claim: Claim) -> None:
+    """Its Spark may be stopped while the claim is still open."""
+    sink._requests._source = None
+    sink.drain(object())
+    assert replays.runs == 1
+    look(sink)
+    sink._between._replay()
+    assert replays.runs == 1
+
+    def closed(check: Callable[[], None]) -> None:
+        claim.close()
+        check()
+
+    replays.act = closed
+    with pytest.raises(ProtocolMisuse, match="closed"):
+        sink.drain(object())
