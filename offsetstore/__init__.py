@@ -13,7 +13,7 @@ from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPa
 from offsetstore.processing.between import Tick
 from offsetstore.processing.buffer import Flush
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
-from offsetstore.protocol.letters import Letter, LetterError, LetterKey
+from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
 from offsetstore.protocol.metadata import KEEP, Metadata
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision, Outcome
@@ -60,6 +60,7 @@ __all__ = [
     "Outcome",
     "PartitionState",
     "Pause",
+    "Payload",
     "Reset",
     "Retries",
     "Retry",

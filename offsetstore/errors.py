@@ -58,12 +58,16 @@
           +-- ColumnMismatch         the DataFrame does not fit the table; nothing was written
           +-- UnsafeTarget           a target that a crash empties, or that commits separately; nothing was written
           +-- RowsRefused            a value or a row that the table can't hold
+          |    +-- RecordsRejected   a function named records with work.dead_letter
+          |    +-- FunctionFailed    a function, or Spark, can't compute a row
           +-- TooManyLetters         a batch has more bad records than dead letters are for
           +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
           +-- ExecutorEnvironment    Spark's executors lack the packages that write, or have other versions
 
 Each carries what was found, what was expected and the next step, as attributes and in its text, and the
 partition if it is about one. Each can be pickled, to cross a process boundary.
+
+`Outage` is not one of them: it is yours to raise.
 """
 
 from __future__ import annotations
@@ -529,6 +533,8 @@ class RowsRefused(SinkError):
 
     default_next_step = "Correct or filter such rows in the transform."
 
+    _fields: ClassVar[tuple[str, ...]] = ("table", "column", "constraint", "sqlstate", "output", "offsets", "stored")
+
     def __init__(
         self,
         what: str,
@@ -570,12 +576,53 @@ class RowsRefused(SinkError):
         rebuilt.stored = dict(stored)
         rebuilt.next_step = next_step
         rebuilt.args = (rebuilt._text(),)  # noqa: SLF001 - it is the class's own
+        rebuilt.__cause__ = self.__cause__
         return rebuilt
 
     def __reduce__(self) -> tuple[Callable[..., OffsetStoreError], tuple[Any, ...]]:
         rebuild, (cls, what, fields) = super().__reduce__()
-        names = ("table", "column", "constraint", "sqlstate", "output", "offsets", "stored")
-        return rebuild, (cls, what, {**fields, **{name: getattr(self, name) for name in names}})
+        return rebuild, (cls, what, {**fields, **{name: getattr(self, name) for name in self._fields}})
+
+
+class RecordsRejected(RowsRefused):
+    """The function of an `Execute` named records with ``work.dead_letter``, and the sink keeps no dead letters.
+
+    ``reasons`` has the function's text for each (partition, offset).
+    """
+
+    default_next_step = "Give the sink dead_letters=DeadLetters(), or correct the records."
+
+    _fields = (*RowsRefused._fields, "reasons")
+
+    def __init__(
+        self, what: str, *, reasons: Mapping[tuple[TopicPartition, int], str] | None = None, **fields: Any
+    ) -> None:
+        self.reasons = dict(reasons or {})
+        super().__init__(what, **fields)
+
+
+class FunctionFailed(RowsRefused):
+    """A function of the job raised an error, or Spark can't compute a row.
+
+    ``error_class`` is the error's name. Its ``text`` and ``traceback`` may quote a record, and are not shown; the
+    exception's cause is the error itself, in the process that raised it.
+    """
+
+    default_next_step = "Correct the function, or have the transform reject such records."
+
+    _fields = (*RowsRefused._fields, "error_class", "text", "traceback")
+
+    def __init__(
+        self, what: str, *, error_class: str = "", text: str = "", traceback: str | None = None, **fields: Any
+    ) -> None:
+        self.error_class = error_class
+        self.text = text
+        self.traceback = traceback
+        super().__init__(what, **fields)
+
+
+class Outage(Exception):
+    """Raise it in a function where a service that it needs is down: then no record is to blame for that."""
 
 
 class TooManyLetters(SinkError):

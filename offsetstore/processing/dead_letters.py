@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
-from offsetstore.errors import ConfigurationError, RowsRefused
+from offsetstore.errors import ConfigurationError, FunctionFailed, RecordsRejected, RowsRefused
 from offsetstore.protocol.letters import LetterError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from offsetstore.offsets import TopicPartition
+    from offsetstore.protocol.letters import Cause
 
 Keep: TypeAlias = Literal["all", "coordinates"]
 
@@ -127,11 +128,29 @@ class DeadLetters:
 
 def name_of(error: RowsRefused) -> str:
     """The name by which errors are counted."""
+    if isinstance(error, FunctionFailed):
+        return error.error_class
     return error.sqlstate or type(error).__name__
 
 
+def cause_of(error: RowsRefused) -> Cause:
+    """Who can't do with the record."""
+    if isinstance(error, FunctionFailed):
+        return "raised"
+    return "rejected" if isinstance(error, RecordsRejected) else "refused"
+
+
+def rejected(reason: str) -> LetterError:
+    """What a letter keeps of the reason that the user's own code gives."""
+    return LetterError("Rejected", reason)
+
+
 def described(error: RowsRefused) -> LetterError:
-    """What a letter keeps of a refusal; none of it quotes a value."""
+    """What a letter keeps of an error; of a refusal by the database nothing that quotes a value."""
+    if isinstance(error, FunctionFailed):
+        return LetterError(error.error_class, error.text, sqlstate=error.sqlstate, traceback=error.traceback)
+    if isinstance(error, RecordsRejected) and error.reasons:
+        return rejected("; ".join(error.reasons.values()))
     text = error.what if error.found is None else f"{error.what}; found: {error.found}"
     if error.expected is not None:
         text += f"; expected: {error.expected}"

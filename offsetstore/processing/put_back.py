@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from offsetstore.errors import RowsRefused
+from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.offsets import OffsetRange
 from offsetstore.processing.cycle import write_all
-from offsetstore.processing.dead_letters import described
+from offsetstore.processing.dead_letters import cause_of, described, rejected
 from offsetstore.processing.discovery import DiscoveryEnded, discover
 from offsetstore.processing.isolate import is_of_records
 from offsetstore.processing.pause import is_paused
@@ -58,17 +58,6 @@ _NO_PAYLOAD: Final = LetterError("PayloadMissing", "the letter no longer holds i
 _log = logging.getLogger(__name__)
 
 
-class Raised(Exception):
-    """A function of the job can't compute some of the letters.
-
-    :param why: its error, whose text may quote a record.
-    """
-
-    def __init__(self, why: Exception) -> None:
-        super().__init__(type(why).__name__)
-        self.why = why
-
-
 class LettersPart(CarefulPart, Protocol):
     """The computed rows of letters, which are numbered in their order."""
 
@@ -97,7 +86,8 @@ class _Run:
 class PutBack:
     """Replays the letters of a claim's group. The sink's lock guards it: no batch is written meanwhile.
 
-    :param compute: computes the rows of letters; raises `Halve` if they are too many for the driver.
+    :param compute: computes the rows of letters; raises `Halve` if they are too many for the driver, or if a function
+        fails.
     """
 
     def __init__(
@@ -171,13 +161,12 @@ class PutBack:
             _log.info("a replay is left for later: %s", outdated)
             return
         except Halve as halve:
-            why, is_halved = halve.why, len(letters) > 1
-        except Raised as raised:
-            run.raised += 1
-            why, is_halved = raised.why, len(letters) > 1 and run.raised < _IN_A_ROW
+            why = halve.why
         else:
             return
-        if not is_halved:
+        has_raised = isinstance(why, FunctionFailed)
+        run.raised += has_raised
+        if len(letters) == 1 or (has_raised and run.raised >= _IN_A_ROW):
             self._give_back(run, letters, why)
             return
         middle = len(letters) // 2
@@ -191,7 +180,7 @@ class PutBack:
 
     def _write(self, run: _Run, letters: Sequence[Letter], part: LettersPart) -> None:
         failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
-        failed |= {n: FailedReplay(LetterError("Rejected", why), "rejected") for n, why in part.rejected.items()}
+        failed |= {n: FailedReplay(rejected(why), "rejected") for n, why in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         failed |= {n: FailedReplay(described(error), "refused") for n, error in misfits.items() if n not in failed}
         if part.replaces_in_order:
@@ -215,7 +204,7 @@ class PutBack:
                 run.failed += len(failed)
                 run.settled.update(letters[number].key for number in (*kept, *failed))
                 return
-            failed |= {number: FailedReplay(described(error), "refused") for number, error in found.items()}
+            failed |= {number: FailedReplay(described(error), cause_of(error)) for number, error in found.items()}
             is_searched = True
 
     def _out_of_order(self, letters: Sequence[Letter]) -> list[int]:
@@ -278,8 +267,8 @@ class PutBack:
     def _give_back(self, run: _Run, letters: Sequence[Letter], error: Exception) -> None:
         """None of them can be computed or written, for a reason that no single one of them shows."""
         if isinstance(error, RowsRefused):
-            failed = FailedReplay(described(error), "refused")
-        else:
+            failed = FailedReplay(described(error), cause_of(error))
+        else:  # the rows of one letter are too many
             failed = FailedReplay(LetterError(type(error).__name__, str(error)), "raised")
 
         def give_back(stored: Mapping[TopicPartition, OffsetRange], tx: Transaction) -> None:

@@ -4,7 +4,7 @@ A part of the batch is computed carefully, so that the rows of each record are k
 the rows of the good records, the letters of the others, and the offset. If the database refuses that, `discover` finds
 the bad records, by trial; they are tried again as often as `DeadLetters` says, and then left out. The real transaction
 decides: if it refuses what discovery has accepted, or discovery takes too long, the part is halved, and each half is
-written as if it were a batch of its own.
+written as if it were a batch of its own. So is a part for which a function fails, down to the record that it fails for.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from offsetstore.errors import RowsRefused, TooManyLetters
+from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, SinkError, TooManyLetters
 from offsetstore.offsets import OffsetRange, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, write_all
-from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, described, name_of
+from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, cause_of, described, name_of, rejected
 from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover
 from offsetstore.processing.isolate import cut, is_of_records
 from offsetstore.processing.pause import read_offsets
@@ -112,10 +112,22 @@ class CarefulPart(Protocol):
         ...
 
 
+class Compute(Protocol):
+    """Computes the records of some ranges."""
+
+    def __call__(self, ranges: Ranges, *, has_rows: bool = True) -> AbstractContextManager[CarefulPart]:
+        """Compute them.
+
+        :param has_rows: otherwise only read the records: their rows can't be computed.
+        :raises Halve: the driver can't hold their rows, or a function fails.
+        """
+        ...
+
+
 class Halve(Exception):
     """The part can't be written as a whole.
 
-    :param why: the error to raise if there is nothing to halve.
+    :param why: the error to raise if there is nothing to halve. Of a `FunctionFailed` the record is to blame then.
     """
 
     def __init__(self, why: Exception) -> None:
@@ -138,7 +150,7 @@ class _Run:
     """One batch on its way, and what of it is written, in all its plans."""
 
     number: int
-    compute: Callable[[Ranges], AbstractContextManager[CarefulPart]]
+    compute: Compute
     sleep: Callable[[float], None]
     watch: Stopwatch = field(default_factory=Stopwatch)
     rows: Counter[str] = field(default_factory=Counter[str])
@@ -189,14 +201,13 @@ class Recovery:
         self,
         number: int,
         ranges: Ranges,
-        compute: Callable[[Ranges], AbstractContextManager[CarefulPart]],
+        compute: Compute,
         sleep: Callable[[float], None],
     ) -> Written | None:
         """Write what remains of a batch; see the module.
 
         If it raises, the same batch may be given again; what was stored of it then counts as written too.
 
-        :param compute: computes the records of some ranges; raises `Halve` if the driver can't hold their rows.
         :param sleep: sleeps, and raises if the query is being stopped.
         :return: ``None`` if all of it was in the results already.
         :raises TooManyLetters: see `DeadLetters`; parts before it are stored.
@@ -213,12 +224,7 @@ class Recovery:
         self._run = None
         return Written(dict(run.rows), run.watch.seconds) if run.stored else None
 
-    def _begin(
-        self,
-        number: int,
-        compute: Callable[[Ranges], AbstractContextManager[CarefulPart]],
-        sleep: Callable[[float], None],
-    ) -> _Run:
+    def _begin(self, number: int, compute: Compute, sleep: Callable[[float], None]) -> _Run:
         """Begin a batch, or go on with it."""
         before = self._run
         if before is None or before.number != number:
@@ -230,11 +236,11 @@ class Recovery:
 
     def _write_part(self, run: _Run, ranges: Ranges) -> None:
         """Write a part, or its halves."""
+        size = count_offsets(ranges)
         try:
             self._write_whole(run, ranges)
         except Halve as halve:
-            size = count_offsets(ranges)
-            if size < 2:  # noqa: PLR2004 - a single offset
+            if size == 1:
                 raise _of_record(halve.why, ranges, run) from None
             _log.warning("batch %d: %s is halved: %s", run.number, describe(ranges), halve)
         else:
@@ -249,14 +255,39 @@ class Recovery:
             commit_plan(self._claim, plan, None, run.watch)
             return
         create_rows(self._claim, plan)
-        with run.compute(plan.remaining()) as part:
-            run.watch.lap("compute")
-            self._write_computed(run, plan, part)
+        while True:
+            try:
+                with run.compute(plan.remaining()) as part:
+                    run.watch.lap("compute")
+                    self._write_computed(run, plan, part)
+            except Halve as halve:
+                if count_offsets(plan.remaining()) > 1 or not isinstance(halve.why, FunctionFailed):
+                    raise
+                failed = halve.why
+            else:
+                return
+            with run.compute(plan.remaining(), has_rows=False) as part:
+                if self._pass_over(run, plan, part, failed):
+                    return
+
+    def _pass_over(self, run: _Run, plan: Plan, part: CarefulPart, failed: FunctionFailed) -> bool:
+        """Make a letter of the one record that can't be computed; return ``False`` if it is to be tried again."""
+        if not part.numbers:  # the log no longer has it
+            raise failed
+        dead: dict[int, _Dead] = {}
+        if self._count(run, plan, part, dict.fromkeys(part.numbers, failed), dead):
+            return False
+        self._write_without(run, plan, part, dead)
+        return True
 
     def _write_computed(self, run: _Run, plan: Plan, part: CarefulPart) -> None:
-        dead = {number: _Dead("rejected", LetterError("Rejected", reason)) for number, reason in part.rejected.items()}
+        dead = {number: _Dead("rejected", rejected(reason)) for number, reason in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         dead |= {n: _Dead("refused", described(error), 1) for n, error in misfits.items() if n not in dead}
+        self._write_without(run, plan, part, dead)
+
+    def _write_without(self, run: _Run, plan: Plan, part: CarefulPart, dead: dict[int, _Dead]) -> None:
+        """Write the part without the dead records, to which are added those that are refused."""
         payloads: dict[int, Payload] = {}
         is_searched = False
         while True:
@@ -267,6 +298,9 @@ class Recovery:
                 payloads |= part.payloads(new)
             try:
                 self._commit(run, plan, part, left_out, payloads)
+            except RecordsRejected as named:
+                dead |= _named(part, left_out, named)
+                continue
             except RowsRefused as refused:
                 if not is_of_records(refused):
                     raise
@@ -300,8 +334,7 @@ class Recovery:
         run.add(written, remaining)
         if dead:
             self._careful = CAREFUL
-        refused = sum(one.cause == "refused" for one in dead.values())
-        self._refused_in_a_row = 0 if any(counts.values()) else self._refused_in_a_row + refused
+        self._refused_in_a_row = 0 if any(counts.values()) else self._refused_in_a_row + _blamed(dead)
         self._failures = {
             (tp, offset): failed
             for (tp, offset), failed in self._failures.items()
@@ -410,9 +443,9 @@ class Recovery:
                 case Retry():
                     waits.append(self._claim.retries.wait(attempt) if decision.after is None else decision.after)
                 case DeadLetter():
-                    dead[number] = _Dead("refused", described(error), errors.total())
+                    dead[number] = _Dead(cause_of(error), described(error), errors.total())
                 case Skip():
-                    dead[number] = _Dead("refused", described(error), errors.total(), decision.reason)
+                    dead[number] = _Dead(cause_of(error), described(error), errors.total(), decision.reason)
                 case _:
                     place = f"the strategy stops at record {tp}@{offset}"
                     at = {tp: OffsetRange(offset, offset + 1)}
@@ -474,10 +507,9 @@ class Recovery:
         letters = run.letters + _letters_in(dead)
         if letters > self._settings.limit:
             raise self._too_many(None, f"{letters} bad records in batch {run.number}")
-        refused = sum(one.cause == "refused" for one in dead.values())
-        in_a_row = self._refused_in_a_row + refused
+        in_a_row = self._refused_in_a_row + _blamed(dead)
         # Records without rows are neither accepted nor refused.
-        if refused and in_a_row >= _ALL and all(number in dead for number in part.with_rows):
+        if _blamed(dead) and in_a_row >= _ALL and all(number in dead for number in part.with_rows):
             raise self._too_many(None, f"{in_a_row} refused records in a row, and none that was accepted")
 
     def _too_many(self, refused: RowsRefused | None, found: str) -> TooManyLetters:
@@ -491,6 +523,27 @@ class Recovery:
 
 def _letters_in(dead: Mapping[int, _Dead]) -> int:
     return sum(one.skipped is None for one in dead.values())
+
+
+def _blamed(dead: Mapping[int, _Dead]) -> int:
+    """How many the database refuses, or a function fails for: if all are, none of them is to blame."""
+    return sum(one.cause in {"refused", "raised"} for one in dead.values())
+
+
+def _named(part: CarefulPart, dead: Mapping[int, _Dead], named: RecordsRejected) -> dict[int, _Dead]:
+    """The records that a function names as dead letters.
+
+    :raises SinkError: it was not given one of them.
+    """
+    given = {part.record(number): number for number in part.numbers if number not in dead}
+    for tp, offset in named.reasons.keys() - given.keys():
+        raise SinkError(
+            "work.dead_letter names a record that the function was not given; nothing was written",
+            topic_partition=tp,
+            found=f"offset {offset}",
+            expected="the record of a row",
+        )
+    return {given[record]: _Dead("rejected", rejected(reason)) for record, reason in named.reasons.items()}
 
 
 def _of_record(why: Exception, ranges: Ranges, run: _Run) -> Exception:

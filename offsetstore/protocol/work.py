@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from offsetstore.offsets import OffsetRange, TopicPartition
+    from offsetstore.protocol.letters import Payload
 
 
 class Work(Protocol):
@@ -57,5 +58,18 @@ class Work(Protocol):
         :raises MetadataError: the serializer fails, or its text is too long.
         :raises AdvanceMismatch: the partition was not locked.
         :raises ProtocolMisuse: marking is automatic.
+        """
+        ...
+
+    def dead_letter(self, tp: TopicPartition, offset: int, reason: str, *, payload: Payload | None = None) -> None:
+        """Keep a record that is being passed as a dead letter; see docs/dead-letters.md.
+
+        A splittable `Execute` is called again without the records that it names: the sink keeps them, as they were in
+        Kafka.
+
+        :param reason: may quote the record.
+        :param payload: the record as it was in Kafka, if the letter is to be replayed.
+        :raises AdvanceMismatch: the record is not in `ranges`.
+        :raises LockInSavepoint: inside a savepoint, whose rollback would take the letter along.
         """
         ...

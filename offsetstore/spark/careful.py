@@ -23,6 +23,7 @@ from offsetstore.processing.recovery import Halve
 from offsetstore.protocol.letters import Payload
 from offsetstore.spark.collecting import OnDriver, is_over_limit
 from offsetstore.spark.cropping import with_coordinates
+from offsetstore.spark.function_errors import function_failed
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
@@ -222,14 +223,16 @@ def _headers(found: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | Non
 
 @contextmanager
 def computed_carefully(
-    outputs: Outputs, records: DataFrame, numbering: Numbering, *, has_sequences: bool = False
+    outputs: Outputs, records: DataFrame, numbering: Numbering, *, has_sequences: bool = False, has_rows: bool = True
 ) -> Generator[Careful]:
     """Compute the outputs of the records, and keep these until the block ends.
 
     :param records: with the columns of the Kafka source.
     :param has_sequences: name the keys by their `digest`, and not by a number that two of them may share.
+    :param has_rows: otherwise no output is computed.
     :raises UnsupportedQuery, KafkaColumnsMissing: a row is not made from one record.
-    :raises Halve: the rows, or letters that are read in the block, are too many bytes for the driver.
+    :raises Halve: the rows, or letters that are read in the block, are too many bytes for the driver; or a function, or
+        Spark, can't compute a record's rows.
     :raises Exception: Spark's own.
     """
     place = (F.col("topic"), F.col("partition"), F.col("offset"))
@@ -239,7 +242,7 @@ def computed_carefully(
     try:
         key = _digest(*place[:2]) if has_sequences else F.xxhash64("key")
         keys = records.select(_NUMBER, F.when(F.col("key").isNotNull(), key).alias("key")).toArrow()
-        computed = _compute_rows(outputs, records.drop(_NUMBER), numbering, level)
+        computed = _compute_rows(outputs, records.drop(_NUMBER), numbering, level) if has_rows else {}
         numbers = sorted(_values(keys, _NUMBER))
         by_number = zip(_values(keys, _NUMBER), _values(keys, "key"), strict=True)
         rejected: dict[int, str] = {}
@@ -257,6 +260,8 @@ def computed_carefully(
     except Exception as error:
         if is_over_limit(error):
             raise Halve(error) from None
+        if (failed := function_failed(error)) is not None:
+            raise Halve(failed) from None
         raise
     finally:
         records.unpersist()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import (
     ArrayType,
@@ -17,11 +15,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from offsetstore.processing.put_back import Raised
 from offsetstore.spark.careful import OfRecords, computed_carefully
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Sequence
+    from collections.abc import Collection, Sequence
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -47,33 +45,17 @@ _SCHEMA: Final = StructType(
 )
 
 
-@contextmanager
 def computed_letters(
     outputs: Outputs, spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None
-) -> Generator[Careful]:
+) -> AbstractContextManager[Careful]:
     """Compute the outputs of the letters' records, which are numbered in their order.
 
     :param columns: those of the query's source; ``None`` if there is no query: then the letters tell whether it has
         read headers.
-    :raises Halve: the rows are too many for the driver.
-    :raises Raised: a function of the transform, or Spark, can't compute a record.
+    :raises Halve: the rows are too many for the driver, or can't be computed.
     """
     records = OfRecords([(letter.topic_partition, letter.offset) for letter in letters])
-    try:
-        made = computed_carefully(outputs, _frame(spark, letters, columns), records, has_sequences=True)
-        with made as part:
-            yield part
-    except Exception as error:
-        if _is_of_records(error):
-            raise Raised(error) from None
-        raise
-
-
-def _is_of_records(error: Exception) -> bool:
-    """Whether a function raised it, or Spark refused a value; another error tells nothing of the records."""
-    return isinstance(error, PythonException) or (
-        isinstance(error, PySparkException) and (error.getSqlState() or "").startswith("22")
-    )
+    return computed_carefully(outputs, _frame(spark, letters, columns), records, has_sequences=True)
 
 
 def _frame(spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None) -> DataFrame:

@@ -137,12 +137,12 @@ class SinkSettings:
                 found="dead_letters= and flush= or marking=",
                 expected="one of them",
             )
-        functions = [str(one) for one in writers if isinstance(one, Execute)]
+        functions = [str(one) for one in writers if isinstance(one, Execute) and not one.splittable]
         if functions:
             raise ConfigurationError(
                 "dead_letters= needs writers that can be given the rows of single records, again and again",
                 found=", ".join(functions),
-                expected="Append or Upsert",
+                expected="Append, Upsert, or Execute(fn, splittable=True)",
             )
 
     def _check_columns(self, columns: Collection[str]) -> None:

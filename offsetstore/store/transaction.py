@@ -33,7 +33,7 @@ from offsetstore.offsets import OffsetRange
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Advance, HistoryEvent
 from offsetstore.protocol.events import CommitResolved
-from offsetstore.protocol.letters import writable
+from offsetstore.protocol.letters import LetterError, NewLetter, writable
 from offsetstore.protocol.marking import Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, load
 from offsetstore.protocol.replay import Decision, Outcome, decide
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import Token, TopicPartition
     from offsetstore.protocol.database import Database, LockedRow, Savepoints, Session
-    from offsetstore.protocol.letters import Failed, Letter, LetterKey, NewLetter
+    from offsetstore.protocol.letters import Failed, Letter, LetterKey, Payload
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.observers import Observers
     from offsetstore.protocol.stored_letters import FailedReplay
@@ -282,6 +282,23 @@ class Transaction:
                 expected=f"{len(letters)}",
                 next_step="Look for a trigger or a rule on the table dead_letters.",
             )
+
+    def dead_letter(self, tp: TopicPartition, offset: int, reason: str, *, payload: Payload | None = None) -> None:
+        """Keep a record that this transaction passes as a dead letter; see `offsetstore.protocol.work.Work`.
+
+        :raises LockFirst: before `lock`.
+        :raises ProtocolMisuse: after `finish`.
+        :raises SinkError: see `write_letters`.
+        """
+        session, _ = self._require_lock("tx.dead_letter was called before tx.lock")
+        if session.in_savepoint():
+            raise LockInSavepoint(
+                "tx.dead_letter was called inside a savepoint, whose rollback would take the letter along",
+                topic_partition=tp,
+                next_step="Call it after the savepoint.",
+            )
+        error = LetterError("Rejected", reason)
+        self.write_letters([NewLetter(tp, offset, "rejected", error, 0, None, payload)])
 
     def lock_letters(self, letters: Sequence[Letter]) -> bool:
         """Lock letters that are to be replayed; return whether all of them are as they were read."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
-from offsetstore.postgres.errors import refusals
+from offsetstore.errors import FunctionFailed, OffsetStoreError, RecordsRejected
+from offsetstore.postgres.errors import driver_error, refusals
 from offsetstore.postgres.session import discard_at_end
+from offsetstore.protocol.retries import BLAMELESS
 from offsetstore.writers.arrow.kafka_column import drop_kafka
 from offsetstore.writers.arrow.streaming import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     import pyarrow as pa
     from sqlalchemy import Connection
 
+    from offsetstore.offsets import TopicPartition
+    from offsetstore.protocol.letters import Payload
     from offsetstore.protocol.work import Work
 
 
@@ -37,10 +44,16 @@ class Execute:
         up to you. The connection is closed when the transaction ends, so that no session state (``SET``, temporary
         tables, advisory locks) is left for the next one; behind PgBouncer use ``SET LOCAL``, since its connections to
         the server stay open.
+    :param splittable: the function may be given the rows of any records, in their order, again and again: what it did
+        was rolled back. A sink with dead letters needs that. An error that it raises is then a record's, except one of
+        memory, imports or connections, a timeout, and an `Outage`.
     """
 
-    def __init__(self, function: Callable[[Work, Iterable[pa.RecordBatch]], object]) -> None:
+    def __init__(
+        self, function: Callable[[Work, Iterable[pa.RecordBatch]], object], *, splittable: bool = False
+    ) -> None:
         self.function = function
+        self.splittable = splittable
 
     def __repr__(self) -> str:
         return f"Execute({getattr(self.function, '__qualname__', self.function)})"
@@ -56,14 +69,61 @@ class Execute:
         """Call the function; return how many rows there were, even if it did not read all of them.
 
         :raises RowsRefused: the database, or its driver, refuses a row or a value.
+        :raises RecordsRejected, FunctionFailed: a splittable function names records, or raises an error.
         :raises SinkError: the database refuses the SQL.
         """
         stream = Stream.of(batches)
         if stream is None:
             return 0
         discard_at_end(work.connection)
-        with refusals(None, sql_of=repr(self)):
-            self.function(work, map(drop_kafka, stream))
+        if self.splittable:
+            self._call_split(work, map(drop_kafka, stream))
+        else:
+            with refusals(None, sql_of=repr(self)):
+                self.function(work, map(drop_kafka, stream))
         for _ in stream:
             pass
         return stream.rows
+
+    def _call_split(self, work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        rejecting = _Rejecting(work)
+        with _failing(repr(self)), refusals(None, sql_of=repr(self)):
+            self.function(cast("Work", rejecting), batches)
+        if rejecting.reasons:
+            raise RecordsRejected(
+                f"{self!r} named {len(rejecting.reasons)} records as dead letters", reasons=rejecting.reasons
+            )
+
+
+@dataclass
+class _Rejecting:
+    """The transaction, for a function that is called without the records that it names, once it has named them."""
+
+    work: Work
+    reasons: dict[tuple[TopicPartition, int], str] = field(default_factory=dict[Any, str])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+    def dead_letter(self, tp: TopicPartition, offset: int, reason: str, *, payload: Payload | None = None) -> None:  # noqa: ARG002 - the sink has the record itself
+        """See `offsetstore.protocol.work.Work`."""
+        self.reasons[tp, offset] = reason
+
+
+@contextmanager
+def _failing(whose: str) -> Generator[None]:
+    """Turn a function's own error into ours."""
+    try:
+        yield
+    except (OffsetStoreError, *BLAMELESS):
+        raise
+    except Exception as error:
+        if driver_error(error) is not None:
+            raise
+        name = type(error).__name__
+        raise FunctionFailed(
+            f"{whose} raised {name}",
+            error_class=name,
+            text=str(error),
+            traceback="".join(traceback.format_exception(error)),
+        ) from error

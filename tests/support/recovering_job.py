@@ -36,7 +36,8 @@ def write(work: Any, rows: Sequence[Row]) -> None:
 
 
 @contextmanager
-def compute(ranges: Ranges) -> Generator[FakePart]:
+def compute(ranges: Ranges, *, has_rows: bool = True) -> Generator[FakePart]:
+    assert has_rows
     yield FakePart(ranges, write)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 from pyspark import RDD
+from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.serializers import Serializer, SpecialLengths
 
 from offsetstore.errors import SinkError
@@ -35,8 +36,11 @@ _RECORDS: Final = 2_000
 _LIMIT: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
-class InputCutOff(Exception):
-    """The task or its executor ended before all rows were sent; mostly no process is left to report this to."""
+class InputCutOff(ConnectionError):
+    """The task or its executor ended before all rows were sent; mostly no process is left to report this to.
+
+    Like any `ConnectionError` it blames no record.
+    """
 
     def __init__(self) -> None:
         super().__init__("the task ended before all rows had arrived in its Python worker; nothing was written")
@@ -73,7 +77,8 @@ class Parts:
             results = batches.mapPartitionsWithIndex(lambda number, rows: [task(number, rows)]).collect()
         except Exception:
             check_again(self.context)
-            raise
+            with unwrap_spark_exception():  # a DataFrame's own methods do that
+                raise
         expected = self.rdd.getNumPartitions()
         if len(results) != expected:
             raise SinkError(

@@ -26,6 +26,7 @@ from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.careful import OfRanges, computed_carefully
 from offsetstore.spark.collecting import OnDriver, is_over_limit, on_driver
 from offsetstore.spark.cropping import crop, with_coordinates, within
+from offsetstore.spark.function_errors import may_be_of_records
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.staging_area import StagingArea, StagingPolicy
@@ -145,10 +146,12 @@ class BatchWay:
         watch.lap("plan")
         try:
             return self._compute_and_commit(plan, crop(batch.frame, plan.decisions), batch.number, watch)
-        except RowsRefused as refused:
-            if self._recovery is not None and is_of_records(refused):
+        except Exception as error:
+            if self._recovery is not None and may_be_of_records(error):
                 return self.write_carefully(batch)
-            raise self._isolate(refused, batch, plan) from None
+            if isinstance(error, RowsRefused):
+                raise self._isolate(error, batch, plan) from None
+            raise
 
     def write_carefully(self, batch: MicroBatch) -> Written | None:
         """Write what remains of the batch; records that can't be written become dead letters.
@@ -158,9 +161,11 @@ class BatchWay:
         assert self._recovery is not None
         outputs, has_sequences = self._outputs, self._recovery.has_sequences
 
-        def compute(ranges: Ranges) -> AbstractContextManager[CarefulPart]:
+        def compute(ranges: Ranges, *, has_rows: bool = True) -> AbstractContextManager[CarefulPart]:
             records = within(batch.frame, ranges)
-            return computed_carefully(outputs, records, OfRanges(ranges), has_sequences=has_sequences)
+            return computed_carefully(
+                outputs, records, OfRanges(ranges), has_sequences=has_sequences, has_rows=has_rows
+            )
 
         return self._recovery.write(batch.number, batch.ranges, compute, partial(batch.sleep, self._claim))
 

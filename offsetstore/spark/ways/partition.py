@@ -37,6 +37,7 @@ from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coor
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.task import Ending, Result, Tasks
+from offsetstore.spark.function_errors import may_be_of_records
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
 from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
@@ -140,7 +141,12 @@ class PartitionWay:
         watch.lap("plan")
         remaining = plan.remaining()
         texts = self._metadata.texts(BatchInfo(batch.number, remaining, None))
-        results = self._run(batch, plan, number, texts)
+        try:
+            results = self._run(batch, plan, number, texts)
+        except Exception as error:
+            if self._recovery is not None and may_be_of_records(error):
+                return self._driver.write_carefully(batch)
+            raise
         watch.lap("tasks")
         done = {result.topic_partition for result in results if result.is_stored}
         try:

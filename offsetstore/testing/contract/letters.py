@@ -175,6 +175,25 @@ class LetterContract(ContractParts):
             tx.write_letters([dead(0)])
         assert store.letters(GROUP).letters == ()
 
+    @pytest.mark.behaviour("DLQ-12")
+    def test_code_with_a_transaction_of_its_own_names_a_record_and_passes_it(
+        self, store: OffsetStore, claim: Claim, write: Write, read: Read
+    ) -> None:
+        with store.transaction(claim) as tx:
+            plan = tx.lock({P0: OffsetRange(0, 4)})
+            write(tx, [0, 3])
+            tx.dead_letter(P0, 1, "no such customer", payload=RECORD)
+            tx.dead_letter(P0, 2, "nor this one")
+            tx.advance({P0: plan[P0].remaining})
+
+        assert (read(), store.offsets(GROUP)[P0].next_offset) == ([0, 3], 4)
+        first, second = (store.letter(GROUP, P0, offset) for offset in (1, 2))
+        assert (first.cause, first.error.text, first.attempts) == ("rejected", "no such customer", 0)
+        assert (first.payload, second.payload_state) == (RECORD, "left out")
+        with pytest.raises(AdvanceMismatch, match="does not pass"), store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(4, 6)})
+            tx.dead_letter(P0, 6, "it is not passed")
+
     def test_a_tombstone_a_missing_key_and_coordinates_alone_are_told_apart(
         self, store: OffsetStore, claim: Claim, give_up: GiveUp
     ) -> None:

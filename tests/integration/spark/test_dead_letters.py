@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, DeadLetters, LetterFilter, TopicPartition, Upsert
-from offsetstore.errors import SinkError, TooManyLetters, UnsupportedQuery
+from offsetstore import Append, DeadLetters, Execute, LetterFilter, TopicPartition, Upsert
+from offsetstore.errors import Outage, SinkError, TooManyLetters, UnsupportedQuery
 from offsetstore.protocol.events import BatchWritten
 from offsetstore.protocol.observers import Observers
 from offsetstore.spark.careful import Careful
@@ -16,10 +16,12 @@ from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from offsetstore import Work
     from offsetstore.protocol.letters import Payload
     from offsetstore.testing.fixtures import NewTopic
     from tests.support.world import World
@@ -344,3 +346,103 @@ def test_letters_that_the_driver_can_not_hold_at_once_are_written_one_after_the_
     assert world.database.column(VALUES) == ["a"]
     assert letters(world, topic) == [(0, n, "rejected", f"bad {i}") for i, n in enumerate((0, 2, 3), 1)]
     assert world.stored(topic) == {0: 4}
+
+
+def _parsed(value: str) -> int:
+    if value == "down":
+        raise Outage("the service for numbers is down")
+    return int(value)
+
+
+def numbers_of(how: str) -> Any:
+    """A transform that can't compute every record."""
+
+    parsed: Any = F.udf(lambda value: _parsed(value), "int")  # noqa: PLW0108 # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+
+    def transform(batch: DataFrame) -> DataFrame:
+        value = F.col("value").cast("string")
+        number = {
+            "function": lambda: parsed(value),
+            "cast": lambda: value.cast("int"),
+            "raise_error": lambda: F.when(value == "x", F.raise_error("not a number")).otherwise(
+                F.try_to_number(value, F.lit("9"))
+            ),
+        }[how]()
+        return batch.select(number.alias("number"), "_kafka")
+
+    return transform
+
+
+@pytest.mark.behaviour("DLQ-1")
+@pytest.mark.parametrize(
+    ("way", "how"), [*((way, "function") for way in WAYS), ("batch", "cast"), ("partition", "raise_error")]
+)
+def test_a_record_that_cant_be_computed_is_a_letter_after_its_retries(
+    world: World, offsetstore_topic: NewTopic, way: str, how: str
+) -> None:
+    world.database.execute("CREATE TABLE numbers (number int)")
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["1", "2", "x", "4"])
+    world.produce(topic, ["5", "x"], partition=1)
+
+    settings = DeadLetters(max_retries=1, independent=True)
+    world.run(world.claim(topic), numbers_of(how), Append("numbers"), dead_letters=settings, **WAYS[way])
+
+    assert world.database.column("SELECT number FROM numbers ORDER BY 1") == [1, 2, 4, 5]
+    assert letters(world, topic) == [(0, 2, "raised", "x"), (1, 1, "raised", "x")]
+    names = {"function": "ValueError", "cast": "CAST_INVALID_INPUT", "raise_error": "USER_RAISED_EXCEPTION"}
+    assert world.database.rows("SELECT DISTINCT error_class, attempts FROM dead_letters") == [(names[how], 2)]
+    assert world.stored(topic) == {0: 4, 1: 2}
+
+
+@pytest.mark.behaviour("DLQ-6")
+@ways
+def test_an_outage_that_a_function_raises_ends_the_query_and_blames_no_record(
+    world: World, offsetstore_topic: NewTopic, way: str
+) -> None:
+    world.database.execute("CREATE TABLE numbers (number int)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["1", "down", "x"])
+
+    failed = world.run_to_failure(
+        world.claim(topic), numbers_of("function"), Append("numbers"), dead_letters=AT_ONCE, **WAYS[way]
+    )
+
+    assert "Outage" in failed.text
+    assert letters(world, topic) == []
+    assert world.database.rows("SELECT 1 FROM failures") == []
+
+
+@pytest.mark.behaviour("DLQ-1", "DLQ-12")
+@pytest.mark.parametrize("way", ["batch", "partition"])
+def test_a_function_names_records_and_fails_for_others(world: World, offsetstore_topic: NewTopic, way: str) -> None:
+    world.database.execute("CREATE TABLE numbers (number int CHECK (number < 100))")
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["1", "odd", "x", "500", "2"])
+    world.produce(topic, ["odd", "3"], partition=1)
+
+    def transform(batch: DataFrame) -> DataFrame:
+        place = (F.col(f"_kafka.{name}").alias(name) for name in ("topic", "partition", "offset"))
+        return batch.select(F.col("value").cast("string").alias("text"), *place, "_kafka")
+
+    def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        for row in (row for rows in batches for row in rows.to_pylist()):
+            if row["text"] == "odd":
+                work.dead_letter(TopicPartition(row["topic"], row["partition"]), row["offset"], "no number at all")
+            else:
+                work.connection.exec_driver_sql("INSERT INTO numbers VALUES (%s)", (int(row["text"]),))
+
+    into = Execute(insert, splittable=True)
+    world.run(world.claim(topic), transform, into, dead_letters=AT_ONCE, **WAYS[way])
+
+    assert world.database.column("SELECT number FROM numbers ORDER BY 1") == [1, 2, 3]
+    assert letters(world, topic) == [
+        (0, 1, "rejected", "odd"),
+        (0, 2, "raised", "x"),
+        (0, 3, "refused", "500"),
+        (1, 0, "rejected", "odd"),
+    ]
+    assert world.database.rows("SELECT error_class, error_text FROM dead_letters WHERE cause = 'raised'") == [
+        ("ValueError", "invalid literal for int() with base 10: 'x'")
+    ]
+    assert world.stored(topic) == {0: 5, 1: 2}

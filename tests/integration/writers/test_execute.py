@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
+from offsetstore import TopicPartition
+from offsetstore.errors import FunctionFailed, Outage, RecordsRejected, RowsRefused
 from offsetstore.writers import Execute
 from tests.integration.writers.writing import batch, kafka
 
@@ -52,3 +55,57 @@ def test_an_error_of_the_function_is_passed_on_and_nothing_stays(database: Datab
 
     database.refusal(ZeroDivisionError, Execute(fail), batch({"n": [1]}))
     assert database.rows("SELECT count(*) FROM t") == [(0,)]
+
+
+@pytest.mark.behaviour("DLQ-12")
+def test_a_splittable_function_names_records_and_all_of_them_are_told_when_it_ends(database: Database) -> None:
+    database.run("CREATE TABLE t (n bigint)")
+    tp = TopicPartition("topic", 0)
+
+    def odd(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        for row in (row for rows in batches for row in rows.to_pylist()):
+            if row["n"] % 2:
+                work.dead_letter(tp, row["n"], f"{row['n']} is odd")
+            else:
+                work.connection.execute(text("INSERT INTO t VALUES (:n)"), row)
+
+    refused = database.refusal(RecordsRejected, Execute(odd, splittable=True), batch({"n": [1, 2, 3]}))
+    assert refused.reasons == {(tp, 1): "1 is odd", (tp, 3): "3 is odd"}
+    assert "is odd" not in str(refused)
+    assert database.rows("SELECT count(*) FROM t") == [(0,)]
+    assert database.write(Execute(odd, splittable=True), batch({"n": [2]})) == 1
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_an_error_of_a_splittable_function_is_the_rows_and_quotes_none_of_them(database: Database) -> None:
+    def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        raise ValueError("canary")
+
+    failed = database.refusal(FunctionFailed, Execute(fail, splittable=True), batch({"n": [1]}))
+    assert (failed.error_class, failed.text) == ("ValueError", "canary")
+    assert failed.traceback is not None
+    assert failed.traceback.endswith("ValueError: canary\n")
+    assert "canary" not in str(failed)
+    assert isinstance(failed.__cause__, ValueError)
+    back = pickle.loads(pickle.dumps(failed))  # noqa: S301 - our own
+    assert (back.error_class, back.text, back.traceback) == ("ValueError", "canary", failed.traceback)
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("error", [MemoryError, ModuleNotFoundError, ConnectionResetError, TimeoutError, Outage])
+def test_an_outage_that_a_splittable_function_raises_blames_no_row(database: Database, error: type[Exception]) -> None:
+    def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        raise error
+
+    database.refusal(error, Execute(fail, splittable=True), batch({"n": [1]}))
+
+
+def test_what_the_database_refuses_of_a_splittable_functions_rows_is_told_as_ever(database: Database) -> None:
+    database.run("CREATE TABLE t (n bigint CHECK (n > 0))")
+
+    def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        for rows in batches:
+            work.connection.execute(text("INSERT INTO t VALUES (:n)"), rows.to_pylist())
+
+    refused = database.refusal(RowsRefused, Execute(insert, splittable=True), batch({"n": [0]}))
+    assert (type(refused), refused.sqlstate) == (RowsRefused, "23514")

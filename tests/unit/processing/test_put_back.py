@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offsetstore import DeadLetters, LetterFilter, OffsetRange, TopicPartition
-from offsetstore.errors import CommitUnknown, ConnectionLost, RowsRefused, SinkError, StaleClaim
+from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused, SinkError, StaleClaim
 from offsetstore.processing.plan import PlanOutdated
-from offsetstore.processing.put_back import PutBack, Raised
+from offsetstore.processing.put_back import PutBack
 from offsetstore.processing.recovery import Halve
 from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest
@@ -65,7 +65,8 @@ class Job:
         if len(letters) > self.at_once:
             raise Halve(MemoryError("too many rows"))
         if "raise" in values.values():
-            raise Raised(ValueError("a record that can't be parsed"))
+            why = FunctionFailed("a function raised ValueError", error_class="ValueError", text="can't be parsed")
+            raise Halve(why)
         if self.meanwhile:
             self.meanwhile.pop(0)()
         keys = {n: letter.sequence for n, letter in enumerate(letters) if letter.sequence is not None}

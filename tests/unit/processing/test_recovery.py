@@ -13,7 +13,9 @@ import pytest
 from offsetstore import DeadLetter, DeadLetters, OffsetRange, Retries, Retry, Skip, Stop, Timeouts, TopicPartition
 from offsetstore.errors import (
     ConfigurationError,
+    FunctionFailed,
     LockTimeout,
+    RecordsRejected,
     RowsRefused,
     SinkError,
     StaleClaim,
@@ -30,6 +32,7 @@ from offsetstore.processing.recovery import CAREFUL, Halve, Recovery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.failpoints import FailpointReached
+from offsetstore.protocol.letters import Failed
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore
 from tests.support.careful_part import FakePart, Records
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from offsetstore.processing.cycle import Written
     from offsetstore.processing.dead_letters import Choice
     from offsetstore.processing.plan import Ranges
-    from offsetstore.protocol.letters import Failed, Letter
+    from offsetstore.protocol.letters import Letter
     from tests.support.careful_part import Row
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
@@ -62,6 +65,10 @@ def rows(*offsets: int, partition: int = 0) -> list[Row]:
     return [(partition, offset) for offset in offsets]
 
 
+def failed(name: str = "ValueError") -> FunctionFailed:
+    return FunctionFailed(f"a function raised {name}", error_class=name, text="no number: 'canary'", traceback="at f")
+
+
 @dataclass
 class Job:
     """A job and its table, which refuses the rows in ``bad``.
@@ -77,6 +84,8 @@ class Job:
     answers: list[Exception | None] = field(default_factory=list[Any])
     waiting: Callable[[], object] = lambda: None
     too_many_rows: int = 1_000_000
+    raises: dict[Row, str] = field(default_factory=dict[Any, str])
+    """The records for which a function of transform raises, with the error's class."""
     metadata: Callable[[BatchInfo], object] | None = None
 
     def __post_init__(self) -> None:
@@ -104,11 +113,22 @@ class Job:
         return self.recovery.write(number, ranges, self.compute, self.sleep)
 
     @contextmanager
-    def compute(self, ranges: Ranges) -> Generator[FakePart]:
-        self.parts.append(ranges)
+    def compute(self, ranges: Ranges, *, has_rows: bool = True) -> Generator[FakePart]:
+        records = self.records
+        if has_rows:
+            self.parts.append(ranges)
+            self._compute_rows(ranges)
+        else:
+            records = replace(records, rowless=[(tp.partition, one.from_) for tp, one in ranges.items()])
+        yield FakePart(ranges, self.write_rows, records, read_again=self.read_again)
+
+    def _compute_rows(self, ranges: Ranges) -> None:
         if sum(one.size for one in ranges.values()) > self.too_many_rows:
             raise Halve(SinkError("the rows are too many"))
-        yield FakePart(ranges, self.write_rows, self.records, read_again=self.read_again)
+        for tp, one in ranges.items():
+            for offset in range(one.from_, one.until):
+                if (name := self.raises.get((tp.partition, offset))) is not None:
+                    raise Halve(failed(name))
 
     def write_rows(self, work: Any, values: Sequence[Row]) -> None:
         self.written.append(list(values))
@@ -292,6 +312,128 @@ def test_after_a_reset_a_record_that_passes_closes_its_letter_and_another_reopen
         (0, 1): ("superseded", 1),
         (0, 2): ("dead", 2),
     }
+
+
+# -- functions
+
+
+@pytest.mark.behaviour("DLQ-1", "DLQ-3")
+def test_a_record_for_which_a_function_fails_is_a_letter_after_its_retries(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(max_retries=2), raises={(0, 2): "ValueError"})
+
+    written = job.write(up_to(5))
+
+    assert written is not None
+    assert written.rows == {UNNAMED: 4}
+    assert (job.results, job.stored(), job.failures) == (rows(0, 1, 3, 4), 5, {})
+    [letter] = job.letters.values()
+    assert (letter.offset, letter.cause, letter.attempts) == (2, "raised", 3)
+    assert (letter.error.error_class, letter.error.text, letter.error.traceback) == (
+        "ValueError",
+        "no number: 'canary'",
+        "at f",
+    )
+    assert letter.payload is not None
+    assert letter.payload.value == b"(0, 2)"
+
+
+@pytest.mark.behaviour("DLQ-3")
+def test_a_functions_attempts_survive_a_restart_and_it_may_compute_the_record_then(store: InMemoryOffsetStore) -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    job = Job(store, PATIENT, raises={(0, 2): "ValueError"})
+    waits(job, stop)
+    with pytest.raises(InterruptedError):
+        job.write(up_to(5))
+    assert job.failures == {(0, 2): Failed(1, {"ValueError": 1})}
+    assert (job.results, job.stored()) == (rows(0, 1), 2)
+
+    job.restart()
+    waits(job, job.raises.clear)
+    job.write(up_to(5))
+
+    assert (job.results, job.letters, job.failures) == (rows(0, 1, 2, 3, 4), {}, {})
+    assert len(job.waits) == 2
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_a_strategy_may_stop_at_a_functions_error_which_is_told_as_the_cause(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: Stop()), raises={(0, 2): "ValueError"})
+
+    with pytest.raises(FunctionFailed, match="payments-0@2") as caught:
+        job.write(up_to(5))
+
+    assert "canary" not in str(caught.value)
+    assert (job.results, job.stored(), job.letters) == (rows(0, 1), 2, {})
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_a_function_that_fails_for_ten_records_in_a_row_is_a_bug(store: InMemoryOffsetStore) -> None:
+    job = Job(store, raises={(0, offset): "NameError" for offset in range(5, 64)})
+
+    with pytest.raises(TooManyLetters, match="10 refused records in a row"):
+        job.write(up_to(64))
+
+    assert (job.results, job.stored()) == (rows(*range(5)), 14)
+    assert len(job.letters) == 9
+
+
+def test_a_record_that_is_gone_when_its_function_has_failed_ends_the_batch(store: InMemoryOffsetStore) -> None:
+    job = Job(store, raises={(0, 0): "ValueError"}, records=Records(missing=[(0, 0)]))
+
+    with pytest.raises(FunctionFailed):
+        job.write(up_to(1))
+
+    assert (job.letters, job.stored()) == ({}, 0)
+
+
+@pytest.mark.behaviour("DLQ-12")
+def test_records_that_a_function_names_are_letters_at_once_and_it_is_called_again_without_them(
+    store: InMemoryOffsetStore,
+) -> None:
+    reasons = {(P0, 1): "no such customer", (P0, 3): "closed"}
+    job = Job(store, DeadLetters(max_retries=9), answers=[RecordsRejected("named", reasons=reasons)])
+
+    job.write(up_to(5))
+
+    assert job.written == [rows(0, 1, 2, 3, 4), rows(0, 2, 4)]
+    assert job.waits == []
+    assert {row: (one.cause, one.error.text, one.attempts) for row, one in job.letters.items()} == {
+        (0, 1): ("rejected", "no such customer", 0),
+        (0, 3): ("rejected", "closed", 0),
+    }
+
+
+def test_a_function_can_name_only_records_that_it_was_given(store: InMemoryOffsetStore) -> None:
+    again = RecordsRejected("named", reasons={(P0, 1): "no"})
+    job = Job(store, answers=[again, again])
+
+    with pytest.raises(SinkError, match="was not given") as caught:
+        job.write(up_to(5))
+
+    assert (caught.value.topic_partition, caught.value.found) == (P0, "offset 1")
+    assert (job.results, job.letters, job.stored()) == ([], {}, 0)
+
+
+@pytest.mark.behaviour("DLQ-12")
+def test_a_record_that_is_named_only_in_the_search_is_a_letter_with_its_reason(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad={(0, 1): "23514"})
+    refused = job.write_rows
+
+    def naming(work: Any, values: Sequence[Row]) -> None:
+        refused(work, values)
+        if (0, 2) in values and (0, 1) not in values:
+            raise RecordsRejected("named", reasons={(P0, 2): "there is no record 1"})
+
+    job.write_rows = naming  # type: ignore[method-assign]
+    job.write(up_to(4))
+
+    assert {row: (one.cause, one.error.text) for row, one in job.letters.items()} == {
+        (0, 1): ("refused", "the database refused rows"),
+        (0, 2): ("rejected", "there is no record 1"),
+    }
+    assert job.results == rows(0, 3)
 
 
 # -- attempts

@@ -86,7 +86,8 @@ class Job:
 
     def write(self, begin: int, end: int) -> None:
         @contextmanager
-        def compute(ranges: Ranges) -> Generator[Part]:
+        def compute(ranges: Ranges, *, has_rows: bool = True) -> Generator[Part]:
+            assert has_rows
             [range_] = ranges.values()
             yield Part(range_.from_, range(range_.size), self.bad)
 
