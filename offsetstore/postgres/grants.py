@@ -21,8 +21,9 @@ _DIFFERENT: Final = {
 }
 
 
-# What a dashboard may not read: a record's own bytes, and texts that may quote them.
-_HIDDEN: Final = {"dead_letters": {"key", "value", "headers", "error_text", "traceback"}}
+# What a dashboard may not read: a record's own bytes, texts that may quote them, and the digest of the key, which who
+# tries all keys can undo.
+_HIDDEN: Final = {"dead_letters": {"key", "value", "headers", "error_text", "traceback", "sequence"}}
 
 
 def privileges() -> dict[str, tuple[str, ...]]:
@@ -47,7 +48,7 @@ def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
 def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
     """Statements that let ``role`` read all our tables; they may be repeated. The owner of the tables must run them.
 
-    Of dead letters it may read all but the record's key, value and headers, and texts that may quote them.
+    Of dead letters it may read all but the record's key, value and headers, and what may quote them.
     """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     for table in privileges():

@@ -13,9 +13,10 @@ from offsetstore.postgres.errors import refusing_letters
 from offsetstore.protocol.letters import Failed, trace_id, writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from offsetstore.offsets import OffsetRange
+    from offsetstore.protocol.database import NewOffset
     from offsetstore.protocol.letters import Headers, LetterError, NewLetter
 
 _CHUNK: Final = 16 << 20
@@ -64,11 +65,7 @@ WHERE p.consumer_group = :group AND l.state IN ('dead', 'requested')
 GROUP BY l.topic, l.partition
 """
 
-# Locked in the order in which decisions lock them.
-SUPERSEDE: Final = """
-WITH passed AS MATERIALIZED (
-SELECT l.topic, l.partition, l.record_offset, l.topic_id
-FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
+_IN_RANGES: Final = """FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
             CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
 JOIN {s}kafka_partitions AS p
   ON p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition
@@ -76,16 +73,28 @@ JOIN {s}dead_letters AS l
   ON l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
  AND l.record_offset >= n.from_offset AND l.record_offset < n.until_offset
  AND l.topic_id IN ('', coalesce(p.topic_id, l.topic_id))
-WHERE l.state IN ('dead', 'requested')
+WHERE l.state IN ('dead', 'requested')"""
+
+LETTERS_IN: Final = f"SELECT l.topic, l.partition, l.record_offset, l.sequence {_IN_RANGES}"
+
+# Locked in the order in which decisions lock them.
+SUPERSEDE: Final = f"""
+WITH passed AS MATERIALIZED (
+SELECT l.topic, l.partition, l.record_offset, l.topic_id
+{_IN_RANGES}
+  AND (l.topic, l.partition, l.record_offset) NOT IN (
+      SELECT g.topic, g.partition, g.record_offset
+      FROM unnest(CAST(:gone_topics AS text[]), CAST(:gone_partitions AS integer[]), CAST(:gone_offsets AS bigint[]))
+           AS g (topic, partition, record_offset))
 ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
 FOR UPDATE OF l
 )
-UPDATE {s}dead_letters AS l
+UPDATE {{s}}dead_letters AS l
 SET state = 'superseded', decided_at = clock_timestamp(), actor = :actor, reason = 'the job has read the record again'
 FROM passed
 WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partition = passed.partition
   AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
-"""
+"""  # noqa: S608 - constants alone
 
 ADOPT_LETTERS: Final = """
 UPDATE {s}dead_letters AS l SET topic_id = n.topic_id
@@ -122,12 +131,14 @@ WHERE f.consumer_group = (SELECT :group) AND f.topic = n.topic AND f.partition =
 # Attempts belong to what was decided before: another log, or records that were to be passed.
 DROP_FAILURES: Final = """
 DELETE FROM {s}failures AS f
-USING unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]))
-      AS n (topic, partition, next_offset)
+USING unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
+             CAST(:topic_ids AS text[]))
+      AS n (topic, partition, next_offset, topic_id)
 WHERE f.consumer_group = (SELECT :group) AND f.topic = n.topic AND f.partition = n.partition
   AND NOT EXISTS (SELECT FROM {s}kafka_partitions AS p
                   WHERE p.consumer_group = f.consumer_group AND p.topic = f.topic AND p.partition = f.partition
-                    AND p.next_offset = n.next_offset)
+                    AND p.next_offset = n.next_offset
+                    AND (p.topic_id = n.topic_id OR p.topic_id IS NULL OR n.topic_id IS NULL))
 """
 
 RENAME_LETTERS: Final = "UPDATE {s}dead_letters SET consumer_group = :new WHERE consumer_group = :group"
@@ -151,7 +162,6 @@ class LetterStatements:
 
     def _error_columns(self, errors: Iterable[LetterError]) -> dict[str, list[str | None]]:
         """The columns of errors, as any database can store them."""
-        clean = writable if self._is_utf8() else _ascii
         listed = list(errors)
         columns = {
             "classes": [error.error_class for error in listed],
@@ -162,7 +172,13 @@ class LetterStatements:
             "texts": [error.text for error in listed],
             "tracebacks": [error.traceback for error in listed],
         }
-        return {name: [None if one is None else clean(one) for one in column] for name, column in columns.items()}
+        return {
+            name: [None if one is None else self._storable(one) for one in column] for name, column in columns.items()
+        }
+
+    def _storable(self, text: str) -> str:
+        """The text as this database can store it."""
+        return writable(text) if self._is_utf8() else _ascii(text)
 
     def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
         return {
@@ -170,8 +186,22 @@ class LetterStatements:
             for row in self._rows(LETTERS_AHEAD, group=group)
         }
 
-    def supersede(self, group: str, ranges: Mapping[TopicPartition, OffsetRange], *, actor: str) -> int:
-        return self._run(SUPERSEDE, group=group, actor=actor, froms=[r.from_ for r in ranges.values()], **_ends(ranges))
+    def letters_in(
+        self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[tuple[TopicPartition, int], bytes | None]:
+        rows = self._rows(LETTERS_IN, group=group, **_bounds(ranges))
+        return {(TopicPartition(row.topic, row.partition), row.record_offset): row.sequence for row in rows}
+
+    def supersede(
+        self,
+        group: str,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        *,
+        actor: str,
+        gone: Collection[tuple[TopicPartition, int]] = (),
+    ) -> int:
+        without = {f"gone_{name}": values for name, values in record_arrays(gone).items()}
+        return self._run(SUPERSEDE, group=group, actor=actor, **_bounds(ranges), **without)
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
         self._run(ADOPT_LETTERS, group=group, topics=[*topic_ids], topic_ids=[*topic_ids.values()])
@@ -194,15 +224,20 @@ class LetterStatements:
     def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         self._run(END_FAILURES, group=group, **_ends(ranges))
 
-    def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Delete the attempts of partitions whose stored offset will change."""
+    def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, NewOffset]) -> None:
+        """Delete the attempts of partitions whose stored offset, or topic, will be another."""
         self._run(
             DROP_FAILURES,
             group=group,
             topics=[tp.topic for tp in offsets],
             partitions=[tp.partition for tp in offsets],
-            offsets=[*offsets.values()],
+            offsets=[new.next_offset for new in offsets.values()],
+            topic_ids=[new.topic_id for new in offsets.values()],
         )
+
+
+def _bounds(ranges: Mapping[TopicPartition, OffsetRange]) -> dict[str, object]:
+    return {"froms": [range_.from_ for range_ in ranges.values()], **_ends(ranges)}
 
 
 def _ends(ranges: Mapping[TopicPartition, OffsetRange]) -> dict[str, object]:

@@ -224,7 +224,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements):
         return {TopicPartition(row.topic, row.partition) for row in rows}
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
-        self._drop_failures(group, {tp: new.next_offset for tp, new in offsets.items()})
+        self._drop_failures(group, offsets)
         self._run(
             sql.SET_PARTITIONS,
             group=group,
@@ -311,7 +311,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements):
             "epochs": [line.token.epoch for line in events],
             "claim_ids": [line.token.claim_id for line in events],
             "actors": [line.actor for line in events],
-            "reasons": [line.reason for line in events],
+            "reasons": [None if line.reason is None else self._storable(line.reason) for line in events],
         }
         last = 0
         for count in _IDS_TO_TAKE:

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from offsetstore.protocol.stored_letters import FailedReplay, LetterCursor
 
 _SUMMARY: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.cause, l.payload, l.error_class,
-       l.sqlstate, l.table_name, l.constraint_name, l.column_name, l.attempts, l.times, l.sequence, l.forced,
+       l.sqlstate, l.table_name, l.constraint_name, l.column_name, l.attempts, l.times, l.forced,
        l.trace_id, l.created_at, l.decided_at, l.actor, l.reason"""
 
 # Only where they are asked for: a dashboard's role may not read them.
-_CONTENTS: Final = ", l.key, l.value, l.headers, l.timestamp_ms, l.timestamp_type, l.error_text, l.traceback"
+_CONTENTS: Final = """, l.key, l.value, l.headers, l.timestamp_ms, l.timestamp_type, l.error_text, l.traceback,
+       l.sequence"""
 
 _NO_SIZE: Final = ", 0 AS size"
 _SIZE: Final = """,
@@ -173,10 +174,11 @@ FROM {_KEYS}
 WHERE {_EXACTLY}
 """
 
-# The digest goes too: who knows a key can tell that a letter was its.
+# The digest goes too: who knows a key can tell that a letter was its. A trace leads to the record elsewhere.
 ERASE_LETTERS: Final = f"""
 UPDATE {{s}}dead_letters AS l
-SET payload = 'erased', key = NULL, value = NULL, headers = NULL, error_text = NULL, traceback = NULL, sequence = NULL
+SET payload = 'erased', key = NULL, value = NULL, headers = NULL, error_text = NULL, traceback = NULL, sequence = NULL,
+    trace_id = NULL
 FROM {_KEYS}
 WHERE {_EXACTLY}
 """
@@ -420,7 +422,7 @@ def _letter(row: Any, *, contents: bool) -> Letter:
         ),
         row.attempts,
         row.times,
-        row.sequence,
+        row.sequence if contents else None,
         Payload(row.key, row.value, read_headers(row.headers), row.timestamp_ms, row.timestamp_type)
         if is_kept
         else None,

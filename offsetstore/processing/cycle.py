@@ -19,7 +19,7 @@ from offsetstore.protocol.replay import Outcome
 from offsetstore.protocol.retries import may_pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Collection, Generator, Mapping
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.processing.plan import Decisions, Plan, Ranges
@@ -103,6 +103,7 @@ def commit_plan(
     marking: Marking = "automatic",
     retry_if: Callable[[Exception], bool] = may_pass,
     pass_over: Callable[[Transaction], None] | None = None,
+    gone: Collection[tuple[TopicPartition, int]] = (),
 ) -> Written | None:
     """Write the computed rows and advance, in one transaction.
 
@@ -111,6 +112,7 @@ def commit_plan(
     :param marking: with ``"manual"`` the rows' writer marks what is stored.
     :param retry_if: whether to repeat the transaction after an error.
     :param pass_over: writes, after the rows, what is kept of records that have none.
+    :param gone: see `Transaction.lock`.
     :return: ``None`` if nothing remained.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
@@ -123,7 +125,7 @@ def commit_plan(
     unmarked = claim.unmarked() if marking == "manual" else {}
 
     def work(tx: Transaction) -> dict[str, int] | None:
-        remaining = lock_as_planned(tx, plan.decisions, unmarked)
+        remaining = lock_as_planned(tx, plan.decisions, unmarked, gone)
         if not remaining:
             return None
         if computed is None:  # the reason not to compute is gone
@@ -137,13 +139,19 @@ def commit_plan(
     return None if rows is None else Written(rows, watch.seconds)
 
 
-def lock_as_planned(tx: Transaction, decisions: Decisions, others: Ranges | None = None) -> Ranges:
+def lock_as_planned(
+    tx: Transaction,
+    decisions: Decisions,
+    others: Ranges | None = None,
+    gone: Collection[tuple[TopicPartition, int]] = (),
+) -> Ranges:
     """Lock the partitions, and return the remaining range of each one that has any.
 
     :param others: empty ranges of further partitions to lock.
+    :param gone: see `Transaction.lock`.
     :raises PlanOutdated: a stored offset has changed since the decisions were made.
     """
-    locked = tx.lock({**(others or {}), **{tp: decision.range for tp, decision in decisions.items()}})
+    locked = tx.lock({**(others or {}), **{tp: decision.range for tp, decision in decisions.items()}}, gone=gone)
     if any(locked[tp] != decision for tp, decision in decisions.items()):
         raise PlanOutdated
     return {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}

@@ -126,11 +126,11 @@ class DeadLetters:
         return decision
 
 
-def name_of(error: RowsRefused) -> str:
+def name_of(error: Exception) -> str:
     """The name by which errors are counted."""
     if isinstance(error, FunctionFailed):
         return error.error_class
-    return error.sqlstate or type(error).__name__
+    return (error.sqlstate if isinstance(error, RowsRefused) else None) or type(error).__name__
 
 
 def cause_of(error: RowsRefused) -> Cause:

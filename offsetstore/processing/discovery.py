@@ -235,7 +235,8 @@ def discover(
         without rows would be accepted, and seem to show that not all are refused.
     :param keys: records of one key stay together until that key alone is refused; one without a key is alone.
     :param write: writes all rows of the given records, in all outputs; it raises `RowsRefused` if they are refused.
-    :param seconds: no further part is tried after this time, nor after half of the role's ``transaction_timeout``.
+    :param seconds: no further part is tried after this time under the lock, nor after half of the role's
+        ``transaction_timeout``.
     :param limit: how many may be dead; ``None`` for all of them, see `sweep`.
     :param suspects: records that were refused before; see `sweep`.
     :param check: called before each try; raises if the query is being stopped.
@@ -249,11 +250,11 @@ def discover(
     """
     if not records:
         return {}
-    began = time.monotonic()
     dead: dict[int, RowsRefused] = {}
     _log.warning("looking for the refused ones among %d records", len(records))
     with suppress(_RollBack), claim.transaction() as tx:
         lock_as_planned(tx, decisions)
+        began = time.monotonic()  # what holds the lock is no record's fault
         trials = KeptTrials(tx, write)
         if trials.transaction_timeout is not None:
             seconds = min(seconds, trials.transaction_timeout / 2)
@@ -261,7 +262,7 @@ def discover(
 
         def proceed() -> None:
             check()
-            if time.monotonic() >= deadline:
+            if trials.tried and time.monotonic() >= deadline:
                 raise DiscoveryEnded("the time is up")
 
         try:

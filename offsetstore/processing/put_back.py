@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.offsets import OffsetRange
 from offsetstore.processing.cycle import write_all
-from offsetstore.processing.dead_letters import cause_of, described, rejected
+from offsetstore.processing.dead_letters import cause_of, described, name_of, rejected
 from offsetstore.processing.discovery import DiscoveryEnded, discover
 from offsetstore.processing.isolate import is_of_records
 from offsetstore.processing.pause import is_paused
@@ -266,7 +266,10 @@ class PutBack:
 
     def _give_back(self, run: _Run, letters: Sequence[Letter], error: Exception) -> None:
         """None of them can be computed or written, for a reason that no single one of them shows."""
-        if isinstance(error, RowsRefused):
+        if len(letters) > 1:  # its text may quote one record, and would be in the letters of others
+            text = f"{len(letters)} letters were computed together, and failed. The first error was {name_of(error)}"
+            failed = FailedReplay(LetterError(name_of(error), text), "raised")
+        elif isinstance(error, RowsRefused):
             failed = FailedReplay(described(error), cause_of(error))
         else:  # the rows of one letter are too many
             failed = FailedReplay(LetterError(type(error).__name__, str(error)), "raised")

@@ -187,9 +187,11 @@ class Recovery:
     def is_careful(self, ranges: Ranges) -> bool:
         """Whether a batch may have records to be left out: one of the last had some, or a record ahead has failed.
 
-        With sequences also while any record waits.
+        With sequences also while any record waits. And where letters are ahead, after a reset: Kafka may have lost
+        their records, and they are then all that is left of them.
         """
-        has_failed = not self._claim.ahead.failures.keys().isdisjoint(ranges)
+        ahead = self._claim.ahead
+        has_failed = ahead.has_letters(ranges) or not ahead.failures.keys().isdisjoint(ranges)
         return has_failed or self._careful > 0 or self._run is not None or bool(self._open_sequences())
 
     def forget(self) -> None:
@@ -289,15 +291,16 @@ class Recovery:
     def _write_without(self, run: _Run, plan: Plan, part: CarefulPart, dead: dict[int, _Dead]) -> None:
         """Write the part without the dead records, to which are added those that are refused."""
         payloads: dict[int, Payload] = {}
+        gone = self._gone(plan.remaining(), part)
         is_searched = False
         while True:
-            left_out = {**dead, **self._waiting(part, dead)}
+            left_out = {**dead, **self._waiting(part, dead, gone)}
             self._check_count(run, part, left_out)
             if self._settings.keep == "all":
                 new = [n for n, one in sorted(left_out.items()) if n not in payloads and one.skipped is None]
                 payloads |= part.payloads(new)
             try:
-                self._commit(run, plan, part, left_out, payloads)
+                self._commit(run, plan, part, left_out, payloads, gone=gone)
             except RecordsRejected as named:
                 dead |= _named(part, left_out, named)
                 continue
@@ -312,7 +315,14 @@ class Recovery:
             is_searched = not self._count(run, plan, part, found, dead)
 
     def _commit(
-        self, run: _Run, plan: Plan, part: CarefulPart, dead: Mapping[int, _Dead], payloads: Mapping[int, Payload]
+        self,
+        run: _Run,
+        plan: Plan,
+        part: CarefulPart,
+        dead: Mapping[int, _Dead],
+        payloads: Mapping[int, Payload],
+        *,
+        gone: Mapping[Record, bytes | None],
     ) -> None:
         """Write the rows of the good records, the letters of the others, and the offset."""
         rows = part.rows_of([number for number in part.numbers if number not in dead])
@@ -328,10 +338,12 @@ class Recovery:
             if skipped:
                 tx.note_skipped(skipped)
 
-        written = commit_plan(self._claim, plan, rows, run.watch, texts, pass_over=pass_over)
+        written = commit_plan(self._claim, plan, rows, run.watch, texts, pass_over=pass_over, gone=gone)
         if written is None:
             return
         run.add(written, remaining)
+        if waiting_behind := {one for one in gone.values() if one is not None}:
+            self._open_sequences().update(waiting_behind)
         if dead:
             self._careful = CAREFUL
         self._refused_in_a_row = 0 if any(counts.values()) else self._refused_in_a_row + _blamed(dead)
@@ -347,6 +359,14 @@ class Recovery:
             self._claim.observers.on(
                 LettersWritten(group=self._claim.group, batch=run.number, ranges=remaining, letters=dict(causes))
             )
+
+    def _gone(self, ranges: Ranges, part: CarefulPart) -> dict[Record, bytes | None]:
+        """The records of letters in the ranges that Kafka no longer has, with their sequences."""
+        if not self._claim.ahead.has_letters(ranges):
+            return {}
+        found = self._claim.read(lambda session: session.letters_in(self._claim.group, ranges))
+        there = set(map(part.record, part.numbers))
+        return {record: sequence for record, sequence in found.items() if record not in there}
 
     def _letters(
         self, part: CarefulPart, dead: Mapping[int, _Dead], payloads: Mapping[int, Payload]
@@ -370,11 +390,13 @@ class Recovery:
             self._open = set(self._claim.read(lambda session: session.open_sequences(self._claim.group)))
         return self._open
 
-    def _waiting(self, part: CarefulPart, dead: Mapping[int, _Dead]) -> dict[int, _Dead]:
+    def _waiting(
+        self, part: CarefulPart, dead: Mapping[int, _Dead], gone: Mapping[Record, bytes | None]
+    ) -> dict[int, _Dead]:
         """The records that wait behind a dead one of their key, in this batch or in an earlier one."""
         if not self.has_sequences:
             return {}
-        stopped: set[Hashable] = set(self._open_sequences())
+        stopped: set[Hashable] = {*self._open_sequences(), *gone.values()}
         waiting: dict[int, _Dead] = {}
         for number in part.numbers:
             key = part.keys.get(number)
@@ -468,7 +490,7 @@ class Recovery:
         return True
 
     def _before(self, plan: Plan) -> tuple[dict[Record, Failed], dict[TopicPartition, int]]:
-        """The attempts at the records from the plan's on, and the most of each partition."""
+        """The attempts at the records from the plan's on, and the most at those of the plan, by partition."""
         remaining = plan.remaining()
         before = {
             (tp, offset): one
@@ -476,8 +498,9 @@ class Recovery:
             if tp in remaining and offset >= remaining[tp].from_
         }
         highest: dict[TopicPartition, int] = {}
-        for (tp, _), one in before.items():
-            highest[tp] = max(one.attempts, highest.get(tp, 0))
+        for (tp, offset), one in before.items():
+            if offset < remaining[tp].until:
+                highest[tp] = max(one.attempts, highest.get(tp, 0))
         return before, highest
 
     def _known(self) -> dict[Record, Failed]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from datetime import datetime
 
     from offsetstore.offsets import OffsetRange, TopicPartition
@@ -181,8 +181,24 @@ class LetterSession(Protocol):
         """The highest offset of an open letter at or above the stored offset, of each partition that has one."""
         ...
 
-    def supersede(self, group: str, ranges: Mapping[TopicPartition, OffsetRange], *, actor: str) -> int:
-        """Mark the open letters in the ranges as superseded: the job has read these records again. Return how many."""
+    def letters_in(
+        self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[tuple[TopicPartition, int], bytes | None]:
+        """The records of the open letters in the ranges, with their sequences; not those of an earlier topic."""
+        ...
+
+    def supersede(
+        self,
+        group: str,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        *,
+        actor: str,
+        gone: Collection[tuple[TopicPartition, int]] = (),
+    ) -> int:
+        """Mark the open letters in the ranges as superseded: the job has read these records again. Return how many.
+
+        :param gone: the records that it has not read: their letters stay as they are.
+        """
         ...
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:

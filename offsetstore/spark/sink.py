@@ -260,7 +260,7 @@ class TransactionalSink:
                 self._claim, self._outputs, self._metadata, staging, query=query, columns=columns
             )
         else:
-            admit(query.execution, columns)
+            admit(query.execution, columns, whole_records=self._settings.dead_letters is not None)
 
     def _write_batch(self, batch: MicroBatch) -> None:
         way: Way = self._stateful or self._way

@@ -40,10 +40,22 @@ class Ahead:
         """Take note of a failed attempt."""
         self.failures[tp] = max(offset, self.failures.get(tp, 0))
 
-    def settle(self, session: Session, group: str, ranges: Mapping[TopicPartition, OffsetRange], *, actor: str) -> None:
-        """Supersede the letters in the ranges, and delete the attempts below their ends."""
+    def has_letters(self, ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
+        """Whether there may be letters in the ranges."""
+        return bool(_reaching(ranges, self.letters))
+
+    def settle(
+        self,
+        session: Session,
+        group: str,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        *,
+        actor: str,
+        gone: Collection[tuple[TopicPartition, int]] = (),
+    ) -> None:
+        """Supersede the letters in the ranges, without those of records that are gone; delete the attempts below."""
         if letters := _reaching(ranges, self.letters):
-            session.supersede(group, letters, actor=actor)
+            session.supersede(group, letters, actor=actor, gone=gone)
         if failures := _reaching(ranges, self.failures):
             session.pass_failures(group, failures)
 

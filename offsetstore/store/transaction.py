@@ -137,13 +137,20 @@ class Transaction:
         _, decisions = self._require_lock("tx.ranges was used before tx.lock")
         return _remaining(decisions)
 
-    def lock(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
+    def lock(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        *,
+        gone: Collection[tuple[TopicPartition, int]] = (),
+    ) -> dict[TopicPartition, Decision]:
         """Lock the partitions' rows, check that they are this claim's, and decide what remains of each range.
 
         The rows are always locked in (topic, partition) order, so that two jobs never deadlock. A partition that the
         claim does not know gets a row that starts at its range. ``lock({})`` blocks other claims when there is no range
         to lock.
 
+        :param gone: records that Kafka no longer has. Dead letters of the others are superseded: the job reads them
+            again.
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
         :raises OffsetGap: a range begins above its stored offset.
@@ -157,7 +164,7 @@ class Transaction:
         if self._decisions is not None or self._lock_error is not None:
             raise LockedTwice("tx.lock was called a second time")
         try:
-            self._decisions = self._lock(session, ranges)
+            self._decisions = self._lock(session, ranges, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
             self._lock_error = self._not_locked(error)
@@ -168,7 +175,12 @@ class Transaction:
             raise
         return dict(self._decisions)
 
-    def _lock(self, session: Session, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
+    def _lock(
+        self,
+        session: Session,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        gone: Collection[tuple[TopicPartition, int]],
+    ) -> dict[TopicPartition, Decision]:
         self._partitions = sorted(ranges)
         # One look-up each: another thread may be adding to the set.
         unknown = sorted(tp for tp in ranges if tp not in self._claim.partitions)
@@ -193,7 +205,7 @@ class Transaction:
                     found=f"range {ranges[tp]}",
                     expected=f"a range from {decision.stored}",
                 )
-        self._claim.ahead.settle(session, self._claim.group, _remaining(decisions), actor=self._claim.owner)
+        self._claim.ahead.settle(session, self._claim.group, _remaining(decisions), actor=self._claim.owner, gone=gone)
         return decisions
 
     def _base(self, tp: TopicPartition) -> int:

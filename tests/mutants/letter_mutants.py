@@ -9,6 +9,7 @@ from tests.mutants.mutant import Mutant, mutant
 _TX: Final = "offsetstore/store/transaction.py"
 _RECOVERY: Final = "offsetstore/processing/recovery.py"
 _DISCOVERY: Final = "offsetstore/processing/discovery.py"
+_FUNCTIONS: Final = "offsetstore/spark/function_errors.py"
 _ERRORS: Final = "offsetstore/postgres/errors.py"
 
 _UNIT: Final = "tests/unit/processing/test_recovery.py::"
@@ -16,7 +17,8 @@ _POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
 
 _ATTEMPT: Final = "attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))"
 _SETTLE: Final = (
-    "        self._claim.ahead.settle(session, self._claim.group, _remaining(decisions), actor=self._claim.owner)\n"
+    "        self._claim.ahead.settle("
+    "session, self._claim.group, _remaining(decisions), actor=self._claim.owner, gone=gone)\n"
 )
 _REFUSED_AFTER_ALL: Final = """\
                 if is_searched:  # discovery has accepted these rows
@@ -104,8 +106,36 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="A large batch with many bad records would end the query, for good.",
     ),
     mutant(
+        "attempts-of-records-ahead",
+        (_RECOVERY, "            if offset < remaining[tp].until:\n", "            if offset >= 0:\n"),
+        tests=(f"{_UNIT}test_attempts_at_a_record_ahead_are_not_those_of_the_records_before_it",),
+        why="After a restart with smaller batches each record that needs a retry would be a letter without one.",
+    ),
+    mutant(
+        "functions-that-fail-in-a-row",
+        (_RECOVERY, 'one.cause in {"refused", "raised"}', 'one.cause in {"refused"}'),
+        tests=(f"{_UNIT}test_a_function_that_fails_for_ten_records_in_a_row_is_a_bug",),
+        why="A bug in a function would make letters of all records.",
+    ),
+    mutant(
+        "outages-that-functions-raise",
+        (_FUNCTIONS, "if not names or not _BLAMELESS.isdisjoint(names):", "if not names:"),
+        tests=("tests/unit/spark/test_function_errors.py::test_an_outage_is_no_records",),
+        why="While a service is down that a function asks, each record would become a letter.",
+    ),
+    mutant(
+        "named-records-that-were-not-given",
+        (_RECOVERY, "if number not in dead}\n    for tp, offset in named", "}\n    for tp, offset in named"),
+        tests=(f"{_UNIT}test_a_function_can_name_only_records_that_it_was_given",),
+        why="A function that names a record again and again would be called for ever.",
+    ),
+    mutant(
         "refused-in-a-row",
-        (_RECOVERY, "        in_a_row = self._refused_in_a_row + refused\n", "        in_a_row = refused\n"),
+        (
+            _RECOVERY,
+            "        in_a_row = self._refused_in_a_row + _blamed(dead)\n",
+            "        in_a_row = _blamed(dead)\n",
+        ),
         tests=(f"{_UNIT}test_ten_records_that_are_refused_in_a_row_over_many_batches_are_not_to_blame",),
         why="During an outage that looks like a refusal, a slow topic would drain into the letters, one by one.",
     ),

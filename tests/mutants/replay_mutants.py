@@ -99,13 +99,13 @@ REPLAY: Final[tuple[Mutant, ...]] = (
 PASSED: Final[tuple[Mutant, ...]] = (
     mutant(
         "supersede",
-        (_AHEAD, "            session.supersede(group, letters, actor=actor)\n", "            pass\n"),
+        (_AHEAD, "            session.supersede(group, letters, actor=actor, gone=gone)\n", "            pass\n"),
         tests=(f"{_MEMORY}test_open_letters_are_superseded_by_the_batch_that_passes_their_records_again",),
         why="The job has written the record, and its letter could still be replayed: twice.",
     ),
     mutant(
         "supersede-open-ones",
-        (_SQL, "WHERE l.state IN ('dead', 'requested')\nORDER BY l.topic", "WHERE true\nORDER BY l.topic"),
+        (_SQL, "WHERE l.state IN ('dead', 'requested')\"\"\"\n\nLETTERS_IN", 'WHERE true"""\n\nLETTERS_IN'),
         tests=(f"{_CONTRACT}test_letters_that_are_settled_stay_so_when_their_records_pass",),
         why="What people have decided, and what was replayed, would no longer be told.",
     ),
@@ -148,9 +148,27 @@ ORDER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "parking-in-later-batches",
-        (_RECOVERY, "stopped: set[Hashable] = set(self._open_sequences())", "stopped: set[Hashable] = set()"),
+        (_RECOVERY, "{*self._open_sequences(), *gone.values()}", "{*gone.values()}"),
         tests=(f"{_SEQUENCES}test_they_wait_in_later_batches_and_after_a_restart_too",),
         why="They would wait in the batch of the dead record alone.",
+    ),
+    mutant(
+        "parking-behind-a-record-that-is-gone",
+        (_RECOVERY, "{*self._open_sequences(), *gone.values()}", "{*self._open_sequences()}"),
+        tests=(f"{_SEQUENCES}test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_key_waits",),
+        why="Later records of its key would be written first, and be replaced by its replay.",
+    ),
+    mutant(
+        "parking-behind-a-record-that-is-gone-in-later-batches",
+        (_RECOVERY, "            self._open_sequences().update(waiting_behind)\n", "            pass\n"),
+        tests=(f"{_SEQUENCES}test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_key_waits",),
+        why="So would those of the next batch.",
+    ),
+    mutant(
+        "supersede-what-is-gone",
+        (_RECOVERY, "pass_over=pass_over, gone=gone)", "pass_over=pass_over)"),
+        tests=(f"{_SEQUENCES}test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_key_waits",),
+        why="A record that Kafka has compacted away would be nowhere: its letter is all that is left of it.",
     ),
     mutant(
         "parking-after-an-unknown-commit",

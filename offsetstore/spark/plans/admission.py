@@ -37,6 +37,9 @@ _ROW_BY_ROW = frozenset(
 COORDINATES = ("topic", "partition", "offset", "timestamp")
 """The columns of the Kafka source that the sink needs."""
 
+# It makes several rows of one.
+_SPLITTING = frozenset({"Generate"})
+
 # They pass on rows of this batch only; their state tells which.
 _PASSING = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
 
@@ -71,18 +74,24 @@ def admit_stateful(execution: Any, columns: Collection[str]) -> bool:
     return True
 
 
-def admit(execution: Any, columns: Collection[str]) -> None:
+def admit(execution: Any, columns: Collection[str], *, whole_records: bool = False) -> None:
     """Check a query's sources and its plan.
 
     :param columns: the names in the batch's DataFrame.
+    :param whole_records: whether each row must be a record, with all of its columns as Kafka gave them.
     :raises UnsupportedQuery: the query has other sources than Kafka, or may skip or change records.
     :raises KafkaColumnsMissing: the DataFrame has lost a coordinate.
     """
     _check_sources(execution)
-    _check_coordinates(execution, columns, _ROW_BY_ROW)
+    if whole_records:
+        _check_coordinates(execution, columns, _ROW_BY_ROW - _SPLITTING, columns)
+    else:
+        _check_coordinates(execution, columns, _ROW_BY_ROW)
 
 
-def _check_coordinates(execution: Any, columns: Collection[str], allowed: Collection[str]) -> None:
+def _check_coordinates(
+    execution: Any, columns: Collection[str], allowed: Collection[str], kept: Collection[str] = COORDINATES
+) -> None:
     missing = [name for name in COORDINATES if name not in columns]
     plan = execution.analyzedPlan()
     if missing:
@@ -96,7 +105,7 @@ def _check_coordinates(execution: Any, columns: Collection[str], allowed: Collec
     origins = _origins(plan, allowed)
     for attribute in each(plan.output()):
         name = attribute.name()
-        if name in COORDINATES and origins.get(attribute.exprId().id()) != name:
+        if name in kept and origins.get(attribute.exprId().id()) != name:
             raise UnsupportedQuery(
                 f"Kafka's column {name} was replaced in the streaming DataFrame",
                 expected=f"{name} as load() returned it",
@@ -130,7 +139,7 @@ def _check_data_loss(option: str | None) -> None:
 
 
 def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:
-    """Map the plan's columns, by Spark's expression id, to the coordinates that they hold as Kafka gave them.
+    """Map the plan's columns, by Spark's expression id, to the source's columns that they hold as Kafka gave them.
 
     Names prove nothing: an alias, an exploded column or another column of a union can have any.
     """
@@ -143,7 +152,7 @@ def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:
             next_step=next_step,
         )
     if operator == _RELATION:
-        return {_id(column): column.name() for column in each(plan.output()) if column.name() in COORDINATES}
+        return {_id(column): column.name() for column in each(plan.output())}
     children = list(each(plan.children()))
     if operator == "Union":
         return _common([_outputs(child, allowed) for child in children], plan)
@@ -164,7 +173,7 @@ def _outputs(plan: Any, allowed: Collection[str]) -> list[str | None]:
 
 
 def _common(children: list[list[str | None]], union: Any) -> dict[int, str]:
-    """A union matches columns by position: one is a coordinate if it is the same one in every child."""
+    """A union matches columns by position: one is the source's if it is the same one in every child."""
     common: dict[int, str] = {}
     for column, *origins in zip(each(union.output()), *children, strict=True):
         first = origins[0]

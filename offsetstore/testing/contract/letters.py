@@ -234,6 +234,29 @@ class LetterContract(ContractParts):
         assert states(store)["payments:0:6"] == "superseded"
 
     @pytest.mark.behaviour("DLQ-14")
+    def test_the_letter_of_a_record_that_kafka_no_longer_has_stays_open_and_can_be_replayed(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim
+    ) -> None:
+        store.reset(GROUP, {P0: 0}, reason=REASON)
+        again = store.claim(GROUP, broker, mirror_every=None)
+        in_range = again.read(lambda session: session.letters_in(GROUP, {P0: OffsetRange(2, 6)}))
+        assert in_range == dict.fromkeys([(P0, 2), (P0, 4)], digest(P0, b"k"))
+        with store.transaction(again) as tx:
+            plan = tx.lock({P0: OffsetRange(0, 10)}, gone={(P0, 4), (P1, 6)})
+            tx.advance({P0: plan[P0].remaining})
+
+        assert {key: state for key, state in states(store).items() if key.startswith("payments:0")} == {
+            "payments:0:2": "superseded",
+            "payments:0:4": "dead",
+            "payments:0:6": "superseded",
+        }
+        store.request_replay(GROUP, at(4), reason=REASON)
+        requested = again.read(
+            lambda session: session.requested_letters(GROUP, ["payments"], limit=9, max_bytes=1_000_000)
+        )
+        assert [letter.offset for letter in requested] == [4]
+
+    @pytest.mark.behaviour("DLQ-14")
     def test_a_rolled_back_batch_supersedes_nothing_and_the_next_one_does(
         self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
     ) -> None:
@@ -358,6 +381,18 @@ class LetterContract(ContractParts):
         store.reset(GROUP, {P0: 3, P1: 5}, reason=REASON)
 
         assert failures(store) == {(P1, 6): Failed(1, {"X": 1})}
+
+    @pytest.mark.behaviour("DLQ-3")
+    def test_failed_attempts_are_not_those_of_the_records_of_a_topic_that_was_created_again(
+        self, store: OffsetStore, broker: StaticBroker
+    ) -> None:
+        store.claim(GROUP, broker, mirror_every=None)
+        with session(store) as one:
+            one.write_failures(GROUP, {(P0, 0): Failed(3, {"X": 3})})
+        recreate(store, broker)
+
+        assert store.offsets(GROUP)[P0].next_offset == 0, "as before"
+        assert failures(store) == {}
 
     def test_a_rename_takes_letters_and_failed_attempts_along(self, store: OffsetStore, five: Claim) -> None:
         with session(store) as one:

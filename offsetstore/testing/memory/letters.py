@@ -11,11 +11,12 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.letters import OPEN, Failed, Letter, trace_id, writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
     from datetime import datetime
 
     from offsetstore.offsets import OffsetRange, StoredOffset
+    from offsetstore.protocol.database import NewOffset
     from offsetstore.protocol.letters import LetterError, NewLetter
 
 LetterRow: TypeAlias = tuple[str, TopicPartition, int, str]
@@ -104,28 +105,50 @@ class LetterMemory:
                     ahead[tp] = max(offset, ahead.get(tp, 0))
             return ahead
 
-    def supersede(self, group: str, ranges: Mapping[TopicPartition, OffsetRange], *, actor: str) -> int:
+    def letters_in(
+        self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[tuple[TopicPartition, int], bytes | None]:
+        with self._statement():
+            return {key[1:3]: self._letters()[key].sequence for key in self._within(group, ranges)}
+
+    def supersede(
+        self,
+        group: str,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        *,
+        actor: str,
+        gone: Collection[tuple[TopicPartition, int]] = (),
+    ) -> int:
         count = 0
         with self._statement():
-            rows = self._rows(group)
-            for tp, offset, letter in sorted(self._open(group), key=lambda one: one[:2]):
-                range_ = ranges.get(tp)
-                ours = tp in rows and letter.topic_id in {"", rows[tp].topic_id or letter.topic_id}
-                key = (group, tp, offset, letter.topic_id)
-                if ours and range_ is not None and range_.from_ <= offset < range_.until:
-                    self._take_letter(key)
-                    now = self._letters().get(key)
-                    if now is None or now.state not in OPEN:
-                        continue
-                    self._letter_changes().letters[key] = replace(
-                        now,
-                        state="superseded",
-                        decided_at=self._letter_clock(),
-                        actor=actor,
-                        reason="the job has read the record again",
-                    )
-                    count += 1
+            for key in self._within(group, ranges):
+                if key[1:3] in gone:
+                    continue
+                self._take_letter(key)
+                now = self._letters().get(key)
+                if now is None or now.state not in OPEN:
+                    continue
+                self._letter_changes().letters[key] = replace(
+                    now,
+                    state="superseded",
+                    decided_at=self._letter_clock(),
+                    actor=actor,
+                    reason="the job has read the record again",
+                )
+                count += 1
         return count
+
+    def _within(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> list[LetterRow]:
+        """The open letters in the ranges, in the order in which they are locked."""
+        rows = self._rows(group)
+        return sorted(
+            (group, tp, offset, letter.topic_id)
+            for tp, offset, letter in self._open(group)
+            if tp in rows
+            and letter.topic_id in {"", rows[tp].topic_id or letter.topic_id}
+            and tp in ranges
+            and ranges[tp].from_ <= offset < ranges[tp].until
+        )
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
         with self._statement():
@@ -150,11 +173,15 @@ class LetterMemory:
                 if name == group and tp in ranges and offset < ranges[tp].until:
                     self._letter_changes().failures[name, tp, offset] = None
 
-    def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Delete the attempts of partitions whose stored offset will change."""
+    def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, NewOffset]) -> None:
+        """Delete the attempts of partitions whose stored offset, or topic, will be another."""
         rows = self._rows(group)
         for name, tp, offset in self._failures():
-            if name == group and tp in offsets and (tp not in rows or rows[tp].next_offset != offsets[tp]):
+            if name != group or tp not in offsets:
+                continue
+            row, new = rows.get(tp), offsets[tp]
+            is_same = row is not None and (row.topic_id or new.topic_id) == (new.topic_id or row.topic_id)
+            if row is None or not is_same or row.next_offset != new.next_offset:
                 self._letter_changes().failures[name, tp, offset] = None
 
     def _rename_letters(self, group: str, new: str) -> None:

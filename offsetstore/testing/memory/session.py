@@ -296,7 +296,7 @@ class MemorySession(StoredLetterMemory):
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
         with self._statement():
-            self._drop_failures(group, {tp: new.next_offset for tp, new in offsets.items()})
+            self._drop_failures(group, offsets)
             for tp, new in sorted(offsets.items()):
                 self._locks.take(self, _key(group, tp), Mode.UPDATE)
                 row = self._rows(group).get(tp) or StoredOffset(new.next_offset, token)

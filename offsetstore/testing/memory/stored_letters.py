@@ -107,7 +107,7 @@ class StoredLetterMemory(LetterMemory):
         self._change(
             group,
             keys,
-            lambda letter: replace(_without_contents(letter), payload_state="erased", sequence=None),
+            lambda letter: replace(_without_contents(letter), payload_state="erased", trace_id=None),
         )
 
     def count_prunable(self, group: str, states: Collection[State], before: datetime) -> int:
@@ -238,7 +238,7 @@ def _precedes(one: Letter, letter: Letter) -> bool:
 
 
 def _without_contents(letter: Letter) -> Letter:
-    return replace(letter, payload=None, error=replace(letter.error, text="", traceback=None))
+    return replace(letter, payload=None, sequence=None, error=replace(letter.error, text="", traceback=None))
 
 
 def _chosen(letter: Letter) -> ChosenLetter:

@@ -9,7 +9,7 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, Broker, TopicPartition, TransactionalSink
+from offsetstore import Append, Broker, DeadLetters, TopicPartition, TransactionalSink
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, ProtocolMisuse, UnsupportedQuery
 from tests.support.transforms import EVENTS, events
 from tests.support.world import SECONDS
@@ -194,6 +194,34 @@ UNCHANGED: dict[str, Callable[[DataFrame], DataFrame]] = {
     "an explode": lambda stream: stream.withColumn("one", F.explode(F.array(F.lit(1)))),
     "there and back": lambda stream: stream.withColumnRenamed("offset", "o").withColumnRenamed("o", "offset"),
 }
+
+
+WITH_LETTERS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "another value": lambda stream: stream.withColumn("value", F.upper("value")),
+    "another key": lambda stream: stream.withColumn("key", F.col("value")),
+    "headers of its own": lambda stream: stream.withColumn("headers", F.array()),
+    "several rows of a record": lambda stream: stream.withColumn("value", F.explode(F.array("value", "value"))),
+    "a record several times": lambda stream: stream.withColumn("one", F.explode(F.array(F.lit(1), F.lit(2)))).drop(
+        "one"
+    ),
+}
+
+
+@pytest.mark.behaviour("DLQ-1")
+@pytest.mark.parametrize("change", WITH_LETTERS)
+def test_with_dead_letters_each_row_of_the_stream_is_a_record_as_kafka_has_it(
+    world: World, offsetstore_topic: NewTopic, change: str
+) -> None:
+    """Letters would keep something else, and a record's rows would be written several times."""
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "b"])
+    claim = world.claim(topic)
+    stream = WITH_LETTERS[change](world.read(claim))
+    failed = world.run_to_failure(claim, events, Append("events"), stream=stream, dead_letters=DeadLetters())
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert "Do it in the sink's transform" in failed.text
+    assert world.database.column(VALUES) == []
 
 
 @pytest.mark.parametrize("change", UNCHANGED)

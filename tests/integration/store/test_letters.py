@@ -183,6 +183,19 @@ def test_a_database_in_another_encoding_takes_any_letter(latin: OffsetStore) -> 
     assert letter.error.traceback == r"\u5024"
 
 
+@pytest.mark.behaviour("DLQ-5")
+def test_a_database_in_another_encoding_takes_any_reason_to_skip_a_record(latin: OffsetStore) -> None:
+    claim = latin.claim(GROUP, topics=["payments"])
+    with latin.transaction(claim) as tx:
+        tx.lock({P0: OffsetRange(0, 2)})
+        tx.note_skipped({(P0, 1): "a refund: größe, 値" + "x" * 9_000})
+        tx.finish({P0: OffsetRange(0, 2)})
+
+    [line] = [line for line in latin.history(GROUP) if line.event == "skip"]
+    assert line.reason is not None
+    assert line.reason.startswith(r"a refund: gr\xf6\xdfe, \u5024xxx")
+
+
 @pytest.mark.behaviour("DLQ-14")
 def test_letters_are_superseded_in_the_order_of_decisions_whatever_the_plan(
     store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str

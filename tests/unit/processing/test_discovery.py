@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import LockFirst, LockTimeout, ProtocolMisuse, RowsRefused, StaleClaim
+from offsetstore.processing import discovery
 from offsetstore.processing.discovery import (
     MOST_KEPT,
     DiscoveryEnded,
@@ -465,6 +466,23 @@ def test_rows_that_are_accepted_once_only_end_discovery(claim: Claim) -> None:
 def test_discovery_ends_when_its_time_is_up(claim: Claim) -> None:
     with pytest.raises(DiscoveryEnded, match="time"):
         discovered(claim, without(3), 64, seconds=0)
+
+
+def test_a_record_is_tried_once_however_little_time_there_is(claim: Claim) -> None:
+    assert discovered(claim, without(0), 1, seconds=0) == {0}
+
+
+def test_the_wait_for_the_lock_takes_no_time_from_the_search(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    lock = discovery.lock_as_planned
+
+    def slow(tx: Any, decisions: Any) -> Any:
+        now[0] += 60
+        return lock(tx, decisions)
+
+    monkeypatch.setattr(discovery, "lock_as_planned", slow)
+    monkeypatch.setattr("offsetstore.processing.discovery.time.monotonic", lambda: now[0])
+    assert discovered(claim, without(3), 64, seconds=5) == {3}
 
 
 def test_discovery_ends_with_the_error_of_a_query_that_is_being_stopped(claim: Claim) -> None:

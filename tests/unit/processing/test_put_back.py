@@ -339,6 +339,11 @@ def test_if_no_letter_can_be_computed_it_takes_few_jobs_to_say_so(store: InMemor
     assert run(claim, job) == 0
     assert store.letter_counts(GROUP) == {"dead": 200}
     assert len(job.computed) < 30
+    texts = {store.letter(GROUP, P0, offset).error.text for offset in range(200)}
+    assert "can't be parsed" in texts  # of the letters that were computed alone
+    together = [text for text in texts if text != "can't be parsed"]
+    assert together
+    assert all(text.endswith("failed. The first error was ValueError") for text in together)
 
 
 @pytest.mark.behaviour("DLQ-7")

@@ -517,6 +517,29 @@ def test_attempts_of_a_partition_add_up_until_it_moves_on(store: InMemoryOffsetS
     assert len(job.waits) == 6
 
 
+@pytest.mark.behaviour("DLQ-4", "DLQ-3")
+def test_attempts_at_a_record_ahead_are_not_those_of_the_records_before_it(store: InMemoryOffsetStore) -> None:
+    """The last start had large batches, this one has small ones."""
+
+    def stop() -> None:
+        raise InterruptedError
+
+    job = Job(store, PATIENT, bad={(0, 9): "23514"})
+    waits(job, lambda: None, lambda: None, stop)
+    with pytest.raises(InterruptedError):
+        job.write(up_to(10))
+    assert job.attempts() == {(0, 9): 3}
+
+    job.restart()
+    job.waits.clear()
+    job.bad[0, 1] = "23514"
+    waits(job, lambda: job.bad.pop((0, 1)))
+    job.write(up_to(5))
+    assert (job.results, job.letters, len(job.waits)) == (rows(*range(5)), {}, 1)
+    job.write(up_to(10, 5), number=1)
+    assert job.letters[0, 9].attempts == 4
+
+
 @pytest.mark.behaviour("DLQ-4")
 def test_independent_records_are_counted_one_by_one(store: InMemoryOffsetStore) -> None:
     job = Job(store, replace(PATIENT, independent=True), bad={(0, 1): "23514"})

@@ -51,6 +51,8 @@ EVERYWHERE: Final = tuple(point for point in POINTS if point not in ONE_WAY + RE
 """Also points that are added later: one that a job with bad records does not reach fails its run."""
 
 SEARCHES: Final = tuple(point for point in POINTS if point in {"in_discovery", "letters_written", "failures_written"})
+IN_TRANSACTION: Final = tuple(point for point in SEARCHES if point != "failures_written")
+"""Attempts are committed when that point is reached."""
 IN_REPLAY: Final = (
     "after_lock",
     "in_copy",
@@ -146,10 +148,10 @@ def letters_database_stopped(scene: Scene) -> None:
     check_letters(scene)
 
 
-@fault(row=ROW, must=INNOCENT, variants=SEARCHES, seeds=6)
+@fault(row=ROW, must=INNOCENT, variants=IN_TRANSACTION, seeds=6)
 def letters_backend_terminated(scene: Scene) -> None:
     """pg_terminate_backend (a SIGTERM) for the backends that are in a transaction of a job with bad records, which
-    stands still in discovery, or when it has written letters or attempts."""
+    stands still in discovery, or when it has written letters."""
     settings = _searching(scene, scene.variant)
     with scene.supervise(**settings) as supervisor:
         victim = supervisor.job
@@ -219,7 +221,8 @@ def replay_frozen_at(scene: Scene) -> None:
     first = scene.start(failpoint=f"{scene.variant}:1:stop", **settings)
     reached = first.wait_for("reached", timeout=90)
     wait_until(lambda: stands(reached.what["pid"]))
-    take_over(scene, first, f"process {reached.what['pid']} at {scene.variant}", may_commit=False, **settings)
+    seen = f"process {reached.what['pid']} at {scene.variant}"
+    take_over(scene, first, seen, may_commit=False, batches=1, **settings)  # all that is new is in one batch
     wait_for_states(scene, {"replayed": good, "dead": bad})
     check_letters(scene, replays=1)
 

@@ -60,10 +60,11 @@ def frozen_in_transaction(scene: Scene) -> None:
     take_over(scene, first, ", ".join(map(str, seen)), may_commit=True)
 
 
-def take_over(scene: Scene, first: Job, seen: str, *, may_commit: bool, **settings: Any) -> Job:
+def take_over(scene: Scene, first: Job, seen: str, *, may_commit: bool, batches: int = 3, **settings: Any) -> Job:
     """Freeze the job, let another claim, and thaw it; return the other one.
 
     :param may_commit: its next words to the database may be COMMIT, to a connection that the claim has ended.
+    :param batches: the other one writes at most so many before the thaw, by chance.
     :param settings: of the other one.
     """
     stopped = freeze_all(first)
@@ -75,7 +76,7 @@ def take_over(scene: Scene, first: Job, seen: str, *, may_commit: bool, **settin
     assert waited < (timeout + _SECONDS) * PATIENCE, f"the claim took {waited:.1f} s"
     scene.fired(f"{stopped}, {seen}; claimed anew in {waited:.1f} s")
     scene.produce(60)
-    second.wait_for("done", scene.random.randint(0, 3) or 1)
+    second.wait_for("done", scene.random.randint(0, batches) or 1)
     thaw_all(first)
     scene.produce(60)
     report = scene.expect_error(first, "StaleClaim", *(["CommitUnknown"] if may_commit else []), timeout=120)
