@@ -311,7 +311,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements):
             "epochs": [line.token.epoch for line in events],
             "claim_ids": [line.token.claim_id for line in events],
             "actors": [line.actor for line in events],
-            "reasons": [None if line.reason is None else self._storable(line.reason) for line in events],
+            "reasons": [self._storable(line.reason) for line in events],
         }
         last = 0
         for count in _IDS_TO_TAKE:

@@ -454,6 +454,9 @@ class Recovery:
         failed: dict[Record, Failed] = {}
         waits: list[float] = []
         for number, error in found.items():
+            if isinstance(error, RecordsRejected):  # nothing to try: a function has said so
+                dead[number] = _Dead("rejected", described(error))
+                continue
             tp, offset = record = part.record(number)
             mine = before.get(record, Failed(0, {}))
             # The partition's attempts add up: a try counts once for it, however many of its records failed.

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from offsetstore import Append, DeadLetters, Execute, LetterFilter, TopicPartition, Upsert
 from offsetstore.errors import Outage, SinkError, TooManyLetters, UnsupportedQuery
 from offsetstore.protocol.events import BatchWritten
+from offsetstore.protocol.letters import digest
 from offsetstore.protocol.observers import Observers
 from offsetstore.spark.careful import Careful
 from tests.support.recorder import Recorder
@@ -296,6 +297,9 @@ def test_later_records_of_a_dead_ones_key_wait_behind_it_in_this_batch_and_in_th
 
     assert world.database.column(VALUES) == ["1", "3", "5"]
     assert letters(world, topic) == [(0, 1, "rejected", "bad 2"), (0, 3, "sequence", "4"), (0, 5, "sequence", "6")]
+    assert world.database.column("SELECT DISTINCT sequence FROM dead_letters") == [
+        digest(TopicPartition(topic, 0), b"k")
+    ]
 
     world.produce_keyed(topic, [("k", "7"), ("other", "8")])
     world.run(world.claim(topic), rejecting, Append("events"), dead_letters=settings)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[3] / "docs" / "dead-letters.md"
 TABLES, LETTERS = range(2)
-JOB, STRATEGY, DRAIN = range(3)
+JOB, EXECUTE, STRATEGY, DRAIN = range(4)
 VALUES = [
     '{"order_id": 1, "amount": 12.50}',
     '{"order_id": 1, "amount": ',
@@ -86,6 +86,25 @@ def test_of_five_payments_two_are_written_and_three_are_letters(world: World, to
     assert [[str(cell).strip() for cell in row] for row in found] == rows
     assert names == ["record", "cause", "error", "attempts", "value"]
     assert world.database.one("SELECT count(*) FROM failures") == 0
+
+
+@pytest.mark.behaviour("DLQ-12")
+def test_the_function_books_payments_and_leaves_large_ones_to_a_person(world: World, topic: str) -> None:
+    world.produce(topic, ['{"order_id": 1, "amount": 2000000}'])
+    with world.claim(topic) as claim:
+        made = run(JOB, claim=claim)
+        sink = run(EXECUTE, **made)["booking"]
+        query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
+        assert query.awaitTermination(SECONDS)
+
+    assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00")]
+    assert world.database.rows("SELECT record_offset, cause, attempts FROM dead_letters ORDER BY 1") == [
+        (1, "rejected", 0),
+        (2, "refused", 4),
+        (3, "refused", 4),
+        (5, "rejected", 0),
+    ]
+    assert world.store.letter(world.group, offsetstore.TopicPartition(topic, 0), 5).error.text == "ask a person"
 
 
 @pytest.mark.behaviour("DLQ-5")

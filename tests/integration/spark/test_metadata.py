@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import Column, MetaData, Table, insert, text
 
 import offsetstore
-from offsetstore import KEEP, Append, Execute, OffsetRange, OffsetStore, TopicPartition, TransactionalSink
+from offsetstore import KEEP, Append, DeadLetters, Execute, OffsetRange, OffsetStore, TopicPartition, TransactionalSink
 from offsetstore.errors import MetadataError, RowsRefused, StaleClaim
 from offsetstore.spark import BatchInfo, metadata_finder
 from tests.support.transforms import EVENTS, traced
@@ -83,14 +83,25 @@ def test_each_advance_takes_its_metadata_along(world: World, topic: str, way: st
 @pytest.mark.behaviour("META-6")
 @pytest.mark.parametrize("way", WAYS)
 def test_an_advance_that_writes_no_result_takes_its_metadata_along(world: World, topic: str, way: str) -> None:
-    """A batch whose records all become dead letters is such an advance; here they are dropped."""
-
     def none(batch: DataFrame) -> DataFrame:
         return traced(batch.where("value = 'none'"))
 
     world.run(world.claim(topic), none, Append("events"), metadata=until, **WAYS[way])
 
     assert world.database.one("SELECT count(*) FROM events") == 0
+    assert values(world, topic) == {number: {"until": 4} for number in range(3)}
+
+
+@pytest.mark.behaviour("META-6")
+@pytest.mark.parametrize("way", WAYS)
+def test_an_advance_that_only_writes_dead_letters_takes_its_metadata_along(world: World, topic: str, way: str) -> None:
+    def rejected(batch: DataFrame) -> DataFrame:
+        return traced(batch).withColumn("_reject", F.lit("of no use"))
+
+    world.run(world.claim(topic), rejected, Append("events"), metadata=until, dead_letters=DeadLetters(), **WAYS[way])
+
+    assert world.database.one("SELECT count(*) FROM events") == 0
+    assert world.database.one("SELECT count(*) FROM dead_letters") == 12
     assert values(world, topic) == {number: {"until": 4} for number in range(3)}
 
 

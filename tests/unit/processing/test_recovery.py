@@ -418,7 +418,7 @@ def test_a_function_can_name_only_records_that_it_was_given(store: InMemoryOffse
 
 @pytest.mark.behaviour("DLQ-12")
 def test_a_record_that_is_named_only_in_the_search_is_a_letter_with_its_reason(store: InMemoryOffsetStore) -> None:
-    job = Job(store, bad={(0, 1): "23514"})
+    job = Job(store, DeadLetters(max_retries=1), bad={(0, 1): "23514"})
     refused = job.write_rows
 
     def naming(work: Any, values: Sequence[Row]) -> None:
@@ -429,9 +429,9 @@ def test_a_record_that_is_named_only_in_the_search_is_a_letter_with_its_reason(s
     job.write_rows = naming  # type: ignore[method-assign]
     job.write(up_to(4))
 
-    assert {row: (one.cause, one.error.text) for row, one in job.letters.items()} == {
-        (0, 1): ("refused", "the database refused rows"),
-        (0, 2): ("rejected", "there is no record 1"),
+    assert {row: (one.cause, one.error.text, one.attempts) for row, one in job.letters.items()} == {
+        (0, 1): ("refused", "the database refused rows", 2),
+        (0, 2): ("rejected", "there is no record 1", 0),
     }
     assert job.results == rows(0, 3)
 
