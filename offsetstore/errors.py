@@ -590,7 +590,9 @@ class RecordsRejected(RowsRefused):
     ``reasons`` has the function's text for each (partition, offset).
     """
 
-    default_next_step = "Give the sink dead_letters=DeadLetters(), or correct the records."
+    default_next_step = (
+        "Give the sink dead_letters=DeadLetters(), which needs automatic marking, or correct the records."
+    )
 
     _fields = (*RowsRefused._fields, "reasons")
 

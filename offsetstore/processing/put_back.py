@@ -114,7 +114,7 @@ class PutBack:
         deadline = time.monotonic() + seconds
         try:
             while not is_paused(claim) and (letters := self._next()):
-                before = len(run.settled)
+                before, run.raised = len(run.settled), 0
                 if not run.settled.isdisjoint(letter.key for letter in letters):
                     break  # requested once more, perhaps by a program that would go on and on
                 self._replay(run, letters)

@@ -10,7 +10,9 @@ written as if it were a batch of its own. So is a part for which a function fail
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -150,8 +152,10 @@ class _Run:
     """One batch on its way, and what of it is written, in all its plans."""
 
     number: int
+    ranges: Ranges
     compute: Compute
     sleep: Callable[[float], None]
+    has_computed: bool = False
     watch: Stopwatch = field(default_factory=Stopwatch)
     rows: Counter[str] = field(default_factory=Counter[str])
     letters: int = 0
@@ -187,12 +191,13 @@ class Recovery:
     def is_careful(self, ranges: Ranges) -> bool:
         """Whether a batch may have records to be left out: one of the last had some, or a record ahead has failed.
 
-        With sequences also while any record waits. And where letters are ahead, after a reset: Kafka may have lost
-        their records, and they are then all that is left of them.
+        With sequences also while any record waits. And if it has letters, after a reset: Kafka may have lost their
+        records, and they are then all that is left of them.
         """
-        ahead = self._claim.ahead
-        has_failed = ahead.has_letters(ranges) or not ahead.failures.keys().isdisjoint(ranges)
-        return has_failed or self._careful > 0 or self._run is not None or bool(self._open_sequences())
+        has_failed = not self._claim.ahead.failures.keys().isdisjoint(ranges)
+        if has_failed or self._careful > 0 or self._run is not None or self._open_sequences():
+            return True
+        return bool(self._letters_in(ranges))
 
     def forget(self) -> None:
         """Read again what is stored: a new run of the query may follow a COMMIT whose outcome is unknown."""
@@ -217,7 +222,7 @@ class Recovery:
             strategy says so.
         :raises PlanOutdated: the stored offsets have changed.
         """
-        run = self._begin(number, compute, sleep)
+        run = self._begin(number, ranges, compute, sleep)
         if self._open:
             self._open = None  # a person may have discarded letters since
         size = count_offsets(ranges)
@@ -226,14 +231,15 @@ class Recovery:
         self._run = None
         return Written(dict(run.rows), run.watch.seconds) if run.stored else None
 
-    def _begin(self, number: int, compute: Compute, sleep: Callable[[float], None]) -> _Run:
+    def _begin(self, number: int, ranges: Ranges, compute: Compute, sleep: Callable[[float], None]) -> _Run:
         """Begin a batch, or go on with it."""
         before = self._run
         if before is None or before.number != number:
             self._careful = max(0, self._careful - 1)
-            self._run = _Run(number, compute, sleep)
+            self._run = _Run(number, ranges, compute, sleep)
         else:
-            self._run = replace(before, compute=compute, sleep=sleep, watch=Stopwatch(before.watch.seconds))
+            watch = Stopwatch(before.watch.seconds)
+            self._run = replace(before, ranges=ranges, compute=compute, sleep=sleep, watch=watch)
         return self._run
 
     def _write_part(self, run: _Run, ranges: Ranges) -> None:
@@ -243,7 +249,8 @@ class Recovery:
             self._write_whole(run, ranges)
         except Halve as halve:
             if size == 1:
-                raise _of_record(halve.why, ranges, run) from None
+                error = _of_record(halve.why, ranges, run)
+                raise error from error.__cause__
             _log.warning("batch %d: %s is halved: %s", run.number, describe(ranges), halve)
         else:
             return
@@ -260,6 +267,7 @@ class Recovery:
         while True:
             try:
                 with run.compute(plan.remaining()) as part:
+                    run.has_computed = run.has_computed or bool(part.numbers)
                     run.watch.lap("compute")
                     self._write_computed(run, plan, part)
             except Halve as halve:
@@ -268,9 +276,26 @@ class Recovery:
                 failed = halve.why
             else:
                 return
+            self._check_others(run, failed)
             with run.compute(plan.remaining(), has_rows=False) as part:
                 if self._pass_over(run, plan, part, failed):
                     return
+
+    def _check_others(self, run: _Run, failed: FunctionFailed) -> None:
+        """See that another record of the batch can be computed, before one becomes a letter because it can't.
+
+        :raises TooManyLetters: none of nine can be.
+        """
+        size = count_offsets(run.ranges)
+        if run.has_computed or size < _ALL:
+            return
+        chosen = random.Random(0).sample(range(size), _ALL - 1)  # noqa: S311 - not a secret
+        for number in sorted(chosen):
+            with suppress(Halve), run.compute(cut(run.ranges, number, number + 1)) as part:
+                run.has_computed = bool(part.numbers)
+            if run.has_computed:
+                return
+        raise self._too_many(failed, f"{len(chosen)} records of the batch, and none that can be computed") from failed
 
     def _pass_over(self, run: _Run, plan: Plan, part: CarefulPart, failed: FunctionFailed) -> bool:
         """Make a letter of the one record that can't be computed; return ``False`` if it is to be tried again."""
@@ -362,11 +387,17 @@ class Recovery:
 
     def _gone(self, ranges: Ranges, part: CarefulPart) -> dict[Record, bytes | None]:
         """The records of letters in the ranges that Kafka no longer has, with their sequences."""
-        if not self._claim.ahead.has_letters(ranges):
+        found = self._letters_in(ranges)
+        if not found:
             return {}
-        found = self._claim.read(lambda session: session.letters_in(self._claim.group, ranges))
         there = set(map(part.record, part.numbers))
         return {record: sequence for record, sequence in found.items() if record not in there}
+
+    def _letters_in(self, ranges: Ranges) -> Mapping[Record, bytes | None]:
+        """The open letters of the ranges, which only a reset can put ahead."""
+        if not self._claim.ahead.has_letters(ranges):
+            return {}
+        return self._claim.read(lambda session: session.letters_in(self._claim.group, ranges))
 
     def _letters(
         self, part: CarefulPart, dead: Mapping[int, _Dead], payloads: Mapping[int, Payload]
@@ -396,7 +427,8 @@ class Recovery:
         """The records that wait behind a dead one of their key, in this batch or in an earlier one."""
         if not self.has_sequences:
             return {}
-        stopped: set[Hashable] = {*self._open_sequences(), *gone.values()}
+        stopped: set[Hashable] = set(self._open_sequences())
+        behind: dict[Hashable, int] = {key: offset for (_, offset), key in sorted(gone.items(), reverse=True)}
         waiting: dict[int, _Dead] = {}
         for number in part.numbers:
             key = part.keys.get(number)
@@ -405,7 +437,7 @@ class Recovery:
             if number in dead:
                 if dead[number].skipped is None:
                     stopped.add(key)
-            elif key in stopped:
+            elif key in stopped or (key in behind and behind[key] < part.record(number)[1]):
                 waiting[number] = _Dead("sequence", _WAITS)
         return waiting
 
@@ -455,7 +487,7 @@ class Recovery:
         waits: list[float] = []
         for number, error in found.items():
             if isinstance(error, RecordsRejected):  # nothing to try: a function has said so
-                dead[number] = _Dead("rejected", described(error))
+                dead |= _named(part, dead, error, only=number)
                 continue
             tp, offset = record = part.record(number)
             mine = before.get(record, Failed(0, {}))
@@ -556,12 +588,16 @@ def _blamed(dead: Mapping[int, _Dead]) -> int:
     return sum(one.cause in {"refused", "raised"} for one in dead.values())
 
 
-def _named(part: CarefulPart, dead: Mapping[int, _Dead], named: RecordsRejected) -> dict[int, _Dead]:
+def _named(
+    part: CarefulPart, dead: Mapping[int, _Dead], named: RecordsRejected, *, only: int | None = None
+) -> dict[int, _Dead]:
     """The records that a function names as dead letters.
 
+    :param only: the one that it was given, if not all that are not dead.
     :raises SinkError: it was not given one of them.
     """
-    given = {part.record(number): number for number in part.numbers if number not in dead}
+    numbers = [number for number in part.numbers if number not in dead] if only is None else [only]
+    given = {part.record(number): number for number in numbers}
     for tp, offset in named.reasons.keys() - given.keys():
         raise SinkError(
             "work.dead_letter names a record that the function was not given; nothing was written",

@@ -5,17 +5,14 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from offsetstore.errors import LockTimeout, Outage, StoreUnavailable, TransactionLost
+from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _T = TypeVar("_T")
-
-BLAMELESS: Final = (MemoryError, ImportError, ConnectionError, TimeoutError, Outage)
-"""Errors of a user's function that no record is to blame for."""
 
 
 @dataclass(frozen=True, slots=True)

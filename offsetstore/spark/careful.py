@@ -229,7 +229,7 @@ def computed_carefully(
 
     :param records: with the columns of the Kafka source.
     :param has_sequences: name the keys by their `digest`, and not by a number that two of them may share.
-    :param has_rows: otherwise no output is computed.
+    :param has_rows: otherwise no record makes any: it can't be computed.
     :raises UnsupportedQuery, KafkaColumnsMissing: a row is not made from one record.
     :raises Halve: the rows, or letters that are read in the block, are too many bytes for the driver; or a function, or
         Spark, can't compute a record's rows.
@@ -242,7 +242,8 @@ def computed_carefully(
     try:
         key = _digest(*place[:2]) if has_sequences else F.xxhash64("key")
         keys = records.select(_NUMBER, F.when(F.col("key").isNotNull(), key).alias("key")).toArrow()
-        computed = _compute_rows(outputs, records.drop(_NUMBER), numbering, level) if has_rows else {}
+        given = records.drop(_NUMBER)
+        computed = _compute_rows(outputs, given if has_rows else given.where("false"), numbering, level)
         numbers = sorted(_values(keys, _NUMBER))
         by_number = zip(_values(keys, _NUMBER), _values(keys, "key"), strict=True)
         rejected: dict[int, str] = {}

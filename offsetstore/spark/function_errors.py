@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -9,25 +10,42 @@ from pyspark.errors import AnalysisException, PySparkException, PythonException
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.isolate import is_of_records
-from offsetstore.protocol.retries import BLAMELESS
+from offsetstore.protocol.outages import is_outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The class in the lines of a Python traceback that tell an error, as in "builtins.ValueError: too long".
-_RAISED: Final = re.compile(r"^([A-Za-z_][\w.]*)(?::.*)?$", re.MULTILINE)
-
 _OF_VALUES: Final = ("22", "P0")
 """SQLSTATEs: a value that can't be cast, a division by zero; and ``raise_error``."""
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_AND_THEN: Final = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_CLASS: Final = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?::.*)?")
+
+_log = logging.getLogger(__name__)
+
+
+def may_be_of_records(error: Exception) -> bool:
+    """Whether it takes a look at the single records to tell."""
+    if isinstance(error, RowsRefused):
+        return is_of_records(error)
+    failed = function_failed(error)
+    if failed is not None:
+        _log.warning("looking for the records that can't be computed: %s", failed.what)
+    return failed is not None
 
 
 def function_failed(error: Exception) -> FunctionFailed | None:
     """Our error for one that a record can cause; ``None`` for another, like a lost executor or a missing package."""
     if isinstance(error, PythonException):
-        names = [name.rpartition(".")[2] for name in _RAISED.findall(str(error))]
-        if not names or not _BLAMELESS.isdisjoint(names):
+        names = [*_raised(str(error))]
+        if any(map(is_outage, names)):
             return None
-        what, name, state = f"a function raised {names[-1]}", names[-1], None
+        name, state = names[-1] if names else "PythonException", None
+        what = f"a function raised {name}"
     elif isinstance(error, PySparkException) and not isinstance(error, AnalysisException):
         state = error.getSqlState()
         if state is None or not state.startswith(_OF_VALUES):
@@ -41,18 +59,20 @@ def function_failed(error: Exception) -> FunctionFailed | None:
     return failed
 
 
-def may_be_of_records(error: Exception) -> bool:
-    """Whether it takes a look at the single records to tell."""
-    if isinstance(error, RowsRefused):
-        return is_of_records(error)
-    return function_failed(error) is not None
+def _raised(text: str) -> Iterator[str]:
+    """The classes of the errors in a worker's traceback, the last one last; not what their texts look like.
 
-
-def _with_subclasses(kind: type[BaseException]) -> Iterator[type[BaseException]]:
-    yield kind
-    for one in kind.__subclasses__():
-        yield from _with_subclasses(one)
-
-
-_BLAMELESS: Final = {one.__name__ for kind in BLAMELESS for one in _with_subclasses(kind)}
-"""By name: a traceback has no more, and other packages have their own ``ConnectionError``."""
+    An error's text may be anything, also a line with the name of another error.
+    """
+    lines = iter(text.splitlines())
+    for line in lines:  # what Spark says first
+        if line == _TRACEBACK:
+            break
+    while (told := next((line for line in lines if not line.startswith(" ")), None)) is not None:
+        if (found := _CLASS.fullmatch(told)) is not None:
+            yield found[1]
+        for line in lines:
+            if line in _AND_THEN and next(lines, None) == "" and next(lines, None) == _TRACEBACK:
+                break
+        else:
+            return

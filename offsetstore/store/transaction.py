@@ -299,10 +299,16 @@ class Transaction:
         """Keep a record that this transaction passes as a dead letter; see `offsetstore.protocol.work.Work`.
 
         :raises LockFirst: before `lock`.
-        :raises ProtocolMisuse: after `finish`.
+        :raises ProtocolMisuse: after `finish`, or with manual marking.
         :raises SinkError: see `write_letters`.
         """
         session, _ = self._require_lock("tx.dead_letter was called before tx.lock")
+        if self._is_manual:
+            raise ProtocolMisuse(
+                "tx.dead_letter was called with manual marking, which may not pass the record",
+                topic_partition=tp,
+                next_step="Use automatic marking.",
+            )
         if session.in_savepoint():
             raise LockInSavepoint(
                 "tx.dead_letter was called inside a savepoint, whose rollback would take the letter along",

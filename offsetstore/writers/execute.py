@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from offsetstore.errors import FunctionFailed, OffsetStoreError, RecordsRejected
+from offsetstore.errors import ConfigurationError, FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
 from offsetstore.postgres.errors import driver_error, refusals
 from offsetstore.postgres.session import discard_at_end
-from offsetstore.protocol.retries import BLAMELESS
+from offsetstore.protocol.outages import chain, tells_of_outage
 from offsetstore.writers.arrow.kafka_column import drop_kafka
 from offsetstore.writers.arrow.streaming import Stream
 
@@ -46,7 +46,8 @@ class Execute:
         the server stay open.
     :param splittable: the function may be given the rows of any records, in their order, again and again: what it did
         was rolled back. A sink with dead letters needs that. An error that it raises is then a record's, except one of
-        memory, imports or connections, a timeout, and an `Outage`.
+        memory, imports or connections, a timeout, and an `Outage`. With ``atomicity="partition"`` it is then also
+        called on the driver, with the rows of several partitions; ``work.ranges`` is empty in a replay.
     """
 
     def __init__(
@@ -87,8 +88,13 @@ class Execute:
 
     def _call_split(self, work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         rejecting = _Rejecting(work)
-        with _failing(repr(self)), refusals(None, sql_of=repr(self)):
-            self.function(cast("Work", rejecting), batches)
+        try:
+            with _failing(repr(self)), refusals(None, sql_of=repr(self)):
+                self.function(cast("Work", rejecting), batches)
+        except RowsRefused:
+            if not rejecting.reasons:
+                raise
+            # Without those that it has named, it is called again, and tells then.
         if rejecting.reasons:
             raise RecordsRejected(
                 f"{self!r} named {len(rejecting.reasons)} records as dead letters", reasons=rejecting.reasons
@@ -107,6 +113,10 @@ class _Rejecting:
 
     def dead_letter(self, tp: TopicPartition, offset: int, reason: str, *, payload: Payload | None = None) -> None:  # noqa: ARG002 - the sink has the record itself
         """See `offsetstore.protocol.work.Work`."""
+        if not isinstance(cast("object", reason), str):
+            raise ConfigurationError(
+                "the reason of work.dead_letter must be a text", topic_partition=tp, found=type(reason).__name__
+            )
         self.reasons[tp, offset] = reason
 
 
@@ -115,10 +125,10 @@ def _failing(whose: str) -> Generator[None]:
     """Turn a function's own error into ours."""
     try:
         yield
-    except (OffsetStoreError, *BLAMELESS):
+    except OffsetStoreError:
         raise
     except Exception as error:
-        if driver_error(error) is not None:
+        if tells_of_outage(error) or any(driver_error(one) is not None for one in chain(error)):
             raise
         name = type(error).__name__
         raise FunctionFailed(

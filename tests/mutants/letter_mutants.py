@@ -119,13 +119,23 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "outages-that-functions-raise",
-        (_FUNCTIONS, "if not names or not _BLAMELESS.isdisjoint(names):", "if not names:"),
+        (_FUNCTIONS, "if any(map(is_outage, names)):", "if not names:"),
         tests=("tests/unit/spark/test_function_errors.py::test_an_outage_is_no_records",),
         why="While a service is down that a function asks, each record would become a letter.",
     ),
     mutant(
+        "a-function-that-fails-for-all",
+        (_RECOVERY, "            self._check_others(run, failed)\n", ""),
+        tests=(f"{_UNIT}test_a_function_that_fails_for_all_records_makes_no_letter_however_often_the_job_starts",),
+        why="A bug in a function would make nine letters at each start of the job.",
+    ),
+    mutant(
         "named-records-that-were-not-given",
-        (_RECOVERY, "if number not in dead}\n    for tp, offset in named", "}\n    for tp, offset in named"),
+        (
+            _RECOVERY,
+            "    numbers = [number for number in part.numbers if number not in dead] if",
+            "    numbers = part.numbers if",
+        ),
         tests=(f"{_UNIT}test_a_function_can_name_only_records_that_it_was_given",),
         why="A function that names a record again and again would be called for ever.",
     ),

@@ -142,19 +142,19 @@ ORDER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "parking",
-        (_RECOVERY, "            elif key in stopped:\n", "            elif not key:\n"),
+        (_RECOVERY, "            elif key in stopped or ", "            elif not key or "),
         tests=(f"{_SEQUENCES}test_later_records_of_a_dead_one_s_key_wait_and_no_others",),
         why="Later records of a dead one's key would be written before it.",
     ),
     mutant(
         "parking-in-later-batches",
-        (_RECOVERY, "{*self._open_sequences(), *gone.values()}", "{*gone.values()}"),
+        (_RECOVERY, "stopped: set[Hashable] = set(self._open_sequences())", "stopped: set[Hashable] = set()"),
         tests=(f"{_SEQUENCES}test_they_wait_in_later_batches_and_after_a_restart_too",),
         why="They would wait in the batch of the dead record alone.",
     ),
     mutant(
         "parking-behind-a-record-that-is-gone",
-        (_RECOVERY, "{*self._open_sequences(), *gone.values()}", "{*self._open_sequences()}"),
+        (_RECOVERY, " or (key in behind and behind[key] < part.record(number)[1])", ""),
         tests=(f"{_SEQUENCES}test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_key_waits",),
         why="Later records of its key would be written first, and be replaced by its replay.",
     ),

@@ -245,11 +245,22 @@ class PartitionWay:
         # The tasks write while they read, so this can't be checked in between.
         check_topics(self._claim, plan.stored, batch.ranges)
         failpoints.reach("before_lock")
-        with sending_password(session, self._claim):
-            results = _collect(placed, tasks)
+        try:
+            with sending_password(session, self._claim):
+                results = _collect(placed, tasks)
+        except Exception:
+            if self._recovery is not None:
+                self._forget_stored(claim, plan)
+            raise
         done = [result.topic_partition for result in results if result.is_stored]
         self._claim.claim_metadata.forget(claim.claim_metadata.next(done))
         return results
+
+    def _forget_stored(self, claim: TaskClaim, plan: Plan) -> None:
+        """Take note of what tasks have stored before the others were ended: the batch goes on."""
+        rows, remaining = self._claim.offsets(), plan.remaining()
+        done = [tp for tp, range_ in remaining.items() if tp in rows and rows[tp].next_offset >= range_.until]
+        self._claim.claim_metadata.forget(claim.claim_metadata.next(done))
 
     def _rows(self, records: DataFrame) -> DataFrame:
         """Call transform, and check that each row is made from one record."""

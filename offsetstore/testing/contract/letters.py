@@ -193,6 +193,9 @@ class LetterContract(ContractParts):
         with pytest.raises(AdvanceMismatch, match="does not pass"), store.transaction(claim) as tx:
             tx.lock({P0: OffsetRange(4, 6)})
             tx.dead_letter(P0, 6, "it is not passed")
+        with pytest.raises(ProtocolMisuse, match="manual"), store.transaction(claim, marking="manual") as tx:
+            tx.lock({P0: OffsetRange(4, 6)})
+            tx.dead_letter(P0, 5, "perhaps it is not passed")
 
     def test_a_tombstone_a_missing_key_and_coordinates_alone_are_told_apart(
         self, store: OffsetStore, claim: Claim, give_up: GiveUp

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from urllib.error import URLError
 
+import psycopg
 import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
 from offsetstore import TopicPartition
-from offsetstore.errors import FunctionFailed, Outage, RecordsRejected, RowsRefused
+from offsetstore.errors import ConfigurationError, FunctionFailed, Outage, RecordsRejected, RowsRefused
 from offsetstore.writers import Execute
 from tests.integration.writers.writing import batch, kafka
 
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
     from offsetstore.protocol.work import Work
     from tests.integration.writers.writing import Database
+
+
+class ServiceDown(Outage):
+    """A user's own."""
 
 
 @pytest.mark.behaviour("SINK-2")
@@ -92,12 +98,43 @@ def test_an_error_of_a_splittable_function_is_the_rows_and_quotes_none_of_them(d
 
 
 @pytest.mark.behaviour("DLQ-6")
-@pytest.mark.parametrize("error", [MemoryError, ModuleNotFoundError, ConnectionResetError, TimeoutError, Outage])
+@pytest.mark.parametrize(
+    "error", [MemoryError, ModuleNotFoundError, ConnectionResetError, TimeoutError, Outage, URLError, ServiceDown]
+)
 def test_an_outage_that_a_splittable_function_raises_blames_no_row(database: Database, error: type[Exception]) -> None:
     def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-        raise error
+        raise error("canary")
 
     database.refusal(error, Execute(fail, splittable=True), batch({"n": [1]}))
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("cause", [Outage("down"), psycopg.errors.DeadlockDetected("deadlock detected")])
+def test_an_error_that_a_function_raises_from_an_outage_is_one(database: Database, cause: Exception) -> None:
+    def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        raise KeyError from cause
+
+    database.refusal(KeyError, Execute(fail, splittable=True), batch({"n": [1]}))
+
+
+@pytest.mark.behaviour("DLQ-12")
+def test_what_a_function_has_named_counts_although_it_fails_then(database: Database) -> None:
+    tp = TopicPartition("topic", 0)
+
+    def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        work.dead_letter(tp, 1, "odd")
+        raise ValueError("canary")
+
+    refused = database.refusal(RecordsRejected, Execute(fail, splittable=True), batch({"n": [1]}))
+    assert refused.reasons == {(tp, 1): "odd"}
+
+
+def test_a_reason_is_a_text(database: Database) -> None:
+    def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        work.dead_letter(TopicPartition("topic", 0), 1, cast("Any", KeyError("id")))
+
+    error = database.refusal(ConfigurationError, Execute(fail, splittable=True), batch({"n": [1]}))
+    assert (error.found, "must be a text" in str(error)) == ("KeyError", True)
 
 
 def test_what_the_database_refuses_of_a_splittable_functions_rows_is_told_as_ever(database: Database) -> None:

@@ -379,6 +379,30 @@ def test_a_function_that_fails_for_ten_records_in_a_row_is_a_bug(store: InMemory
     assert len(job.letters) == 9
 
 
+@pytest.mark.behaviour("DLQ-13")
+def test_a_function_that_fails_for_all_records_makes_no_letter_however_often_the_job_starts(
+    store: InMemoryOffsetStore,
+) -> None:
+    job = Job(store, raises={(0, offset): "NameError" for offset in range(64)})
+
+    for _ in range(3):
+        with pytest.raises(TooManyLetters, match="none that can be computed") as caught:
+            job.write(up_to(64))
+        assert isinstance(caught.value.__cause__, FunctionFailed)
+        job.restart()
+
+    assert (job.letters, job.failures, job.stored()) == ({}, {}, 0)
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_a_first_record_that_cant_be_computed_is_a_letter_if_another_one_can_be(store: InMemoryOffsetStore) -> None:
+    job = Job(store, raises={(0, offset): "ValueError" for offset in range(5)})
+
+    job.write(up_to(64))
+
+    assert (job.letters.keys(), job.results) == ({*rows(*range(5))}, rows(*range(5, 64)))
+
+
 def test_a_record_that_is_gone_when_its_function_has_failed_ends_the_batch(store: InMemoryOffsetStore) -> None:
     job = Job(store, raises={(0, 0): "ValueError"}, records=Records(missing=[(0, 0)]))
 
