@@ -184,6 +184,22 @@ class ClaimLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimClosed:
+    """The claim was closed, in good order: it writes nothing any more."""
+
+    group: str
+    token: Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatMissed:
+    """The database did not take a heartbeat; the next one follows. ``error`` is the reason, for its class alone."""
+
+    group: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorCopied:
     """The mirror compared the stored offsets with Kafka's group; ``offsets`` are those that it copied, perhaps none."""
 
@@ -221,6 +237,8 @@ Event: TypeAlias = (
     | CommitResolved
     | ClaimTaken
     | ClaimLost
+    | ClaimClosed
+    | HeartbeatMissed
     | MirrorCopied
     | MirrorFailed
 )

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
 from offsetstore.offsets import OffsetRange
-from offsetstore.protocol.events import ClaimLost, ClaimTaken
+from offsetstore.protocol.events import ClaimClosed, ClaimLost, ClaimTaken, HeartbeatMissed
 from offsetstore.protocol.metadata import check_formats, load
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
@@ -156,7 +156,7 @@ class Claim:
         self._is_reserved = False
         self._at_close: list[Callable[[], object]] = []
         self._binding = threading.Lock()
-        self._heartbeat = Heartbeat(self.database, self.token.claim_id, self.name, self.lose)
+        self._heartbeat = Heartbeat(self.database, self.token.claim_id, self.name, self.lose, self._miss)
         self.mirror = self._start_mirror(request, has_members=has_members)
         self.observers.on(ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting))
 
@@ -166,6 +166,9 @@ class Claim:
             was_lost, self.is_lost = self.is_lost, True
         if not was_lost:
             self.observers.on(ClaimLost(group=self.group, token=self.token))
+
+    def _miss(self, error: Exception) -> None:
+        self.observers.on(HeartbeatMissed(group=self.group, error=error))
 
     def _start_mirror(self, request: ClaimRequest, *, has_members: bool) -> Mirror | None:
         broker = request.mirrored_to
@@ -370,7 +373,8 @@ class Claim:
         :raises OffsetStoreError: what the sink keeps can't be written: the next start reads those records again. The
             claim is closed all the same.
         """
-        self.is_closed = True
+        with self._binding:
+            was_closed, self.is_closed = self.is_closed, True
         try:
             for last in reversed([*self._at_close]):
                 last()  # if it fails, the next close tries again
@@ -378,6 +382,8 @@ class Claim:
                     self._at_close.remove(last)
         finally:
             self._stop()
+            if not was_closed:
+                self.observers.on(ClaimClosed(group=self.group, token=self.token))
 
     def _stop(self) -> None:
         if self.mirror is not None:

@@ -24,11 +24,19 @@ _log = logging.getLogger(__name__)
 class Heartbeat:
     """Renews the claim's heartbeat until it is stopped or the claim is fenced, except while its query has ended."""
 
-    def __init__(self, database: Database, claim_id: UUID, name: str, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        claim_id: UUID,
+        name: str,
+        on_lost: Callable[[], None],
+        on_missed: Callable[[Exception], None],
+    ) -> None:
         self._database = database
         self._claim_id = claim_id
         self._name = name
         self._on_lost = on_lost
+        self._on_missed = on_missed
         self._query: Callable[[], bool] | None = None
         self._ended: Callable[[], bool] | None = None
         self._watch: Background | None = None
@@ -81,6 +89,7 @@ class Heartbeat:
         except Exception as error:  # noqa: BLE001 - the next one may succeed
             # The job's own transactions report an unavailable database.
             _log.debug("could not send a heartbeat: %s", type(error).__name__)
+            self._on_missed(error)
             return True
         if not is_ours and not self._beats.is_stopping:
             self._on_lost()

@@ -1,0 +1,225 @@
+"""A job's metrics: what its events make of them. No Spark, no database."""
+
+from __future__ import annotations
+
+import re
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+from uuid import uuid4
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from offsetstore import OffsetRange, Pause, Token, TopicPartition
+from offsetstore.errors import ConfigurationError, LockTimeout, RowsRefused
+from offsetstore.monitoring import Metrics, Monitoring
+from offsetstore.protocol.events import (
+    BatchFailed,
+    BatchKept,
+    BatchSkipped,
+    BatchStarted,
+    BatchWritten,
+    BufferFlushed,
+    ClaimLost,
+    ClaimTaken,
+    CommitResolved,
+    FlushFailed,
+    HeartbeatMissed,
+    IdleWorkFailed,
+    LettersReplayed,
+    LettersWritten,
+    MirrorCopied,
+    MirrorFailed,
+    Paused,
+    Resumed,
+    Retried,
+)
+from offsetstore.testing import InMemoryOffsetStore
+
+if TYPE_CHECKING:
+    from offsetstore.protocol.events import Event
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+GROUP = "billing"
+P0, P1, Q0 = TopicPartition("payments", 0), TopicPartition("payments", 1), TopicPartition("refunds", 0)
+RANGES = {P0: OffsetRange(0, 5), P1: OffsetRange(2, 4), Q0: OffsetRange(0, 1)}
+CANARY = "canary"
+
+
+TOKEN = Token(7, uuid4())
+BATCH: dict[str, Any] = {"group": GROUP, "batch": 3, "ranges": RANGES}
+ERROR = RowsRefused(f"the database refused {CANARY}", sqlstate="23514")
+EVENTS: list[Event] = [
+    ClaimTaken(group=GROUP, token=TOKEN, owner="host", starting=None),
+    BatchStarted(**BATCH),
+    BatchWritten(**BATCH, rows={"": 8, "sums": 2}, seconds={"plan": 0.5, "write": 1.5}),
+    BatchStarted(**BATCH),
+    BatchSkipped(**BATCH),
+    BatchStarted(**BATCH),
+    BatchKept(**BATCH, rows={"": 8}, seconds={"plan": 9.0}),
+    BufferFlushed(group=GROUP, batches=(3, 4), ranges=RANGES, rows={"": 10}, seconds={"write": 0.5}),
+    FlushFailed(group=GROUP, error=ERROR),
+    IdleWorkFailed(group=GROUP, error=ValueError(CANARY)),
+    BatchFailed(**BATCH, error=ERROR),
+    LettersWritten(group=GROUP, batch=3, ranges=RANGES, letters={"refused": 2, "rejected": 1}),
+    LettersReplayed(group=GROUP, replayed=4, failed=1),
+    Paused(group=GROUP, pause=Pause(datetime.now(UTC), None, CANARY)),
+    Retried(group=GROUP, attempt=1, error=LockTimeout(CANARY), wait=0.1),
+    CommitResolved(group=GROUP, topic_partition=P0, happened=True),
+    CommitResolved(group=GROUP, topic_partition=P0, happened=None),
+    MirrorCopied(group=GROUP, offsets={P0: 5}),
+    MirrorFailed(group=GROUP, reason=CANARY, is_over=False),
+    HeartbeatMissed(group=GROUP, error=OSError(CANARY)),
+]
+COUNTED = {
+    "claim_epoch": 7,
+    "claim_held": 1,
+    "paused": 1,
+    "batches_total written": 1,
+    "batches_total skipped": 1,
+    "batches_total kept": 1,
+    "batches_total failed": 1,
+    "batch_duration_seconds_count": 3,
+    "batch_started_timestamp_seconds": 0,
+    "batch_phase_seconds_sum plan": 0.5,
+    "batch_phase_seconds_sum write": 2.0,
+    "batch_phase_seconds_count write": 2,
+    "offsets_total payments written": 7,
+    "offsets_total refunds written": 1,
+    "offsets_total payments skipped": 7,
+    "offsets_total payments kept": 7,
+    "rows_written_total ": 18,
+    "rows_written_total sums": 2,
+    "flushes_total written": 1,
+    "flushes_total failed": 1,
+    "errors_total RowsRefused": 2,
+    "errors_total ValueError": 1,
+    "dead_letters_total refused": 2,
+    "dead_letters_total rejected": 1,
+    "dead_letters_replayed_total written": 4,
+    "dead_letters_replayed_total failed": 1,
+    "retries_total LockTimeout": 1,
+    "lost_commits_total committed": 1,
+    "lost_commits_total unknown": 1,
+    "mirror_commits_total done": 1,
+    "mirror_commits_total failed": 1,
+    "heartbeats_missed_total": 1,
+}
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    """Each sample, by its name without prefix and its other labels."""
+    found: dict[str, float] = {}
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            labels = [value for name, value in sample.labels.items() if name not in {"consumergroup", "le"}]
+            if not sample.name.endswith(("_created", "_bucket")):
+                found[" ".join([sample.name.removeprefix("offsetstore_"), *labels])] = sample.value
+    return found
+
+
+def after(*events: Event) -> Metrics:
+    metrics = Metrics()
+    for event in events:
+        metrics.on(event)
+    return metrics
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_each_event_is_counted() -> None:
+    found = values(after(*EVENTS))
+    assert {name: found.get(name) for name in COUNTED} == COUNTED
+    moments = {"last_batch_timestamp_seconds", "mirror_last_success_timestamp_seconds"}
+    assert all(found[name] > 1_700_000_000 for name in moments)
+    others = found.keys() - COUNTED.keys() - moments
+    assert {name.split()[0] for name in others} <= {
+        "build_info", "batch_duration_seconds_sum", "batch_phase_seconds_count", "offsets_total",
+    }  # fmt: skip
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_what_is_over_is_taken_back() -> None:
+    over = values(after(*EVENTS, Resumed(group=GROUP), ClaimLost(group=GROUP, token=TOKEN)))
+    assert (over["paused"], over["claim_held"]) == (0, 0)
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_a_batch_in_flight_shows_since_when() -> None:
+    assert values(after(EVENTS[0]))["batch_started_timestamp_seconds"] == 0
+    assert values(after(*EVENTS[:2]))["batch_started_timestamp_seconds"] > 1_700_000_000
+    failed = after(*EVENTS[:2], BatchFailed(**BATCH, error=ERROR))
+    assert values(failed)["batch_started_timestamp_seconds"] == 0
+    assert values(failed).get("batch_duration_seconds_count", 0) == 0
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_every_series_names_its_group_and_none_a_partition() -> None:
+    families = [*after(*EVENTS).registry.collect()]
+    samples = [sample for family in families for sample in family.samples]
+    assert samples
+    assert all(sample.labels["consumergroup"] == GROUP for sample in samples)
+    assert not any("partition" in sample.labels for sample in samples)
+    assert all(family.name.startswith("offsetstore_") and family.documentation for family in families)
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_no_text_of_an_error_or_of_a_person_gets_into_a_metric() -> None:
+    assert CANARY not in generate_latest(after(*EVENTS).registry).decode()
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_two_groups_of_one_process_are_two_series() -> None:
+    other = BatchStarted(group="audit", batch=0, ranges={})
+    metrics = after(*EVENTS[:3], other, BatchWritten(group="audit", batch=0, ranges={}, rows={}, seconds={}))
+    [family] = [one for one in metrics.registry.collect() if one.name == "offsetstore_batches"]
+    groups = {one.labels["consumergroup"] for one in family.samples if one.name.endswith("_total")}
+    assert groups == {GROUP, "audit"}
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_a_store_tells_of_its_claims_from_the_first_to_the_last() -> None:
+    metrics = Metrics()
+    with InMemoryOffsetStore(observers=[metrics]) as store:
+        first = store.claim(GROUP, topics=["payments"])
+        second = store.claim(GROUP, topics=["payments"])
+        assert (values(metrics)["claim_epoch"], values(metrics)["claim_held"]) == (2, 1)
+        first.close()
+        assert values(metrics)["claim_held"] == 1, "another claim has the group"
+        second.close()
+        second.close()
+    assert values(metrics)["claim_held"] == 0
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_a_scrape_gets_them_over_http_until_it_is_closed() -> None:
+    with Monitoring(port=0) as monitoring:
+        for event in EVENTS:
+            monitoring.on(event)
+        with urlopen(f"http://127.0.0.1:{monitoring.port}/metrics", timeout=10) as answer:
+            scraped = answer.read().decode()
+        with pytest.raises(ConfigurationError, match="metrics can't be served there"):
+            Monitoring(port=monitoring.port)
+    families = {family.name for family in text_string_to_metric_families(scraped)}
+    assert {"offsetstore_batches", "offsetstore_claim_held"} <= families
+    with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.1", monitoring.port), timeout=5):
+        pass
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_they_go_into_a_registry_that_is_given() -> None:
+    registry = CollectorRegistry()
+    Metrics(registry).on(EVENTS[0])
+    assert registry.get_sample_value("offsetstore_claim_epoch", {"consumergroup": GROUP}) == 7
+
+
+def test_the_page_lists_each_metric_with_its_labels() -> None:
+    listed = dict(re.findall(r"^\| `offsetstore_(\w+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    made: dict[str, set[str]] = {}
+    for family in after(*EVENTS).registry.collect():
+        name = family.name.removeprefix("offsetstore_") + ("_total" if family.type == "counter" else "")
+        made[name] = {label for sample in family.samples for label in sample.labels} - {"consumergroup", "le"}
+    assert {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in listed.items()} == made
