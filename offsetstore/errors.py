@@ -493,7 +493,9 @@ class UnknownLetter(DeadLetterError):
 class LetterSettled(DeadLetterError):
     """The letter was replayed, discarded or superseded."""
 
-    default_next_step = "To read its record again, use `offsetstore reset`, and remove what a replay has written."
+    default_next_step = (
+        "To process its record again, produce it to the topic again, as `offsetstore dead-letters export` has it."
+    )
 
 
 class PayloadMissing(DeadLetterError):
@@ -632,7 +634,7 @@ class TooManyLetters(SinkError):
 
     default_next_step = (
         "Look for what they have in common: a changed table, a changed transform, a producer's new format. Correct it, "
-        "and start the job again. If they are to be dead letters, raise limit in DeadLetters(...)."
+        "and start the job again. If these records are bad, have the transform reject them with _reject."
     )
 
 

@@ -301,7 +301,10 @@ def replay_letters(
     which = _which(letters, chosen, all_=all_)
     with options.open_store(url, schema) as store:
         done = store.request_replay(group, which, reason=reason, forced=force, limit=limit, dry_run=not execute)
+        runs = store.group_state(group).is_live
     _print_decided(done, reason, format_, execute=execute, would="would be replayed", does="will be replayed")
+    if done.executed and not runs and format_ != "json":
+        print_lines("No job of the group runs now: the next one replays them, or sink.drain(spark) in a program.")
 
 
 @dead_letters.command("discard")
@@ -475,7 +478,7 @@ def prune_letters(
 def _which(letters: tuple[LetterKey, ...], chosen: dict[str, Any], *, all_: bool) -> Which:
     has_filter = any(value is not None for value in chosen.values())
     if (bool(letters) + has_filter + all_) != 1:
-        raise click.UsageError("Name letters, or a filter such as --constraint, or --all.")
+        raise click.UsageError("Name letters, or a filter such as --constraint, or --all: one of the three.")
     return letters or LetterFilter(**chosen)
 
 

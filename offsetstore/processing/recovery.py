@@ -53,7 +53,7 @@ CAREFUL: Final = 20
 _ALL: Final = 10
 """If so many records in a row are refused, and none is accepted, they are not to blame."""
 
-_WAITS: Final = LetterError("Sequence", "an earlier record of its key is a dead letter")
+_WAITS: Final = LetterError("Sequence", "an earlier record of its key is a dead letter: it is replayed after that")
 
 _log = logging.getLogger(__name__)
 
@@ -564,7 +564,12 @@ class Recovery:
         """
         letters = run.letters + _letters_in(dead)
         if letters > self._settings.limit:
-            raise self._too_many(None, f"{letters} bad records in batch {run.number}")
+            raise TooManyLetters(
+                "a batch has more bad records than the limit",
+                found=f"{letters} in batch {run.number}",
+                expected=f"at most {self._settings.limit}",
+                next_step=f"{TooManyLetters.default_next_step} Or raise limit in DeadLetters(...).",
+            )
         in_a_row = self._refused_in_a_row + _blamed(dead)
         # Records without rows are neither accepted nor refused.
         if _blamed(dead) and in_a_row >= _ALL and all(number in dead for number in part.with_rows):
@@ -575,7 +580,7 @@ class Recovery:
         return TooManyLetters(
             what if refused is None else f"{what}. {refused.what}",
             found=found,
-            expected=f"at most {self._settings.limit} in a batch, and some that are accepted",
+            expected="some that are accepted",
         )
 
 

@@ -33,6 +33,7 @@ def rename(frame: DataFrame) -> DataFrame:
             f"the column {REJECT} that transform returns must hold the reason as a string",
             found=kind.simpleString(),
             expected="string",
+            next_step="Return the reason, and NULL for a good row.",
         )
     return frame.withColumnRenamed(REJECT, COLUMN)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
+from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.protocol.marking import check_marking
 from offsetstore.spark.letters import KAFKA_COLUMNS
 from offsetstore.writers.execute import Execute
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from offsetstore.processing.buffer import Flush
-    from offsetstore.processing.dead_letters import DeadLetters
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.ports import Writer
     from offsetstore.spark.staging_area import StagingPolicy
@@ -131,6 +131,10 @@ class SinkSettings:
     def _check_dead_letters(self, writers: list[Writer]) -> None:
         if self.dead_letters is None:
             return
+        if not isinstance(cast("object", self.dead_letters), DeadLetters):
+            raise ConfigurationError(
+                "dead_letters must say how they are handled", found=repr(self.dead_letters), expected="DeadLetters()"
+            )
         if self.has_unstored:
             raise ConfigurationError(
                 "dead_letters= does not go with rows or records that wait in memory",

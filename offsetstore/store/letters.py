@@ -94,10 +94,14 @@ def read_page(
 
 def read_letter(database: Database, group: str, key: LetterKey) -> Letter:
     """Read one letter; see `OffsetStore.letter`."""
-    found = read(database, lambda session: session.letter(group, key))
-    if found is None:
-        raise _unknown(group, key)
-    return found
+
+    def look(session: Session) -> Letter:
+        if (found := session.letter(group, key)) is None:
+            known(session, group)
+            raise _unknown(group, key)
+        return found
+
+    return read(database, look)
 
 
 def read_errors(database: Database, group: str, which: LetterFilter, limit: int) -> list[ErrorGroup]:

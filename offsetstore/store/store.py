@@ -389,7 +389,7 @@ class OffsetStore:
         """Read one dead letter, with its contents.
 
         :param topic_id: if the topic was deleted and created again, which one; by default that of the newest letter.
-        :raises UnknownLetter: there is none.
+        :raises UnknownLetter, UnknownGroup: there is none.
         :raises MissingPrivilege: the role may not read contents.
         """
         return read_letter(self.database, group, LetterKey(topic_partition, offset, topic_id))

@@ -107,6 +107,8 @@ def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatc
         near = _near(name, columns)
         problem = "is not in the table" + (f" (did you mean {near}?)" if near else "")
         step = f"Rename it to {near}." if near else f"Drop {name} in the transform, or add it to the table."
+        if name == "_reject":
+            step = "Give the sink dead_letters=DeadLetters(), which keeps the records that are rejected."
         mismatch.add(name, problem, found=str(arrow), next_step=step)
     elif column.computed:
         step = f"Drop {name} in the transform: the database generates it."

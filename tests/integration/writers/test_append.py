@@ -86,6 +86,12 @@ def test_all_that_does_not_fit_is_in_one_error_and_no_byte_was_sent(database: Da
     assert pickle.loads(pickle.dumps(error)).found == error.found  # noqa: S301 - our own
 
 
+def test_a_reject_needs_dead_letters(database: Database) -> None:
+    database.run("CREATE TABLE t (n bigint)")
+    error = database.refusal(ColumnMismatch, Append("t"), batch({"n": [1], "_reject": ["bad"]}))
+    assert "dead_letters=DeadLetters()" in error.next_step
+
+
 @pytest.mark.behaviour("SINK-10")
 def test_write_refuses_too_where_nobody_has_checked_before(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint)")

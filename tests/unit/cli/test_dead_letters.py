@@ -215,6 +215,7 @@ def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: InM
         (["list", "-g", "billing", "--by", "error", "--cause", "raised"], 2, "--by error goes with"),
         (["export", "-g", "nobody"], 1, "no group 'nobody'"),
         (["show", "-g", "billing", "payments:0:2"], 1, "no dead letter of offset 2"),
+        (["show", "-g", "nobody", "payments:0:2"], 1, "no group 'nobody'"),
         (["show", "-g", "billing", "payments-0-2"], 2, "is not TOPIC:PARTITION:OFFSET"),
         (["show", "-g", "billing", "payments:0:-2"], 2, "is not TOPIC:PARTITION:OFFSET"),
         (["replay", "-g", "billing", *REASON], 2, "Name letters, or a filter"),
@@ -245,6 +246,15 @@ def test_status_counts_open_letters(run: Callable[..., Result], store: InMemoryO
 
 
 @pytest.mark.behaviour("DLQ-7")
+def test_a_request_says_if_no_job_runs_to_replay_it(run: Callable[..., Result], claim: Claim) -> None:
+    hint = "No job of the group runs now: the next one replays them, or sink.drain(spark) in a program."
+    replay = ("dead-letters", "replay", "-g", "billing", *REASON)
+    assert hint not in run(*replay, "payments:0:1", "--execute").stdout.splitlines()
+    claim.close()
+    assert hint not in run(*replay, "payments:1:2").stdout.splitlines()
+    assert run(*replay, "payments:1:2", "--execute").stdout.splitlines()[-1] == hint
+
+
 def test_a_reset_warns_of_replayed_letters_in_its_range(
     run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
 ) -> None:

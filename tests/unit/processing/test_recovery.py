@@ -853,7 +853,7 @@ def test_the_limit_is_one_for_all_parts_of_a_batch(store: InMemoryOffsetStore, m
     monkeypatch.setattr(module, "PART", 4)
     job = Job(store, replace(AT_ONCE, limit=2), records=Records(rejects=dict.fromkeys(rows(0, 4, 8), "bad")))
 
-    with pytest.raises(TooManyLetters, match="3 bad records in batch 0"):
+    with pytest.raises(TooManyLetters, match="more bad records than the limit; found 3 in batch 0"):
         job.write(up_to(12))
     assert job.letters.keys() == {(0, 0), (0, 4)}
     assert job.stored() == 8

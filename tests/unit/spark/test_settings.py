@@ -1,0 +1,50 @@
+"""Which of a sink's settings go with dead letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from offsetstore import Append, DeadLetters, Execute, Flush
+from offsetstore.errors import ConfigurationError, KafkaColumnsMissing
+from offsetstore.spark.letters import KAFKA_COLUMNS
+from offsetstore.spark.settings import SinkSettings
+from offsetstore.spark.staging_area import StagingPolicy
+
+
+def settings(**others: Any) -> SinkSettings:
+    given: dict[str, Any] = {"marking": "automatic", "flush": None, "dead_letters": DeadLetters(), **others}
+    return SinkSettings("batch", StagingPolicy("auto"), **given, has_metadata=False)
+
+
+def book(*_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "writer", "told"),
+    [
+        ({"dead_letters": True}, Append("t"), r"found True; expected DeadLetters\(\)"),
+        ({"flush": Flush(rows=10)}, Append("t"), "wait in memory"),
+        ({"marking": "manual"}, Execute(book, splittable=True), "wait in memory"),
+        ({}, Execute(book), "splittable=True"),
+    ],
+)
+def test_what_does_not_go_with_dead_letters_is_refused(given: dict[str, Any], writer: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        settings(**given).check([writer])
+
+
+@pytest.mark.parametrize("writer", [Append("t"), Execute(book, splittable=True)])
+def test_writers_that_can_be_given_single_records_go_with_them(writer: Any) -> None:
+    settings().check([writer])
+    settings(dead_letters=None).check([Execute(book)])
+
+
+@pytest.mark.parametrize("missing", ["key", "value", "timestampType"])
+def test_a_stream_that_has_lost_what_a_letter_keeps_is_refused(missing: str) -> None:
+    claim: Any = type("", (), {"keeps_checkpoint": False})
+    columns = [name for name in KAFKA_COLUMNS if name != missing]
+    with pytest.raises(KafkaColumnsMissing, match="load\\(\\)"):
+        settings().check_query(claim, columns, "/checkpoints/1")
+    settings().check_query(claim, KAFKA_COLUMNS, "/checkpoints/1")
