@@ -496,7 +496,7 @@ class LetterContract(ContractParts):
         for key in (at(3), at(2, P2), LetterKey(P0, 2, "another-id")):
             with pytest.raises(UnknownLetter):
                 store.letter(GROUP, key.topic_partition, key.offset, key.topic_id)
-        with pytest.raises(UnknownLetter):
+        with pytest.raises(UnknownGroup):
             store.letter("nobody", P0, 2)
 
     # -- decisions
