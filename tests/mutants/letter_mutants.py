@@ -76,6 +76,16 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="A privilege that is revoked during discovery would make letters of the records that are left.",
     ),
     mutant(
+        "lock-during-discovery",
+        (
+            _DISCOVERY,
+            "        lock_as_planned(tx, decisions)\n        began",
+            "        tx.lock({})\n        began",
+        ),
+        tests=("tests/unit/processing/test_discovery.py::test_a_stale_claim_and_an_outdated_plan_pass",),
+        why="Another transaction could move the offsets meanwhile, and discovery would blame records that are stored.",
+    ),
+    mutant(
         "attempts-count",
         (_RECOVERY, _ATTEMPT, _ATTEMPT.replace("1 + (", "(").replace("(tp, 0))", "(tp, 0)) or 1")),
         tests=(f"{_UNIT}test_attempts_survive_a_restart",),
