@@ -13,6 +13,7 @@ from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPa
 from offsetstore.processing.between import Tick
 from offsetstore.processing.buffer import Flush
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
+from offsetstore.protocol.database import ListedGroup
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
 from offsetstore.protocol.metadata import KEEP, Metadata
 from offsetstore.protocol.policy import StartPolicy
@@ -24,6 +25,7 @@ from offsetstore.protocol.work import Work
 from offsetstore.store.admin import Reset, ShiftBy
 from offsetstore.store.claim import Claim
 from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned
+from offsetstore.store.names import NewName
 from offsetstore.store.reads import GroupState, PartitionState
 from offsetstore.store.resolving import resolve_starting_offsets
 from offsetstore.store.store import OffsetStore
@@ -54,7 +56,9 @@ __all__ = [
     "LetterPage",
     "LettersDecided",
     "LettersPruned",
+    "ListedGroup",
     "Metadata",
+    "NewName",
     "OffsetRange",
     "OffsetStore",
     "Outcome",

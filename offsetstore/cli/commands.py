@@ -50,6 +50,7 @@ COMMANDS: Final = {
         LazyCommand("resolve", "offsetstore.cli.resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "offsetstore.cli.adopt", "Show what a job would take over from a checkpoint."),
         LazyCommand("status", "offsetstore.cli.status", "Show a consumer group's owner, offsets and lag."),
+        LazyCommand("groups", "offsetstore.cli.groups", "List, copy and rename consumer groups."),
         LazyCommand("history", "offsetstore.cli.history", "Show what was decided about a consumer group, and by whom."),
         LazyCommand("reset", "offsetstore.cli.reset", "Move a group's stored offsets."),
         LazyCommand("pause", "offsetstore.cli.pause", "Pause a consumer group."),

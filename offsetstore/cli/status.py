@@ -107,7 +107,7 @@ def _print(state: GroupState) -> None:
                 one.log.end if one.log else None,
                 one.lag,
                 one.stored.token.epoch if one.stored else None,
-                None if one.age is None else _short(one.age),
+                None if one.age is None else short(one.age),
             )
             for tp, one in state.partitions.items()
         ],
@@ -127,22 +127,23 @@ def _owner_in_words(state: GroupState) -> str:
     owner = state.owner
     if owner is None:
         return "never claimed"
-    since = f"{_short(state.read_at - owner.claimed_at)} ago"
+    since = f"{short(state.read_at - owner.claimed_at)} ago"
     if state.decision is not None:
-        done = {"reset": "reset", "rename": "renamed"}[state.decision]
+        done = {"reset": "reset", "rename": "renamed", "copy": "copied"}[state.decision]
         return f"epoch {owner.token.epoch}, {done} by {owner.owner} {since}; no job has claimed it since"
     if owner.alive_for is None:
         life = "has left"
     elif owner.alive_for < timedelta(0) and not owner.is_live:
-        life = f"silent, last heartbeat {_short(-owner.alive_for)} ahead of the database's clock"
+        life = f"silent, last heartbeat {short(-owner.alive_for)} ahead of the database's clock"
     else:
         life = (
-            f"{'live' if owner.is_live else 'silent'}, last heartbeat {_short(max(timedelta(0), owner.alive_for))} ago"
+            f"{'live' if owner.is_live else 'silent'}, last heartbeat {short(max(timedelta(0), owner.alive_for))} ago"
         )
     return f"epoch {owner.token.epoch} of {owner.owner}, claimed {since}, {life}"
 
 
-def _short(time: timedelta) -> str:
+def short(time: timedelta) -> str:
+    """A time for people: ``5s``, ``3h``."""
     seconds = int(time.total_seconds())
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= 2 * length:

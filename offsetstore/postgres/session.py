@@ -19,7 +19,15 @@ from offsetstore.postgres.schema import quoted
 from offsetstore.postgres.stored_letters import StoredLetterStatements
 from offsetstore.postgres.together import Result, execute_together
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.database import Advance, GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
+from offsetstore.protocol.database import (
+    Advance,
+    GroupRow,
+    HistoryEvent,
+    ListedGroup,
+    LockedRow,
+    MetadataRow,
+    NewOffset,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -186,6 +194,15 @@ class PostgresSession(LetterStatements, StoredLetterStatements):
 
     def group(self, group: str) -> GroupRow | None:
         return _group(self._rows(sql.GROUP, group=group))
+
+    def groups(self) -> list[ListedGroup]:
+        return [
+            ListedGroup(
+                row.consumer_group, owner, row.partitions, tuple(row.topics or ()), row.advanced_for, row.dead_letters
+            )
+            for row in self._rows(sql.GROUPS)
+            if (owner := _group([row])) is not None
+        ]
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
         self._run(sql.END_OTHER_BEATS, group=group)

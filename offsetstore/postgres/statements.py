@@ -80,14 +80,29 @@ LOCK_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_grou
 # FOR KEY SHARE would be weaker, and would read an old epoch without waiting.
 SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR SHARE"
 
-GROUP = """
-SELECT g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for,
+_OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for,
        CASE WHEN g.paused_until IS NULL OR g.paused_until > clock_timestamp() THEN g.paused_at END AS paused_at,
-       g.paused_until, g.pause_reason
-FROM {s}consumer_groups AS g
-LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
+       g.paused_until, g.pause_reason"""
+
+GROUP = f"""
+SELECT {_OWNER}
+FROM {{s}}consumer_groups AS g
+LEFT JOIN {{s}}heartbeats AS h ON h.claim_id = g.claim_id
 WHERE g.consumer_group = :group AND g.epoch > 0
-"""
+"""  # noqa: S608 - constants alone
+
+GROUPS = f"""
+SELECT g.consumer_group, {_OWNER}, p.partitions, p.topics, p.advanced_for, l.dead_letters
+FROM {{s}}consumer_groups AS g
+LEFT JOIN {{s}}heartbeats AS h ON h.claim_id = g.claim_id
+CROSS JOIN LATERAL (SELECT count(*) AS partitions, array_agg(DISTINCT p.topic ORDER BY p.topic) AS topics,
+                           clock_timestamp() - max(p.updated_at) AS advanced_for
+                    FROM {{s}}kafka_partitions AS p WHERE p.consumer_group = g.consumer_group) AS p
+CROSS JOIN LATERAL (SELECT count(*) AS dead_letters FROM {{s}}dead_letters AS l
+                    WHERE l.consumer_group = g.consumer_group AND l.state IN ('dead', 'requested')) AS l
+WHERE g.epoch > 0
+ORDER BY g.consumer_group
+"""  # noqa: S608 - constants alone
 
 CURRENT_CLAIMS = "SELECT claim_id FROM {s}consumer_groups"
 

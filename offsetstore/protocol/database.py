@@ -35,6 +35,7 @@ EVENTS: Final = (
     "contested",
     "reset",
     "rename",
+    "copy",
     "pause",
     "resume",
     "metadata",
@@ -53,11 +54,11 @@ class HistoryEvent:
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
     have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
     older than its copy in Kafka), ``contested`` (another application uses the group in Kafka, or a decision ignored its
-    offset), ``reset``, ``rename``, ``pause`` or ``resume`` (both without a partition), ``metadata`` (rewritten by an
-    operator), or about dead letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents
-    deleted), ``prune``. That is one line for many letters, with a partition and a range of offsets if they are of one
-    partition. ``from_offset`` is ``None`` if there was no row. ``at`` comes from the database's clock, and is ``None``
-    until the event is written.
+    offset), ``reset``, ``rename``, ``copy`` (of another group's offsets, or to another group), ``pause`` or
+    ``resume`` (both without a partition), ``metadata`` (rewritten by an operator), or about dead letters: ``replay``
+    (requested), ``discard``, ``erase`` (discarded, and their contents deleted), ``prune``. That is one line for many
+    letters, with a partition and a range of offsets if they are of one partition. ``from_offset`` is ``None`` if there
+    was no row. ``at`` comes from the database's clock, and is ``None`` until the event is written.
     """
 
     event: str
@@ -105,6 +106,24 @@ class GroupRow:
         """Describe the owner, for an error message."""
         seen = "" if self.alive_for is None else f", seen {max(0.0, self.alive_for.total_seconds()):.0f} s ago"
         return f"{self.owner}, {self.token}{seen}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """One line of a list of groups.
+
+    :param partitions: how many have stored offsets; 0 for a name that was given up.
+    :param topics: theirs, in order.
+    :param advanced_for: since when no stored offset has changed, by the database's clock; ``None`` without offsets.
+    :param dead_letters: how many are open.
+    """
+
+    group: str
+    owner: GroupRow
+    partitions: int
+    topics: tuple[str, ...]
+    advanced_for: timedelta | None
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +249,10 @@ class Session(LetterSession, StoredLetterSession, Savepoints, Protocol):
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
         """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat."""
+        ...
+
+    def groups(self) -> list[ListedGroup]:
+        """All groups that were ever claimed, by name."""
         ...
 
     def write_pause(self, group: str, pause: Pause | None) -> None:

@@ -1,4 +1,4 @@
-"""What an operator decides about a group: move its offsets, rename it, pause it, correct its metadata.
+"""What an operator decides about a group: move its offsets, pause it, correct its metadata; `names` has its names.
 
 The history records each with its reason. A reset or a rename fences a running job as a claim does: its open transaction
 is waited for, and its token is then stale. Rows that were set are pinned, so that the decision takes precedence over
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.metadata import Formats
     from offsetstore.protocol.ports import BrokerOffsets
 
-_AGAIN: Final = "Check the group's history; if it does not show this change, repeat it."
+AGAIN: Final = "Check the group's history; if it does not show this change, repeat it."
 CHOOSE: Final = "Name an offset that the log holds, or reset to the earliest or the latest."
 SHIFT: Final = "Shift by less, or reset to the earliest."
 STOP_IT: Final = 'Stop it first, or fence it with takeover="fence".'
@@ -133,11 +133,10 @@ class ResetRequest:
 
         :raises ConfigurationError: naming the argument.
         """
-        _expect_group(self.group)
-        _expect_reason(self.reason)
-        _expect_timeout(self.takeover_timeout)
-        if self.takeover not in get_args(Decided):
-            raise ConfigurationError('takeover must be "fence" or "refuse"', found=repr(self.takeover))
+        expect_group(self.group)
+        expect_reason(self.reason)
+        expect_timeout(self.takeover_timeout)
+        expect_takeover(self.takeover)
         if isinstance(self.target, Mapping):
             _expect_offsets(self.target)
             if self.partitions is not None:
@@ -279,19 +278,19 @@ def reset(
         return Reset(
             group, planned, owner, replayed_letters=read(database, lambda session: _replayed(session, group, planned))
         )
-    _check_owner(request, owner)
-    with fencing(database, group, request.takeover_timeout, name="admin", again=_AGAIN) as session:
+    refuse_live(request.group, request.takeover, owner)
+    with fencing(database, group, request.takeover_timeout, name="admin", again=AGAIN) as session:
         before = session.lock_group(group)
         owner = session.group(group)
-        _check_owner(request, owner)
+        refuse_live(request.group, request.takeover, owner)
         rows = session.lock_group_partitions(group)
         moves = request.plan(rows, view, seen)
         token, who = Token(before.epoch + 1, uuid4()), request.actor or this_process()
-        _write_token(session, group, token, who)
+        write_token(session, group, token, who)
         # With from_offset= it is a repair, and decides nothing about other applications.
         keep = request.from_offset is not None
         new = {
-            move.topic_partition: _pinned(rows[move.topic_partition], move.to_offset, keep_contested=keep)
+            move.topic_partition: pinned(rows[move.topic_partition], move.to_offset, keep_contested=keep)
             for move in moves
         }
         session.set_partitions(group, token, new)
@@ -309,10 +308,14 @@ def _replayed(session: Session, group: str, moves: Iterable[Move]) -> int:
     return session.count_replayed(group, again) if again else 0
 
 
-def _check_owner(request: ResetRequest, owner: GroupRow | None) -> None:
-    if request.takeover == "refuse" and owner is not None and owner.is_live:
+def refuse_live(group: str, takeover: Decided, owner: GroupRow | None) -> None:
+    """Refuse to fence a job that is live, if that is not wanted.
+
+    :raises GroupBusy: one is.
+    """
+    if takeover == "refuse" and owner is not None and owner.is_live:
         raise GroupBusy(
-            f"a job of group {request.group!r} is live; nothing was written", found=owner.in_words(), next_step=STOP_IT
+            f"a job of group {group!r} is live; nothing was written", found=owner.in_words(), next_step=STOP_IT
         )
 
 
@@ -332,54 +335,6 @@ def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermar
     return log
 
 
-def rename_group(
-    database: Database, group: str, new: str, *, reason: str, actor: str | None, takeover_timeout: float
-) -> None:
-    """Move a group's rows to another name; see `OffsetStore.rename_group`."""
-    _expect_group(group)
-    _expect_group(new)
-    _expect_reason(reason)
-    _expect_timeout(takeover_timeout)
-    if group == new:
-        raise ConfigurationError("the group has that name already", found=repr(new), expected="another name")
-    with fencing(database, group, takeover_timeout, name="admin", again=_AGAIN) as session:
-        tokens = {name: session.lock_group(name) for name in sorted((group, new))}
-        held = {name: session.lock_group_partitions(name) for name in sorted((group, new))}
-        rows = held[group]
-        if not rows:
-            raise UnknownGroup(
-                f"the store has no offsets of group {group!r}",
-                next_step="Correct the name; `offsetstore status` shows a group.",
-            )
-        if held[new]:
-            raise ConfigurationError(
-                f"a group {new!r} already exists",
-                found=f"{len(held[new])} partitions",
-                expected="a name without offsets",
-            )
-        if letters := sum(session.count_letters(new).values()):
-            raise ConfigurationError(
-                f"a group {new!r} has left dead letters", found=letters, expected="a name without dead letters"
-            )
-        # Above both, so that it is no job's, and no copy in Kafka has this epoch.
-        token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), actor or this_process()
-        session.rename_group(group, new)
-        owner = session.group(group)
-        session.write_pause(new, owner.pause if owner is not None else None)
-        session.write_pause(group, None)
-        # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
-        for name in (group, new):
-            _write_token(session, name, token, who)
-        # Pinned, so that what Kafka has under the old name does not count. It decides nothing about other applications.
-        session.set_partitions(
-            new,
-            token,
-            {tp: _pinned(row, row.next_offset, keep_contested=True) for tp, row in rows.items()},
-        )
-        session.append_history(group, [HistoryEvent("rename", None, None, None, token, who, f"to {new!r}: {reason}")])
-        session.append_history(new, _arrivals(rows, token, who, f"from {group!r}: {reason}"))
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Who decides something about a group, and why; ``lock_timeout`` as for `Timeouts`."""
@@ -394,8 +349,8 @@ class Decision:
 
         :raises ConfigurationError: naming the argument.
         """
-        _expect_group(self.group)
-        _expect_reason(self.reason)
+        expect_group(self.group)
+        expect_reason(self.reason)
 
     def event(
         self, name: str, token: Token, reason: str, tp: TopicPartition | None = None, offset: int | None = None
@@ -410,7 +365,7 @@ class Decision:
 
     def begin(self, database: Database) -> AbstractContextManager[Session]:
         """Begin its transaction."""
-        return deciding(database, self.group, name="admin", lock_timeout=self.lock_timeout, again=_AGAIN)
+        return deciding(database, self.group, name="admin", lock_timeout=self.lock_timeout, again=AGAIN)
 
 
 def pause(database: Database, decision: Decision, until: datetime | None) -> Pause:
@@ -487,34 +442,39 @@ def known(session: Session, group: str) -> GroupRow:
     return owner
 
 
-def _arrivals(rows: Mapping[TopicPartition, StoredOffset], token: Token, who: str, why: str) -> list[HistoryEvent]:
-    arrived = [HistoryEvent("rename", tp, None, row.next_offset, token, who, why) for tp, row in rows.items()]
-    return [HistoryEvent("rename", None, None, None, token, who, why), *arrived]
-
-
-def _pinned(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
+def pinned(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
+    """A decision's offset, which counts more than what Kafka has."""
     return NewOffset(offset, row.topic_id, row.cluster_id, pinned=True, contested=keep_contested and row.contested)
 
 
-def _write_token(session: Session, group: str, token: Token, who: str) -> None:
+def write_token(session: Session, group: str, token: Token, who: str) -> None:
     """Fence the group's owner. No job runs with the new token, so it has no heartbeat."""
     session.write_group(group, token, who)
     session.end_beat(token.claim_id)
 
 
-def _expect_group(group: str) -> None:
+def expect_group(group: str) -> None:
+    """Refuse what is no name."""
     if not group or "\0" in group:
         raise ConfigurationError("not a consumer group", found=repr(group), expected="a name")
 
 
-def _expect_reason(reason: str) -> None:
+def expect_reason(reason: str) -> None:
+    """Refuse a decision without a reason."""
     if not reason.strip():
         raise ConfigurationError(
             "a decision needs a reason, which the history records", found=repr(reason), expected="a sentence"
         )
 
 
-def _expect_timeout(takeover_timeout: float) -> None:
+def expect_takeover(takeover: str) -> None:
+    """Refuse another word than those two."""
+    if takeover not in get_args(Decided):
+        raise ConfigurationError('takeover must be "fence" or "refuse"', found=repr(takeover))
+
+
+def expect_timeout(takeover_timeout: float) -> None:
+    """Refuse what is no time to wait."""
     if not 0 <= takeover_timeout < math.inf:
         raise ConfigurationError("takeover_timeout must be 0 or more seconds", found=takeover_timeout)
 

@@ -17,7 +17,7 @@ from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.stored_letters import LetterFilter
-from offsetstore.store import admin, reads
+from offsetstore.store import admin, names, reads
 from offsetstore.store.acquire import acquire
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offsetstore.offsets import Pause, StoredOffset
-    from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
+    from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
     from offsetstore.protocol.letters import Cause, Letter, State
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.metadata import Formats
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import ClaimInfo
     from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned, Which
+    from offsetstore.store.names import NewName
     from offsetstore.store.reads import GroupState
     from offsetstore.store.transaction import Transaction
 
@@ -243,9 +244,41 @@ class OffsetStore:
             dry_run=dry_run,
         )
 
+    def groups(self) -> list[ListedGroup]:
+        """All groups that were ever claimed, by name; those that were renamed too, without partitions."""
+        return self._read(lambda session: session.groups())
+
+    def copy_group(
+        self, group: str, new: str, *, reason: str, actor: str | None = None, dry_run: bool = False
+    ) -> NewName:
+        """Give another name the offsets of a group, with their metadata: for a second job from there on.
+
+        The group and its job are left alone. The offsets are those of one moment: of a batch, those of all partitions
+        or of none. They are pinned, so that they count more than what Kafka has under the new name. Dead letters and
+        a stateful query's batch marks are not copied: the new job begins above the records of these letters.
+
+        :param new: a name that has no offsets.
+        :param reason: for those who read the history.
+        :param actor: who decides; by default user, host and process.
+        :param dry_run: write nothing; return what a copy would do now.
+        :raises ConfigurationError: an unknown group, a name that is taken, no reason.
+        :raises LockTimeout, TransactionLost: as for `reset`.
+        """
+        return names.copy_group(
+            self.database, names.Naming(group, new, reason, actor, dry_run), lock_timeout=self.timeouts.lock
+        )
+
     def rename_group(
-        self, group: str, new: str, *, reason: str, actor: str | None = None, takeover_timeout: float = 30.0
-    ) -> None:
+        self,
+        group: str,
+        new: str,
+        *,
+        reason: str,
+        actor: str | None = None,
+        takeover_timeout: float = 30.0,
+        takeover: admin.Decided = "fence",
+        dry_run: bool = False,
+    ) -> NewName:
         """Rename a group, with its offsets and batch marks. Both names have a history.
 
         A job that still runs under the old name is fenced, and can't start again: a claim of that name raises
@@ -256,10 +289,14 @@ class OffsetStore:
         :param reason: for those who read the history.
         :param actor: who decides; by default user, host and process.
         :param takeover_timeout: as for `reset`.
+        :param takeover: ``"fence"`` a live job, or ``"refuse"``.
+        :param dry_run: lock and write nothing; return what a rename would do now.
         :raises ConfigurationError: an unknown group, a name that is taken, no reason.
+        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
         :raises LockTimeout, TransactionLost: as for `reset`.
         """
-        admin.rename_group(self.database, group, new, reason=reason, actor=actor, takeover_timeout=takeover_timeout)
+        naming = names.Naming(group, new, reason, actor, dry_run)
+        return names.rename_group(self.database, naming, takeover=takeover, takeover_timeout=takeover_timeout)
 
     def pause(self, group: str, *, reason: str, until: datetime | None = None, actor: str | None = None) -> Pause:
         """Pause a group: the sink of its running job waits before its next batch, as does that of a later job.

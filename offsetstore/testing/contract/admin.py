@@ -173,7 +173,68 @@ class AdminContract(ContractParts):
         give(advanced, {P0: OffsetRange(40, 41)})
         assert store.history("nobody") == []
 
-    # -- rename
+    # -- names
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_groups_are_listed_by_name_with_their_owner_and_what_they_have(
+        self, store: OffsetStore, advanced: Claim
+    ) -> None:
+        store.claim(OTHER, topics=["refunds"]).close()
+        listed = {one.group: one for one in store.groups()}
+        assert [*listed] == sorted(listed)
+        mine, other = listed[GROUP], listed[OTHER]
+        assert mine.owner == replace(mine.owner, token=advanced.token, owner=advanced.owner)
+        assert (mine.owner.is_live, mine.partitions, mine.topics, mine.dead_letters) == (True, 3, ("payments",), 0)
+        assert mine.advanced_for is not None
+        assert (other.owner.is_live, other.partitions, other.topics, other.advanced_for) == (False, 0, (), None)
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_copy_has_the_same_offsets_and_metadata_and_leaves_the_job_alone(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give
+    ) -> None:
+        store.write_metadata(GROUP, P0, "a note", reason=REASON)
+        planned = store.copy_group(GROUP, OTHER, reason=REASON, dry_run=True)
+        assert stored(store, OTHER) == {}
+        done = store.copy_group(GROUP, OTHER, reason=REASON, actor="ana")
+
+        assert done.offsets == planned.offsets == stored(store) == stored(store, OTHER) == {P0: 40, P1: 30, P2: 0}
+        assert (planned.executed, done.executed) == (False, True)
+        assert store.find_metadata(OTHER, "payments", 0) == "a note"
+        give(advanced, {P0: OffsetRange(40, 50)})
+        broker.current = replace(broker.current, committed={P0: CommittedOffset(90)})
+        copy = store.claim(OTHER, broker, mirror_every=None)
+        assert copy.starting is not None
+        assert copy.starting.offsets == {P0: 40, P1: 30, P2: 0}
+        assert stored(store)[P0] == 50
+
+        left = store.history(GROUP)[-1]
+        assert (left.event, left.actor, left.reason) == ("copy", "ana", f"to '{OTHER}': {REASON}")
+        arrived = [line for line in store.history(OTHER) if line.event == "copy"]
+        assert [(line.topic_partition, line.to_offset) for line in arrived] == [
+            (None, None),
+            (P0, 40),
+            (P1, 30),
+            (P2, 0),
+        ]
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_job_of_the_other_name_is_fenced_by_a_copy(self, store: OffsetStore, advanced: Claim, give: Give) -> None:
+        waiting = store.claim(OTHER, topics=["payments"])
+        store.copy_group(GROUP, OTHER, reason=REASON)
+        with pytest.raises(StaleClaim):
+            give(waiting, {P0: OffsetRange(0, 5)})
+        assert stored(store, OTHER) == {P0: 40, P1: 30, P2: 0}
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_rename_that_may_not_fence_refuses_a_live_job(
+        self, store: OffsetStore, advanced: Claim, give: Give
+    ) -> None:
+        assert store.rename_group(GROUP, OTHER, reason=REASON, dry_run=True).offsets == {P0: 40, P1: 30, P2: 0}
+        with pytest.raises(GroupBusy, match="is live"):
+            store.rename_group(GROUP, OTHER, reason=REASON, takeover="refuse")
+        give(advanced, {P0: OffsetRange(40, 41)})
+        advanced.close()
+        assert store.rename_group(GROUP, OTHER, reason=REASON, takeover="refuse").executed
 
     def test_a_rename_moves_offsets_and_batch_marks_and_has_a_history_under_both_names(
         self, store: OffsetStore, advanced: Claim

@@ -12,7 +12,16 @@ from uuid import UUID
 
 from offsetstore.errors import ConnectionLost
 from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
-from offsetstore.protocol.database import Advance, GroupRow, HistoryEvent, LockedRow, MetadataRow, NewOffset
+from offsetstore.protocol.database import (
+    Advance,
+    GroupRow,
+    HistoryEvent,
+    ListedGroup,
+    LockedRow,
+    MetadataRow,
+    NewOffset,
+)
+from offsetstore.protocol.letters import OPEN
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.letters import LetterContents, LetterRow
 from offsetstore.testing.memory.locks import Mode, RowLocks
@@ -231,6 +240,20 @@ class MemorySession(StoredLetterMemory):
                 None if beat is None else now - beat,
                 None if is_over else row.pause,
             )
+
+    def groups(self) -> list[ListedGroup]:
+        with self._statement():
+            names = sorted({*self._shared.contents.groups, *self._changes.groups})
+        found: list[ListedGroup] = []
+        for name in names:
+            if (owner := self.group(name)) is not None:
+                rows = self.read_partitions(name)
+                changed = [row.updated_at for row in rows.values() if row.updated_at is not None]
+                since = self._shared.clock() - max(changed) if changed else None
+                topics = tuple(sorted({tp.topic for tp in rows}))
+                letters = sum(self.count_letters(name, OPEN).values())
+                found.append(ListedGroup(name, owner, len(rows), topics, since, letters))
+        return found
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
         with self._statement():

@@ -55,3 +55,7 @@ def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
         assert next(names["following"]).event == "metadata"
         assert store.find_metadata(GROUP, "payments", 0) == {"checked": True}
         assert store.group_state(GROUP).pause is None
+        assert names["live"] == [GROUP]
+        assert names["planned"].offsets == {tp: 4}
+        assert [store.offsets(name)[tp].next_offset for name in (GROUP, "invoicing")] == [4, 4]
+        assert store.offsets("billing-v2") == {}

@@ -1,0 +1,207 @@
+"""``offsetstore groups``: list all groups, copy one, give one another name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.cli.pause import document as pause_document
+from offsetstore.cli.status import short
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offsetstore.protocol.database import ListedGroup
+    from offsetstore.store.names import NewName
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+_COLUMNS = (
+    Column("group"),
+    Column("state"),
+    Column("epoch", number=True),
+    Column("partitions", number=True),
+    Column("changed", number=True),
+    Column("letters", number=True),
+    Column("topics"),
+)
+
+
+@click.group()
+def groups() -> None:
+    """List, copy and rename consumer groups."""
+
+
+@groups.command("list")
+@options.database_options
+@options.format_option
+def list_groups(*, url: str | None, schema: str | None, format_: str) -> None:
+    """List all consumer groups of the store.
+
+    A group is "live" while its job sends heartbeats, "silent" if they have stopped, "left" if the last job has closed
+    its claim or an operator has decided something since. "changed" is the time since a stored offset last changed.
+    "letters" counts open dead letters. A name that was given up has no partitions.
+
+    \b
+    Keys of --format json:
+      groups[]  group, state, epoch, owner, claimed_at,
+                heartbeat_age_seconds, paused (at, until, reason; or null),
+                partitions, topics[], changed_seconds_ago, dead_letters
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore groups list
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    with options.open_store(url, schema) as store:
+        found = store.groups()
+    if format_ == "json":
+        print_json({"groups": [_document(one) for one in found]})
+        return
+    print_table(
+        _COLUMNS,
+        [
+            (
+                one.group,
+                f"{_state(one)}, paused" if one.owner.pause is not None else _state(one),
+                one.owner.token.epoch,
+                one.partitions,
+                None if one.advanced_for is None else short(one.advanced_for),
+                one.dead_letters,
+                ", ".join(one.topics),
+            )
+            for one in found
+        ],
+    )
+
+
+def _naming_options(function: _F) -> _F:
+    for option in reversed(
+        (
+            options.group_option,
+            click.option("--to", "new", required=True, callback=options.names, metavar="NAME", help="The other name."),
+            options.reason_option,
+            click.option("--execute", is_flag=True, help="Do it; without this nothing is written."),
+            options.database_options,
+            options.format_option,
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@groups.command("copy")
+@_naming_options
+def copy_group(
+    *, group: str, new: str, reason: str, execute: bool, url: str | None, schema: str | None, format_: str
+) -> None:
+    """Give another name the stored offsets of a group, with their metadata.
+
+    For a second job that begins where the first one is: a new version beside the old one, a test. The group and its
+    job are left alone. Dead letters are not copied: the new job begins above their records.
+
+    \b
+    Exit codes:
+      0  done; without --execute: it can be done
+      1  there is no such group
+      2  wrong usage, or the other name is taken
+      3  the database can't be reached or refuses
+
+    \b
+    Keys of --format json:
+      group, new, executed
+      offsets[]  topic, partition, stored
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore groups copy -g billing --to billing-v2
+          --reason "the new version runs beside the old one" --execute
+    """  # noqa: D301 - as above
+    with options.open_store(url, schema) as store:
+        done = store.copy_group(group, new, reason=reason, dry_run=not execute)
+    _print(done, format_, "copied")
+
+
+@groups.command("rename")
+@_naming_options
+@click.option("--force", is_flag=True, help="Do it even if a job is live: its next write fails with StaleClaim.")
+def rename_group(
+    *, group: str, new: str, reason: str, execute: bool, force: bool, url: str | None, schema: str | None, format_: str
+) -> None:
+    """Give a group another name, with its offsets, metadata and dead letters.
+
+    A job that is started under the old name again is refused: it would read the topics from the beginning. What was
+    copied to Kafka stays there under the old name.
+
+    \b
+    Exit codes:
+      0  done; without --execute: it can be done
+      1  there is no such group, or a job of it is live
+      2  wrong usage, or the other name is taken
+      3  the database can't be reached or refuses
+
+    \b
+    Keys of --format json:
+      group, new, executed
+      offsets[]  topic, partition, stored
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore groups rename -g billing --to invoicing
+          --reason "the team's new name, ticket 17" --execute
+    """  # noqa: D301 - as above
+    with options.open_store(url, schema) as store:
+        done = store.rename_group(
+            group, new, reason=reason, takeover="fence" if force else "refuse", dry_run=not execute
+        )
+    _print(done, format_, "renamed")
+
+
+def _print(done: NewName, format_: str, word: str) -> None:
+    if format_ == "json":
+        print_json(
+            {
+                "group": done.group,
+                "new": done.new,
+                "executed": done.executed,
+                "offsets": [
+                    {"topic": tp.topic, "partition": tp.partition, "stored": offset}
+                    for tp, offset in done.offsets.items()
+                ],
+            }
+        )
+        return
+    print_table((Column("partition"), Column("stored", number=True)), [*done.offsets.items()])
+    what = f"The offsets of {counted(len(done.offsets), 'partition')}"
+    if done.executed:
+        print_lines(f"{what} were {word} from {done.group} to {done.new}.")
+        return
+    print_lines(f"{what} would be {word} from {done.group} to {done.new}.")
+    if word == "renamed" and done.owner is not None and done.owner.is_live:
+        print_lines(f"A job is live: {done.owner.in_words()}. It must be stopped first, or --force fences it.")
+    print_lines("Nothing was written. Add --execute to do it.")
+
+
+def _state(one: ListedGroup) -> str:
+    if one.owner.alive_for is None:
+        return "left"
+    return "live" if one.owner.is_live else "silent"
+
+
+def _document(one: ListedGroup) -> dict[str, object]:
+    owner = one.owner
+    return {
+        "group": one.group,
+        "state": _state(one),
+        "epoch": owner.token.epoch,
+        "owner": owner.owner,
+        "claimed_at": owner.claimed_at.isoformat(),
+        "heartbeat_age_seconds": None if owner.alive_for is None else owner.alive_for.total_seconds(),
+        "paused": pause_document(owner.pause),
+        "partitions": one.partitions,
+        "topics": [*one.topics],
+        "changed_seconds_ago": None if one.advanced_for is None else one.advanced_for.total_seconds(),
+        "dead_letters": one.dead_letters,
+    }

@@ -1,0 +1,179 @@
+"""A group's names: all groups, the same offsets under another name, and another name for the same offsets.
+
+A copy leaves the group and its job alone. A rename fences the job, as a claim does: its open transaction is waited for,
+and its token is then stale; the old name keeps its row, so that nothing comes back under it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from offsetstore.errors import ConfigurationError, UnknownGroup
+from offsetstore.offsets import StoredOffset, Token, TopicPartition
+from offsetstore.protocol.database import HistoryEvent
+from offsetstore.store.admin import (
+    AGAIN,
+    expect_group,
+    expect_reason,
+    expect_takeover,
+    expect_timeout,
+    pinned,
+    refuse_live,
+    write_token,
+)
+from offsetstore.store.identity import this_process
+from offsetstore.store.sessions import deciding, fencing, read
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from offsetstore.protocol.database import Database, GroupRow, Session
+    from offsetstore.store.admin import Decided
+
+
+@dataclass(frozen=True, slots=True)
+class NewName:
+    """Offsets that a group has under a name that had none, or would have.
+
+    :param executed: whether anything was written.
+    :param owner: of the group before, ``None`` if it was never claimed.
+    """
+
+    group: str
+    new: str
+    offsets: Mapping[TopicPartition, int]
+    owner: GroupRow | None
+    executed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """A decision to give a group's offsets to another name."""
+
+    group: str
+    new: str
+    reason: str
+    actor: str | None
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        """Refuse invalid arguments, before the database is asked.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        expect_group(self.group)
+        expect_group(self.new)
+        expect_reason(self.reason)
+        if self.group == self.new:
+            raise ConfigurationError("the group has that name already", found=repr(self.new), expected="another name")
+
+    @property
+    def who(self) -> str:
+        """The actor, by default this process."""
+        return self.actor or this_process()
+
+    def check(
+        self, session: Session, rows: Mapping[TopicPartition, StoredOffset], taken: Collection[TopicPartition]
+    ) -> None:
+        """See that the group has offsets, and the new name neither these nor dead letters.
+
+        :param rows: the group's.
+        :param taken: the partitions of the new name.
+        :raises UnknownGroup, ConfigurationError: it is not so.
+        """
+        if not rows:
+            raise UnknownGroup(
+                f"the store has no offsets of group {self.group!r}",
+                next_step="Correct the name; `offsetstore groups list` shows all groups.",
+            )
+        if taken:
+            raise ConfigurationError(
+                f"a group {self.new!r} already exists",
+                found=f"{len(taken)} partitions",
+                expected="a name without offsets",
+            )
+        if letters := sum(session.count_letters(self.new).values()):
+            raise ConfigurationError(
+                f"a group {self.new!r} has left dead letters", found=letters, expected="a name without dead letters"
+            )
+
+    def plan(self, database: Database) -> NewName:
+        """Look at what would be done now, without a lock."""
+
+        def look(session: Session) -> NewName:
+            owner, rows = session.read_group(self.group)
+            self.check(session, rows, session.read_partitions(self.new))
+            return self.done(rows, owner, executed=False)
+
+        return read(database, look)
+
+    def done(self, rows: Mapping[TopicPartition, StoredOffset], owner: GroupRow | None, *, executed: bool) -> NewName:
+        """The result."""
+        return NewName(self.group, self.new, {tp: row.next_offset for tp, row in rows.items()}, owner, executed)
+
+
+def copy_group(database: Database, naming: Naming, lock_timeout: float) -> NewName:
+    """Give another name the same offsets; see `OffsetStore.copy_group`."""
+    if naming.dry_run:
+        return naming.plan(database)
+    group, new = naming.group, naming.new
+    with deciding(database, new, name="admin", lock_timeout=lock_timeout, again=AGAIN) as session:
+        # One statement reads all rows, so that a batch of several partitions is in them whole, or not at all.
+        before, taken = session.lock_group(new), session.lock_group_partitions(new)
+        owner, rows = session.group(group), session.read_partitions(group)
+        naming.check(session, rows, taken)
+        token = Token(before.epoch + 1, uuid4())
+        write_token(session, new, token, naming.who)
+        session.set_partitions(
+            new, token, {tp: pinned(row, row.next_offset, keep_contested=False) for tp, row in rows.items()}
+        )
+        session.write_metadata(new, token, {tp: row.metadata for tp, row in rows.items()})
+        why = f"from {group!r}: {naming.reason}"
+        session.append_history(new, _arrivals("copy", rows, token, naming.who, why))
+        if owner is not None:
+            line = HistoryEvent("copy", None, None, None, owner.token, naming.who, f"to {new!r}: {naming.reason}")
+            session.append_history(group, [line])
+    return naming.done(rows, owner, executed=True)
+
+
+def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeover_timeout: float) -> NewName:
+    """Move a group's rows to another name; see `OffsetStore.rename_group`."""
+    expect_timeout(takeover_timeout)
+    expect_takeover(takeover)
+    if naming.dry_run:
+        return naming.plan(database)
+    group, new, reason = naming.group, naming.new, naming.reason
+    with fencing(database, group, takeover_timeout, name="admin", again=AGAIN) as session:
+        tokens = {name: session.lock_group(name) for name in sorted((group, new))}
+        before = session.group(group)
+        refuse_live(group, takeover, before)
+        held = {name: session.lock_group_partitions(name) for name in sorted((group, new))}
+        rows = held[group]
+        naming.check(session, rows, held[new])
+        # Above both, so that it is no job's, and no copy in Kafka has this epoch.
+        token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), naming.who
+        session.rename_group(group, new)
+        owner = session.group(group)
+        session.write_pause(new, owner.pause if owner is not None else None)
+        session.write_pause(group, None)
+        # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
+        for name in (group, new):
+            write_token(session, name, token, who)
+        # Pinned, so that what Kafka has under the old name does not count. It decides nothing about other applications.
+        session.set_partitions(
+            new,
+            token,
+            {tp: pinned(row, row.next_offset, keep_contested=True) for tp, row in rows.items()},
+        )
+        session.append_history(group, [HistoryEvent("rename", None, None, None, token, who, f"to {new!r}: {reason}")])
+        session.append_history(new, _arrivals("rename", rows, token, who, f"from {group!r}: {reason}"))
+    return naming.done(rows, before, executed=True)
+
+
+def _arrivals(
+    event: str, rows: Mapping[TopicPartition, StoredOffset], token: Token, who: str, why: str
+) -> list[HistoryEvent]:
+    arrived = [HistoryEvent(event, tp, None, row.next_offset, token, who, why) for tp, row in rows.items()]
+    return [HistoryEvent(event, None, None, None, token, who, why), *arrived]

@@ -1,0 +1,102 @@
+"""What ``groups`` prints, and what it takes; what it does is the store's contract."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import OffsetRange, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+    from offsetstore import Claim
+    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+
+P0 = TopicPartition("payments", 0)
+REASON = ("--reason", "ticket 17")
+
+
+@pytest.fixture(autouse=True)
+def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
+    claim = store.claim("billing", broker, mirror_every=None)
+    with store.transaction(claim) as tx:
+        tx.advance({P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining})
+    return claim
+
+
+def lines(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+@pytest.mark.behaviour("OPS-3")
+def test_all_groups_are_listed_with_their_state(
+    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    store.claim("audit", topics=["refunds"]).close()
+    store.pause("audit", reason="maintenance", until=datetime(2100, 1, 1, tzinfo=UTC))
+    head, audit, billing = [line.split() for line in lines(run("groups", "list"))]
+    assert head == ["group", "state", "epoch", "partitions", "changed", "letters", "topics"]
+    assert audit == ["audit", "left,", "paused", "1", "0", "-", "0"]
+    assert billing[:4] == ["billing", "live", "1", "3"]
+    assert billing[-2:] == ["0", "payments"]
+
+    found: dict[str, Any] = json.loads(run("groups", "list", "--format", "json").stdout)
+    first, second = found["groups"]
+    assert (first["group"], first["state"], first["paused"]["reason"]) == ("audit", "left", "maintenance")
+    assert (first["partitions"], first["topics"], first["changed_seconds_ago"]) == (0, [], None)
+    assert (second["owner"], second["topics"], second["partitions"]) == (claim.owner, ["payments"], 3)
+    assert second["heartbeat_age_seconds"] >= 0
+    assert second["changed_seconds_ago"] >= 0
+
+
+@pytest.mark.behaviour("OPS-3")
+def test_a_copy_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+    copy = ("groups", "copy", "-g", "billing", "--to", "billing-v2", *REASON)
+    assert lines(run(*copy))[-2:] == [
+        "The offsets of 3 partitions would be copied from billing to billing-v2.",
+        "Nothing was written. Add --execute to do it.",
+    ]
+    assert store.offsets("billing-v2") == {}
+
+    done = json.loads(run(*copy, "--execute", "--format", "json").stdout)
+    assert (done["group"], done["new"], done["executed"]) == ("billing", "billing-v2", True)
+    assert done["offsets"][0] == {"topic": "payments", "partition": 0, "stored": 5}
+    assert store.offsets("billing-v2")[P0].next_offset == 5
+    assert "copied by" in run("status", "-g", "billing-v2").stdout
+    again = run(*copy, "--execute")
+    assert (again.exit_code, "already exists" in again.stderr) == (2, True)
+
+
+@pytest.mark.behaviour("OPS-3")
+def test_a_rename_needs_execute_and_with_a_live_job_force(
+    run: Callable[..., Result], store: InMemoryOffsetStore
+) -> None:
+    rename = ("groups", "rename", "-g", "billing", "--to", "invoicing", *REASON)
+    plan = lines(run(*rename))
+    assert plan[-3] == "The offsets of 3 partitions would be renamed from billing to invoicing."
+    assert plan[-2].startswith("A job is live: ")
+
+    refused = run(*rename, "--execute")
+    assert (refused.exit_code, "is live; nothing was written" in refused.stderr) == (1, True)
+    assert lines(run(*rename, "--execute", "--force"))[-1] == (
+        "The offsets of 3 partitions were renamed from billing to invoicing."
+    )
+    assert store.offsets("billing") == {}
+    assert [line.split()[:4] for line in lines(run("groups", "list"))[1:]] == [
+        ["billing", "left", "2", "0"],
+        ["invoicing", "left", "2", "3"],
+    ]
+
+
+@pytest.mark.parametrize("command", ["copy", "rename"])
+def test_a_group_that_is_not_there_is_told(run: Callable[..., Result], command: str) -> None:
+    told = run("groups", command, "-g", "nobody", "--to", "other", *REASON)
+    assert told.exit_code == 1
+    assert "no offsets of group 'nobody'" in told.stderr
