@@ -52,7 +52,7 @@ def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
 
         assert "until 2030-03-01T06:00:00+00:00: nightly load, ticket 18" in printed
         assert [line.event for line in names["decisions"]] == ["pause", "pause", "resume", "pause", "resume"]
-        assert next(names["following"]).event == "metadata"
+        assert next(names["following"]).event == "copy"
         assert store.find_metadata(GROUP, "payments", 0) == {"checked": True}
         assert store.group_state(GROUP).pause is None
         assert names["live"] == [GROUP]
