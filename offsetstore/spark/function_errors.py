@@ -6,7 +6,9 @@ import logging
 import re
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException, PySparkException, PythonException
+from pyspark.errors.exceptions.captured import unwrap_spark_exception
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.isolate import is_of_records
@@ -40,6 +42,7 @@ def may_be_of_records(error: Exception) -> bool:
 
 def function_failed(error: Exception) -> FunctionFailed | None:
     """Our error for one that a record can cause; ``None`` for another, like a lost executor or a missing package."""
+    error = _unwrapped(error)
     if isinstance(error, PythonException):
         names = [*_raised(str(error))]
         if any(map(is_outage, names)):
@@ -57,6 +60,17 @@ def function_failed(error: Exception) -> FunctionFailed | None:
     failed = FunctionFailed(what, error_class=name, text=str(error), sqlstate=state)
     failed.__cause__ = error
     return failed
+
+
+def _unwrapped(error: Exception) -> Exception:
+    """The error that ended a job's task, as a DataFrame's own methods raise it; jobs of an RDD raise Java's."""
+    if not isinstance(error, Py4JJavaError):
+        return error
+    try:
+        with unwrap_spark_exception():
+            raise error  # noqa: TRY301 - to be converted
+    except Exception as inner:  # noqa: BLE001 - that is what it is for
+        return inner
 
 
 def _raised(text: str) -> Iterator[str]:

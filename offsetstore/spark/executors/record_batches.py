@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 from pyspark import RDD
-from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.serializers import Serializer, SpecialLengths
 
 from offsetstore.errors import SinkError
@@ -77,8 +76,7 @@ class Parts:
             results = batches.mapPartitionsWithIndex(lambda number, rows: [task(number, rows)]).collect()
         except Exception:
             check_again(self.context)
-            with unwrap_spark_exception():  # a DataFrame's own methods do that
-                raise
+            raise
         expected = self.rdd.getNumPartitions()
         if len(results) != expected:
             raise SinkError(
