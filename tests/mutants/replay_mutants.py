@@ -161,7 +161,7 @@ ORDER: Final[tuple[Mutant, ...]] = (
     mutant(
         "parking-behind-a-record-that-is-gone-in-later-batches",
         (_RECOVERY, "            self._open_sequences().update(waiting_behind)\n", "            pass\n"),
-        tests=(f"{_SEQUENCES}test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_key_waits",),
+        tests=(f"{_SEQUENCES}test_behind_such_a_letter_its_key_waits_in_the_next_batch_too",),
         why="So would those of the next batch.",
     ),
     mutant(

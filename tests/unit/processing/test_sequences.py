@@ -168,6 +168,17 @@ def test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_ke
     assert {one.offset: one.state for one in store.letters(GROUP).letters} == dict.fromkeys([2, 4, 6, 7], "dead")
 
 
+@pytest.mark.behaviour("DLQ-11", "DLQ-14")
+def test_behind_such_a_letter_its_key_waits_in_the_next_batch_too(store: InMemoryOffsetStore, claim: Claim) -> None:
+    Job(claim, "k 2").write(0, 4)
+    store.reset(GROUP, {P0: 0}, reason="it is mended")
+    again = Job(store.claim(GROUP, topics=["payments"]), compacted=[2])
+    again.write(0, 4)
+    again.write(4, 8)
+    assert store.rows("results")[-1:] == ["j 5"]
+    assert letters(store) == {2: "rejected", 4: "sequence", 6: "sequence", 7: "sequence"}
+
+
 @pytest.mark.behaviour("DLQ-11")
 def test_without_sequences_none_waits(store: InMemoryOffsetStore, claim: Claim) -> None:
     Job(claim, "k 2", sequence=None).write(0, 8)
