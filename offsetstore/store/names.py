@@ -145,6 +145,8 @@ def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeo
     if naming.dry_run:
         return naming.plan(database)
     group, new, reason = naming.group, naming.new, naming.reason
+    # A live job's transaction is not waited for, nor ended, if the job is not to be fenced.
+    refuse_live(group, takeover, naming.plan(database).owner)
     with fencing(database, group, takeover_timeout, name="admin", again=AGAIN) as session:
         tokens = {name: session.lock_group(name) for name in sorted((group, new))}
         before = session.group(group)

@@ -37,7 +37,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         "live-under-the-lock",
         (
             _ADMIN,
-            "        owner = session.group(group)\n        _check_owner(request, owner)\n",
+            "        owner = session.group(group)\n        refuse_live(request.group, request.takeover, owner)\n",
             "        owner = session.group(group)\n",
         ),
         tests=(f"{_MEANWHILE}test_a_job_that_claims_between_the_look_and_the_fence_is_not_fenced_unless_it_is_forced",),
@@ -45,9 +45,20 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "live-before-the-lock",
-        (_ADMIN, "    _check_owner(request, owner)\n    with fencing", "    with fencing"),
+        (_ADMIN, "    refuse_live(request.group, request.takeover, owner)\n    with fencing", "    with fencing"),
         tests=(f"{_CONTRACT}test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction",),
         why="A reset that will be refused would first wait for the live job's transaction, and then terminate it.",
+    ),
+    mutant(
+        "live-before-a-rename",
+        (
+            "offsetstore/store/names.py",
+            "        refuse_live(group, takeover, before)\n",
+            "        pass\n",
+        ),
+        ("offsetstore/store/names.py", "    refuse_live(group, takeover, naming.plan(database).owner)\n", ""),
+        tests=(f"{_CONTRACT}test_a_rename_that_may_not_fence_refuses_a_live_job",),
+        why="A rename without --force would fence the job.",
     ),
     mutant(
         "log-reaches-to-the-row",

@@ -189,7 +189,7 @@ START: Final[tuple[Mutant, ...]] = (
     mutant(
         "contest-through-a-rename",
         (
-            "offsetstore/store/admin.py",
+            "offsetstore/store/names.py",
             "row.next_offset, keep_contested=True)",
             "row.next_offset, keep_contested=False)",
         ),
