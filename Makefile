@@ -19,7 +19,7 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
 .PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-peers bench-scale \
-  fmt migrate behaviours lock clean
+  fmt migrate behaviours commands board lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
@@ -83,6 +83,12 @@ migrate: setup ## bring the tables of the database at OFFSETSTORE_URL to head
 
 behaviours: setup ## write docs/behaviours.md anew from the tests' marks
 	@$(BIN)/python -m pytest --collect-only -qq --behaviours=docs/behaviours.md
+
+commands: setup ## write docs/cli.md anew from the commands
+	@$(BIN)/python -m tests.support.cli_page
+
+board: setup ## write Grafana's board anew from tests/support/grafana_board.py
+	@$(BIN)/python -m tests.support.grafana_board
 
 lock: ## pin the requirements anew, with hashes (takes uv into build/)
 	@$(call find-python); "$$python" -m venv build/lock

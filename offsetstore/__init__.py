@@ -5,10 +5,11 @@ Importing this loads neither pyspark nor confluent_kafka: `Broker`, the sink and
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from offsetstore import errors
+from offsetstore.errors import exit_code
+from offsetstore.lazy import load
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.processing.between import Tick
 from offsetstore.processing.buffer import Flush
@@ -24,8 +25,9 @@ from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.protocol.work import Work
 from offsetstore.store.admin import Reset, ShiftBy
 from offsetstore.store.claim import Claim
+from offsetstore.store.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned
-from offsetstore.store.names import NewName
+from offsetstore.store.names import DeletedGroup, NewName
 from offsetstore.store.reads import GroupState, PartitionState
 from offsetstore.store.resolving import resolve_starting_offsets
 from offsetstore.store.store import OffsetStore
@@ -44,11 +46,14 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "Decision",
+    "DeletedGroup",
     "ErrorGroup",
     "Execute",
     "Failure",
     "Flush",
+    "GroupLag",
     "GroupState",
+    "Lag",
     "Letter",
     "LetterError",
     "LetterFilter",
@@ -62,6 +67,7 @@ __all__ = [
     "OffsetRange",
     "OffsetStore",
     "Outcome",
+    "PartitionLag",
     "PartitionState",
     "Pause",
     "Payload",
@@ -77,6 +83,7 @@ __all__ = [
     "Tick",
     "Timeouts",
     "Token",
+    "TopicLag",
     "TopicPartition",
     "Transaction",
     "TransactionalSink",
@@ -84,6 +91,7 @@ __all__ = [
     "Watermarks",
     "Work",
     "errors",
+    "exit_code",
     "resolve_starting_offsets",
 ]
 
@@ -97,16 +105,4 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, extra = _LAZY[name]
-    try:
-        return getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith(__name__):
-            raise
-        raise errors.MissingDependency(
-            f"{name} needs a package that is not installed",
-            found=f"no {error.name}",
-            next_step=f"pip install 'offsetstore[{extra}]'.",
-        ) from error
+    return load(__name__, name, _LAZY)

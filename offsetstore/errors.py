@@ -50,6 +50,7 @@
      |             Unadvanced, AdvanceMismatch, MarkBackwards, MarkBeyondDelivered,
      |             UnexpectedCommit
      +-- DeadLetterError             a dead letter can't be decided about like that; nothing was written
+     |    +-- LettersOpen            a group with open letters is not deleted
      |    +-- UnknownLetter          the store has no such letter
      |    +-- LetterSettled          it was replayed, discarded or superseded
      |    +-- PayloadMissing         its record is not kept, so it can't be replayed
@@ -68,12 +69,15 @@ Each carries what was found, what was expected and the next step, as attributes 
 partition if it is about one. Each can be pickled, to cross a process boundary.
 
 `Outage` is not one of them: it is yours to raise.
+
+`exit_code` says with which code a process ends that an error has ended, a command's or a job's.
 """
 
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -484,6 +488,12 @@ class DeadLetterError(OffsetStoreError):
     """A dead letter can't be decided about like that; nothing was written."""
 
 
+class LettersOpen(DeadLetterError):
+    """The group has dead letters whose records are not in the results, and may still get there; it was not deleted."""
+
+    default_next_step = "Replay or discard them first; or delete them with the group: discard_letters=True."
+
+
 class UnknownLetter(DeadLetterError):
     """The store has no such dead letter."""
 
@@ -649,3 +659,42 @@ class ExecutorEnvironment(SinkError):
         "Ship an environment: --archives environment.tar.gz#environment, PYSPARK_PYTHON=./environment/bin/python; or "
         "install offsetstore[executor] on the workers, in the driver's versions (docs/executors.md)."
     )
+
+
+class ExitCode(IntEnum):
+    """What scripts and supervisors can rely on; `offsetstore --help` and docs/deploy.md say what each means."""
+
+    OK = 0
+    NO = 1
+    USAGE = 2
+    DATABASE = 3
+    BROKER = 4
+    OTHER = 5
+    FENCED = 6
+    BUG = 70
+    DEAD = 75
+    INTERRUPTED = 130
+
+
+# The first that fits counts.
+_EXIT_CODES: Final[tuple[tuple[ExitCode, tuple[type[BaseException], ...]], ...]] = (
+    (ExitCode.FENCED, (StaleClaim,)),
+    (ExitCode.NO, (StartError, UnknownGroup, OffsetMoved, GroupBusy, GroupRenamed, DeadLetterError)),
+    (ExitCode.USAGE, (ConfigurationError,)),
+    (ExitCode.DATABASE, (StoreUnavailable, MissingPrivilege, SchemaError, LockTimeout, TransactionLost)),
+    (ExitCode.BROKER, (BrokerError,)),
+    (ExitCode.OTHER, (OffsetStoreError,)),
+    (ExitCode.INTERRUPTED, (KeyboardInterrupt,)),
+)
+
+
+def exit_code(error: BaseException | None) -> ExitCode:
+    """Return the exit code for an error: it says what has to be corrected, or whether to start again.
+
+    In a job: ``sys.exit(exit_code(sink.error or error))`` where ``error`` is what ``awaitTermination()`` raised.
+
+    :param error: ``None`` for a good end.
+    """
+    if error is None:
+        return ExitCode.OK
+    return next((code for code, kinds in _EXIT_CODES if isinstance(error, kinds)), ExitCode.BUG)

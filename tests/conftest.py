@@ -21,7 +21,7 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.register_profile("search", max_examples=2000, database=None, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours"]
+pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours", "tests.programs"]
 
 
 @pytest.fixture(autouse=True)

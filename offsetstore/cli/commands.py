@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
-from offsetstore.cli.exits import ExitCode, describe, fail
-from offsetstore.errors import MissingDependency, OffsetStoreError
+from offsetstore.cli.exits import describe, fail
+from offsetstore.errors import ExitCode, MissingDependency, OffsetStoreError
 from offsetstore.postgres.errors import of_database
 
 
@@ -47,11 +48,27 @@ COMMANDS: Final = {
     for command in (
         LazyCommand("migrate", "offsetstore.cli.migrate", "Create or upgrade offsetstore's tables."),
         LazyCommand("grants", "offsetstore.cli.grants", "Print the GRANT statements for the job's role."),
+        LazyCommand(
+            "acls",
+            "offsetstore.cli.acls",
+            "Print, check and create the ACLs that a job needs in Kafka.",
+            extra="cli,kafka",
+        ),
         LazyCommand("resolve", "offsetstore.cli.resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "offsetstore.cli.adopt", "Show what a job would take over from a checkpoint."),
         LazyCommand("status", "offsetstore.cli.status", "Show a consumer group's owner, offsets and lag."),
-        LazyCommand("groups", "offsetstore.cli.groups", "List, copy and rename consumer groups."),
+        LazyCommand("lag", "offsetstore.cli.lag", "Show how far consumer groups are behind Kafka."),
+        LazyCommand("groups", "offsetstore.cli.groups", "List, copy, rename and delete consumer groups."),
+        LazyCommand("health", "offsetstore.cli.health", "Ask a job's process, or the database, whether a job is well."),
+        LazyCommand(
+            "exporter",
+            "offsetstore.cli.exporter",
+            "Serve all groups' lag and state for Prometheus.",
+            extra="cli,kafka,monitoring",
+        ),
         LazyCommand("history", "offsetstore.cli.history", "Show what was decided about a consumer group, and by whom."),
+        LazyCommand("runs", "offsetstore.cli.runs", "Show the runs of a consumer group's job, and how each ended."),
+        LazyCommand("errors", "offsetstore.cli.errors", "Show the errors that a consumer group's jobs met."),
         LazyCommand("reset", "offsetstore.cli.reset", "Move a group's stored offsets."),
         LazyCommand("pause", "offsetstore.cli.pause", "Pause a consumer group."),
         LazyCommand("resume", "offsetstore.cli.pause", "End a consumer group's pause."),
@@ -61,6 +78,10 @@ COMMANDS: Final = {
         LazyCommand(
             "dead-letters", "offsetstore.cli.dead_letters", "List, replay and discard a consumer group's dead letters."
         ),
+        LazyCommand(
+            "assets", "offsetstore.cli.assets", "Write the files for Grafana, Prometheus, Kubernetes or systemd."
+        ),
+        LazyCommand("completion", "offsetstore.cli.completion", "Print the script that completes commands in a shell."),
         LazyCommand(
             "local",
             "offsetstore.cli.local",
@@ -93,6 +114,13 @@ class LazyGroup(click.Group):
         """List them from `COMMANDS` alone."""
         with formatter.section("Commands"):
             formatter.write_dl([(command.name, command.summary) for command in COMMANDS.values()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete from `COMMANDS` alone: the shell waits."""
+        found = [CompletionItem(one.name, help=one.summary) for one in COMMANDS.values()]
+        return [item for item in found if item.value.startswith(incomplete)] + click.Command.shell_complete(
+            self, ctx, incomplete
+        )
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 
 import click
 
-from offsetstore.cli.exits import ExitCode
 from offsetstore.cli.output import Column, print_table
 from offsetstore.demo.flights import ALL
 from offsetstore.demo.job_settings import Atomicity, Staging
@@ -17,6 +16,7 @@ from offsetstore.demo.kills import POINTS
 from offsetstore.demo.report import equation, summary, write_report
 from offsetstore.demo.run import Plan, is_proven, run_demo
 from offsetstore.demo.screen import open_screen
+from offsetstore.errors import ExitCode
 
 if TYPE_CHECKING:
     from types import FrameType

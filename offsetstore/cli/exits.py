@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NoReturn
 
 import click
 
 from offsetstore import errors
 from offsetstore.cli.output import print_error
+from offsetstore.errors import ExitCode, exit_code
 from offsetstore.store import admin
 
 _OPTIONS = {
     # The library's next steps, in the words of the command line.
     errors.StoreUnavailable.default_next_step: (
         "Check --url or OFFSETSTORE_URL, that the server runs, and that the role may connect."
+    ),
+    errors.LettersOpen.default_next_step: (
+        "Replay or discard them first; or delete them with the group: --discard-letters."
     ),
     admin.CHOOSE: "Name an offset that the log holds, or use --to-earliest or --to-latest.",
     admin.SHIFT: "Shift by less, or use --to-earliest.",
@@ -23,55 +26,21 @@ _OPTIONS = {
 }
 _SUMMARIES = {
     0: "done, or the answer is yes",
-    1: "the answer is no: not at head, no such group or letter, no safe place to start, a live job",
+    1: "the answer is no: not at head, no such group or letter, no safe place to start, a live job, a missing ACL",
     2: "wrong usage or configuration, or a missing package",
     3: "the database can't be reached, refuses the request, or its schema doesn't match",
     4: "Kafka can't be reached, refuses the request, or has no such topic",
     5: "any other error of offsetstore",
-    70: "a bug: please report the traceback",
+    6: "the group was claimed, reset or renamed by another process",
+    70: "an error that is not offsetstore's; of a command, a bug: please report the traceback",
+    75: 'a job that was not live any more, ended by Monitoring(on_dead="exit")',
     130: "interrupted",
 }
-
-
-class ExitCode(IntEnum):
-    """What scripts can rely on; `describe` says what each means."""
-
-    OK = 0
-    NO = 1
-    USAGE = 2
-    DATABASE = 3
-    BROKER = 4
-    OTHER = 5
-    BUG = 70
-    INTERRUPTED = 130
 
 
 def describe() -> str:
     """Return the table of exit codes, for ``--help``."""
     return "\n".join(f"  {code.value:>3}  {_SUMMARIES[code.value]}" for code in ExitCode)
-
-
-def exit_code(error: errors.OffsetStoreError) -> ExitCode:
-    """Return the exit code of an error: it says what has to be corrected."""
-    match error:
-        case errors.StartError() | errors.UnknownGroup() | errors.OffsetMoved():
-            return ExitCode.NO
-        case errors.GroupBusy() | errors.GroupRenamed() | errors.DeadLetterError():
-            return ExitCode.NO
-        case errors.ConfigurationError():
-            return ExitCode.USAGE
-        case (
-            errors.StoreUnavailable()
-            | errors.MissingPrivilege()
-            | errors.SchemaError()
-            | errors.LockTimeout()
-            | errors.TransactionLost()
-        ):
-            return ExitCode.DATABASE
-        case errors.BrokerError():
-            return ExitCode.BROKER
-        case _:
-            return ExitCode.OTHER
 
 
 def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoReturn:

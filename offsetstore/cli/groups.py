@@ -1,13 +1,14 @@
-"""``offsetstore groups``: list all groups, copy one, give one another name."""
+"""``offsetstore groups``: list all groups, copy one, give one another name, delete one."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table, visible
 from offsetstore.cli.pause import document as pause_document
 from offsetstore.cli.status import short
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from offsetstore.protocol.database import ListedGroup
-    from offsetstore.store.names import NewName
+    from offsetstore.store.names import DeletedGroup, NewName
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -32,7 +33,7 @@ _COLUMNS = (
 
 @click.group()
 def groups() -> None:
-    """List, copy and rename consumer groups."""
+    """List, copy, rename and delete consumer groups."""
 
 
 @groups.command("list")
@@ -43,7 +44,7 @@ def list_groups(*, url: str | None, schema: str | None, format_: str) -> None:
 
     A group is "live" while its job sends heartbeats, "silent" if they have stopped, "left" if the last job has closed
     its claim or an operator has decided something since. "changed" is the time since a stored offset last changed.
-    "letters" counts open dead letters. A name that was given up has no partitions.
+    "letters" counts open dead letters. A name that was given up, or deleted, has no partitions.
 
     \b
     Keys of --format json:
@@ -159,6 +160,96 @@ def rename_group(
     _print(done, format_, "renamed")
 
 
+@groups.command("delete")
+@options.group_option
+@options.reason_option
+@click.option("--execute", is_flag=True, help="Do it; without this nothing is deleted.")
+@click.option(
+    "--discard-letters", is_flag=True, help="Delete dead letters too that were neither replayed nor discarded."
+)
+@click.option("--force", is_flag=True, help="Do it even if a job is live: its next write fails with StaleClaim.")
+@options.database_options
+@options.format_option
+def delete_group(
+    *,
+    group: str,
+    reason: str,
+    execute: bool,
+    discard_letters: bool,
+    force: bool,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+) -> None:
+    """Delete a group: its offsets, their metadata, and its dead letters.
+
+    A job that still runs writes nothing more. A job that is started under this name begins as that of a new group:
+    what was copied to Kafka stays there, and no longer counts. The history stays, and has the offsets. The results are
+    yours. Only the owner of the tables may delete.
+
+    \b
+    Exit codes:
+      0  done; without --execute: it can be done
+      1  there is no such group, a job of it is live, or it has open letters
+         and --discard-letters was not given
+      2  wrong usage
+      3  the database can't be reached or refuses, or the role may not delete
+
+    \b
+    Keys of --format json:
+      group, executed
+      live          whether a job was live
+      contested     whether another application used the group in Kafka
+      dead_letters  open, settled: how many
+      offsets[]     topic, partition, stored
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore groups delete -g billing --reason "ticket 17" --execute
+    """  # noqa: D301 - as above
+    with options.open_store(url, schema) as store:
+        done = store.delete_group(
+            group,
+            reason=reason,
+            takeover="fence" if force else "refuse",
+            discard_letters=discard_letters,
+            dry_run=not execute,
+        )
+    if format_ == "json":
+        print_json(
+            {
+                "group": done.group,
+                "executed": done.executed,
+                "live": done.owner.is_live,
+                "contested": done.contested,
+                "dead_letters": {"open": done.open_letters, "settled": done.settled_letters},
+                "offsets": _offsets(done),
+            }
+        )
+    else:
+        _print_deleted(done)
+
+
+def _print_deleted(done: DeletedGroup) -> None:
+    print_table((Column("partition"), Column("stored", number=True)), [*done.offsets.items()])
+    letters = done.open_letters + done.settled_letters
+    and_letters = f" and {counted(letters, 'dead letter')} ({done.open_letters} open)" if letters else ""
+    what = f"the offsets of {counted(len(done.offsets), 'partition')}{and_letters}"
+    print_lines(f"{done.group} {'was' if done.executed else 'would be'} deleted: {what}.")
+    if done.contested:
+        print_lines("Another application uses this group in Kafka. A new job of this name begins at its offsets.")
+    print_lines("Kafka keeps the copy of the offsets, which no longer counts. This removes it:")
+    click.echo(
+        f"  kafka-consumer-groups.sh --bootstrap-server HOST:PORT --delete --group {shlex.quote(visible(done.group))}"
+    )
+    if done.executed:
+        print_lines("A job that starts under this name reads the topics anew, and writes the results again.")
+        return
+    if done.owner.is_live:
+        print_lines(f"A job is live: {done.owner.in_words()}. It must be stopped first, or --force fences it.")
+    print_lines("Nothing was deleted. Add --execute to do it.")
+
+
 def _print(done: NewName, format_: str, word: str) -> None:
     if format_ == "json":
         print_json(
@@ -166,10 +257,7 @@ def _print(done: NewName, format_: str, word: str) -> None:
                 "group": done.group,
                 "new": done.new,
                 "executed": done.executed,
-                "offsets": [
-                    {"topic": tp.topic, "partition": tp.partition, "stored": offset}
-                    for tp, offset in done.offsets.items()
-                ],
+                "offsets": _offsets(done),
             }
         )
         return
@@ -182,6 +270,10 @@ def _print(done: NewName, format_: str, word: str) -> None:
     if word == "renamed" and done.owner is not None and done.owner.is_live:
         print_lines(f"A job is live: {done.owner.in_words()}. It must be stopped first, or --force fences it.")
     print_lines("Nothing was written. Add --execute to do it.")
+
+
+def _offsets(done: NewName | DeletedGroup) -> list[dict[str, object]]:
+    return [{"topic": tp.topic, "partition": tp.partition, "stored": offset} for tp, offset in done.offsets.items()]
 
 
 def _state(one: ListedGroup) -> str:

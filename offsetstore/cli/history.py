@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, print_json, print_lines, print_table, visible
+from offsetstore.cli.output import Column, print_followed, print_json, print_table
 from offsetstore.protocol.database import EVENTS
 
 if TYPE_CHECKING:
@@ -31,12 +30,6 @@ _COLUMNS = (
 @click.command()
 @options.group_option
 @click.option(
-    "--since",
-    callback=options.moment,
-    metavar="TIME",
-    help="Only what was decided since then (2025-03-01T00:00Z), by the database's clock.",
-)
-@click.option(
     "--event",
     "events",
     multiple=True,
@@ -44,8 +37,7 @@ _COLUMNS = (
     metavar="EVENT",
     help=f"Only this event. May be repeated. One of {', '.join(EVENTS)}.",
 )
-@click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Only the last N events.")
-@click.option("--follow", "-f", is_flag=True, help="Then print each new event, until the command is interrupted.")
+@options.lines_options("event")
 @options.database_options
 @options.format_option
 def history(
@@ -70,7 +62,7 @@ def history(
     Keys of --format json; with --follow, each event is one line:
       group
       events[]  at, event, topic, partition, from, to, epoch, claim_id, actor,
-                reason
+                reason, db_role (the database's role that wrote it)
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -80,11 +72,8 @@ def history(
         if store.owner(group) is None:
             fail_unknown(group)
         if follow:
-            for line in store.follow_history(group, since=since, events=events, limit=limit):
-                if format_ == "json":
-                    click.echo(json.dumps(_document(line)))
-                else:
-                    print_lines("  ".join(map(visible, _cells(line))))
+            following = store.follow_history(group, since=since, events=events, limit=limit)
+            print_followed(following, _cells, _document, as_json=format_ == "json")
             return
         found = store.history(group, since=since, events=events, limit=limit)
     if format_ == "json":
@@ -111,4 +100,5 @@ def _document(line: HistoryEvent) -> dict[str, object]:
         "claim_id": str(line.token.claim_id),
         "actor": line.actor,
         "reason": line.reason,
+        "db_role": line.db_role,
     }

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from offsetstore.cli.exits import ExitCode
+from offsetstore.errors import ExitCode
 from offsetstore.local import stack
 
 if TYPE_CHECKING:

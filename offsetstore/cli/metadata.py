@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import ExitCode
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
-from offsetstore.errors import MetadataError
+from offsetstore.errors import ExitCode, MetadataError
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.metadata import Metadata, from_json
 

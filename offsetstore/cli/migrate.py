@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import ExitCode, fail
+from offsetstore.cli.exits import fail
 from offsetstore.cli.output import print_lines
-from offsetstore.errors import SchemaError, SchemaNotAtHead
+from offsetstore.errors import ExitCode, SchemaError, SchemaNotAtHead
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.migrate import current_revision, revisions, upgrade, upgrade_as_sql, wait_for_others
 from offsetstore.postgres.schema import HEAD

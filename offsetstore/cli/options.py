@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from datetime import datetime
+import re
+import threading
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.store.group_health import LagLimit
 from offsetstore.store.store import OffsetStore
 
 if TYPE_CHECKING:
@@ -20,6 +23,12 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 
 _SPARK = "kafka."
+_LAG: Final = re.compile(r"(\d+)([smhd])?")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_COMPLETION_SECONDS = 2.0
+_DURATION = re.compile(
+    r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
+)
 
 
 def database_options(function: _F) -> _F:
@@ -40,8 +49,24 @@ def database_options(function: _F) -> _F:
 def group_option(function: _F) -> _F:
     """``--group``."""
     return click.option(
-        "--group", "-g", required=True, callback=names, metavar="GROUP", help="The consumer group: the job's name."
+        "--group",
+        "-g",
+        required=True,
+        callback=names,
+        shell_complete=complete_group,
+        metavar="GROUP",
+        help="The consumer group: the job's name.",
     )(function)
+
+
+def optional_group_option(what: str) -> Callable[[_F], _F]:
+    """``--group``, which may be left out.
+
+    :param what: its help.
+    """
+    return click.option(
+        "--group", "-g", callback=optional_name, shell_complete=complete_group, metavar="GROUP", help=what
+    )
 
 
 def reason_option(function: _F) -> _F:
@@ -49,22 +74,53 @@ def reason_option(function: _F) -> _F:
     return click.option("--reason", required=True, metavar="TEXT", help="Why; recorded in the history.")(function)
 
 
+def lines_options(noun: str) -> Callable[[_F], _F]:
+    """``--since``, ``--limit`` and ``--follow``, for a list with times; `output.print_followed` prints it.
+
+    :param noun: what a line is.
+    """
+
+    def add(function: _F) -> _F:
+        function = click.option(
+            "--follow", "-f", is_flag=True, help=f"Then print each new {noun}, until the command is interrupted."
+        )(function)
+        function = click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help=f"Only the last N {noun}s.")(
+            function
+        )
+        return click.option(
+            "--since",
+            callback=moment,
+            metavar="TIME",
+            help=f"Only {noun}s since then (2025-03-01T00:00Z), by the database's clock.",
+        )(function)
+
+    return add
+
+
 def format_option(function: _F) -> _F:
     """``--format``."""
-    return click.option(
-        "--format",
-        "format_",
-        type=click.Choice(["table", "json"]),
-        default="table",
-        show_default=True,
-        help="Output for people (table) or for programs (json).",
+    return _format(["table", "json"], "Output for people (table) or for programs (json).")(function)
+
+
+def format_or_csv_option(function: _F) -> _F:
+    """``--format``, with the CSV of kafka-consumer-groups."""
+    return _format(
+        ["table", "json", "csv"],
+        "Output for people (table), for programs (json), or as --from-file reads it (csv).",
     )(function)
 
 
-def broker_options(*, required: bool, use: str = "") -> Callable[[_F], _F]:
+def _format(formats: Sequence[str], text: str) -> Callable[[_F], _F]:
+    return click.option(
+        "--format", "format_", type=click.Choice(formats), default="table", show_default=True, help=text
+    )
+
+
+def broker_options(*, required: bool, use: str = "", kafka_group: bool = True) -> Callable[[_F], _F]:
     """``--bootstrap-servers`` and how to connect to them; `make_broker` takes the values.
 
     :param use: what they are for, appended to the help of ``--bootstrap-servers``.
+    :param kafka_group: whether there is ``--kafka-group`` too.
     """
 
     def add(function: _F) -> _F:
@@ -76,9 +132,10 @@ def broker_options(*, required: bool, use: str = "") -> Callable[[_F], _F]:
             metavar="SECONDS",
             help="How long to wait for Kafka's answer.",
         )(function)
-        function = click.option(
-            "--kafka-group", metavar="GROUP", help="The group to look up in Kafka; by default, the same as --group."
-        )(function)
+        if kafka_group:
+            function = click.option(
+                "--kafka-group", metavar="GROUP", help="The group to look up in Kafka; by default, the same as --group."
+            )(function)
         function = click.option(
             "--broker-config",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -106,10 +163,40 @@ def broker_options(*, required: bool, use: str = "") -> Callable[[_F], _F]:
     return add
 
 
+def complete_group(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The groups of the store that begin with this, for the shell; none if the store does not answer in time.
+
+    It is silent about errors: the shell would show them in the middle of the line that is typed. Names that a shell
+    would take apart are left out.
+    """
+    url, schema = context.params.get("url"), context.params.get("schema")
+    found: list[str] = []
+
+    def ask() -> None:
+        with suppress(Exception), open_store(url, schema) as store:
+            found.extend(name for one in store.groups() if _is_plain(name := one.group, incomplete))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_COMPLETION_SECONDS)
+    return sorted(found)
+
+
+def _is_plain(name: str, beginning: str) -> bool:
+    return name.startswith(beginning) and name.isprintable() and " " not in name
+
+
 def names(_context: click.Context, _parameter: click.Parameter, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     """Check the name of a group, a topic or a role; a click callback."""
     if any(not name or "\0" in name for name in ([value] if isinstance(value, str) else value)):
         raise click.BadParameter("a name must not be empty.")
+    return value
+
+
+def optional_name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Check a name that may be left out; a click callback."""
+    if value is not None:
+        names(context, parameter, value)
     return value
 
 
@@ -125,6 +212,20 @@ def moment(_context: click.Context, _parameter: click.Parameter, value: str | No
     return None if value is None else _time(value, "")
 
 
+def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> timedelta | None:
+    """Parse an ISO 8601 duration as kafka-consumer-groups takes it, from days to seconds; a click callback."""
+    if value is None:
+        return None
+    found = _DURATION.fullmatch(value.upper())
+    parts = {} if found is None else {unit: float(number) for unit, number in found.groupdict().items() if number}
+    if not parts or value.upper().endswith("T"):
+        raise click.BadParameter(f"{value!r} is not a duration such as P1DT2H, PT30M or P7D.")
+    try:
+        return timedelta(**parts)
+    except OverflowError:
+        raise click.BadParameter(f"{value!r} is too long.") from None
+
+
 def _time(value: str, others: str) -> datetime:
     try:
         time = datetime.fromisoformat(value)
@@ -133,6 +234,17 @@ def _time(value: str, others: str) -> datetime:
     if time.tzinfo is None:
         raise click.BadParameter(f"{value!r} has no time zone; write 2025-03-01T00:00Z or 2025-03-01T00:00+01:00.")
     return time
+
+
+def lag_limit(_context: click.Context, _parameter: click.Parameter, value: str | None) -> LagLimit | None:
+    """Parse a number of records, or a time such as ``5m``; a click callback."""
+    if value is None:
+        return None
+    found = _LAG.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is neither a number of records nor a time such as 90s, 5m, 2h or 1d.")
+    number, unit = int(found[1]), found[2]
+    return LagLimit(records=number) if unit is None else LagLimit(seconds=number * _SECONDS[unit])
 
 
 @contextmanager

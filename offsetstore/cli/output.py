@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console
+
+_T = TypeVar("_T")
 
 NOTHING = "-"
 
@@ -44,6 +46,21 @@ def counted(number: int, noun: str) -> str:
 def print_json(value: object) -> None:
     """Print a JSON document, indented, with its keys in the given order."""
     click.echo(json.dumps(value, indent=2))
+
+
+def print_followed(
+    lines: Iterable[_T],
+    cells: Callable[[_T], Iterable[object]],
+    document: Callable[[_T], Mapping[str, object]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print each of the lines when it comes: its cells, or a JSON document in one line."""
+    for line in lines:
+        if as_json:
+            click.echo(json.dumps(document(line)))
+        else:
+            print_lines("  ".join(map(visible, cells(line))))
 
 
 def print_lines(*lines: str) -> None:

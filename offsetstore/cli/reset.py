@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import csv
+import io
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING, Final
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import ExitCode
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
-from offsetstore.offsets import MAX_OFFSET
+from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table, visible
+from offsetstore.errors import ExitCode
+from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.store.admin import ShiftBy
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import timedelta
     from pathlib import Path
 
-    from offsetstore.store.admin import Reset, ResetTarget
+    from offsetstore.store.admin import Partitions, Reset, ResetTarget
 
 _COLUMNS = (
     Column("partition"),
@@ -26,7 +30,17 @@ _COLUMNS = (
     Column("beginning", number=True),
     Column("end", number=True),
 )
-_TARGETS: Final = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--shift-by")
+_TARGETS: Final = (
+    "--to-earliest",
+    "--to-latest",
+    "--to-current",
+    "--to-offset",
+    "--to-datetime",
+    "--by-duration",
+    "--shift-by",
+    "--from-file",
+)
+_WITH_GROUP: Final = 4
 
 
 def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> dict[str, set[int] | None]:
@@ -50,13 +64,14 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     "-t",
     "topics",
     multiple=True,
-    required=True,
     metavar="TOPIC[:0,2]",
     callback=_topic,
     help="All partitions of the topic for which the group has stored offsets, or only these. May be repeated.",
 )
+@click.option("--all-topics", is_flag=True, help="All partitions for which the group has stored offsets.")
 @click.option("--to-earliest", is_flag=True, help="To the beginning of the log.")
 @click.option("--to-latest", is_flag=True, help="To the end of the log.")
+@click.option("--to-current", is_flag=True, help="To where they are: this only pins them.")
 @click.option("--to-offset", type=click.IntRange(0, MAX_OFFSET), metavar="N", help="To this offset.")
 @click.option(
     "--to-datetime",
@@ -64,7 +79,20 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     metavar="TIME",
     help="To the first record at or after this time (2025-03-01T00:00Z), or to the end if there is none.",
 )
+@click.option(
+    "--by-duration",
+    callback=options.duration,
+    metavar="DURATION",
+    help="To the first record at or after this long ago (P1DT2H: a day and two hours), by this machine's clock.",
+)
 @click.option("--shift-by", type=int, metavar="N", help="By N offsets; backwards if N is negative.")
+@click.option(
+    "--from-file",
+    type=click.File(encoding="utf-8-sig"),
+    metavar="FILE",
+    help="To the offsets of a CSV file (- for standard input) with the lines topic,partition,offset, or of the group's "
+    "lines of group,topic,partition,offset.",
+)
 @click.option(
     "--from-offset",
     type=click.IntRange(0, MAX_OFFSET),
@@ -74,20 +102,24 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
 @options.reason_option
 @click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")
 @click.option("--force", is_flag=True, help="Do it even if a job is live: its next write fails with StaleClaim.")
-@options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime")
+@options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime, --by-duration")
 @options.database_options
-@options.format_option
+@options.format_or_csv_option
 @click.pass_context
 def reset(
     context: click.Context,
     *,
     group: str,
     topics: dict[str, set[int] | None],
+    all_topics: bool,
     to_earliest: bool,
     to_latest: bool,
+    to_current: bool,
     to_offset: int | None,
     to_datetime: datetime | None,
+    by_duration: timedelta | None,
     shift_by: int | None,
+    from_file: IO[str] | None,
     from_offset: int | None,
     reason: str,
     execute: bool,
@@ -109,8 +141,11 @@ def reset(
 
     The offsets that it sets are pinned: the next start begins there, regardless of what Kafka has committed. If
     offsets move backwards, their records are processed again: remove their results first, or they will be there twice.
-    An offset that Kafka's log does not hold is refused. Without brokers, --to-offset and --shift-by are not checked
-    against the log until the next start.
+    An offset that Kafka's log does not hold is refused. Without brokers, --to-offset, --shift-by and --from-file are
+    not checked against the log until the next start.
+
+    The CSV is that of kafka-consumer-groups: --format csv prints the new offsets and nothing else, for --from-file of
+    either tool.
 
     \b
     Exit codes:
@@ -140,7 +175,16 @@ def reset(
       offsetstore reset -g billing -t payments:0,2 --to-earliest
           -b localhost:9092 --reason "wrong rates, ticket 17" --execute
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    target = _target(to_earliest, to_latest, to_offset, to_datetime, shift_by)
+    target = _target(
+        "earliest" if to_earliest else None,
+        "latest" if to_latest else None,
+        ShiftBy(0) if to_current else None,
+        to_offset,
+        to_datetime,
+        None if by_duration is None else _ago(by_duration),
+        None if shift_by is None else ShiftBy(shift_by),
+        None if from_file is None else _read_offsets(from_file, group),
+    )
     broker = (
         options.make_broker(bootstrap_servers, broker_option, broker_config, timeout) if bootstrap_servers else None
     )
@@ -148,7 +192,7 @@ def reset(
         done = store.reset(
             group,
             target,
-            partitions=topics,
+            partitions=_partitions(topics, target, all_topics=all_topics),
             reason=reason,
             broker=broker,
             kafka_group=kafka_group,
@@ -158,24 +202,79 @@ def reset(
         )
     if format_ == "json":
         print_json(_document(done, reason))
+    elif format_ == "csv":
+        _print_csv(done)
     else:
         _print(done, forced=force)
     if done.met_live_owner and not force:
         context.exit(ExitCode.NO)
 
 
-def _target(earliest: bool, latest: bool, offset: int | None, time: datetime | None, shift: int | None) -> ResetTarget:  # noqa: FBT001 - click's values
-    values = ("earliest" if earliest else None, "latest" if latest else None, offset, time, shift)
-    named = [name for name, value in zip(_TARGETS, values, strict=True) if value is not None]
+def _target(*values: Mapping[TopicPartition, int] | ResetTarget | None) -> Mapping[TopicPartition, int] | ResetTarget:
+    named: list[tuple[str, Mapping[TopicPartition, int] | ResetTarget]] = [
+        (name, value) for name, value in zip(_TARGETS, values, strict=True) if value is not None
+    ]
     if len(named) != 1:
-        raise click.UsageError(f"Name one of {', '.join(_TARGETS)}; found {', '.join(named) or 'none'}.")
-    if earliest or latest:
-        return "earliest" if earliest else "latest"
-    if shift is not None:
-        return ShiftBy(shift)
-    target = offset if time is None else time
-    assert target is not None
+        found = ", ".join(name for name, _ in named) or "none"
+        raise click.UsageError(f"Name one of {', '.join(_TARGETS)}; found {found}.")
+    [(_, target)] = named
     return target
+
+
+def _partitions(
+    topics: dict[str, set[int] | None], target: Mapping[TopicPartition, int] | ResetTarget, *, all_topics: bool
+) -> Partitions:
+    if isinstance(target, Mapping):
+        if topics or all_topics:
+            raise click.UsageError("--from-file names the partitions: leave out --topic and --all-topics.")
+        return None
+    if bool(topics) == all_topics:
+        raise click.UsageError("Name the partitions: either with --topic, or --all-topics.")
+    return "all" if all_topics else topics
+
+
+def _ago(duration: timedelta) -> datetime:
+    try:
+        return datetime.now(UTC) - duration
+    except OverflowError:
+        raise click.UsageError("--by-duration goes back to before the year 1.") from None
+
+
+def _read_offsets(file: IO[str], group: str) -> dict[TopicPartition, int]:
+    """Read the file of ``--from-file``; of one that names groups, the lines of this group."""
+    found: dict[TopicPartition, int] = {}
+    others = 0
+    try:
+        lines = [(number, line) for number, line in enumerate(csv.reader(file), start=1) if line]
+    except (UnicodeDecodeError, csv.Error):
+        raise click.UsageError("--from-file is not a CSV file in UTF-8.") from None
+    for number, line in lines:
+        of_group, *place = line if len(line) == _WITH_GROUP else (group, *line)
+        try:
+            topic, partition, offset = place
+            tp, value = TopicPartition(topic.strip(), int(partition)), int(offset)
+        except ValueError:
+            raise click.UsageError(
+                f"Line {number} of --from-file is not topic,partition,offset or group,topic,partition,offset."
+            ) from None
+        if of_group.strip() != group:
+            others += 1
+        elif tp in found:
+            raise click.UsageError(f"Line {number} of --from-file names {visible(tp)} again.")
+        else:
+            found[tp] = value
+    if not found:
+        raise click.UsageError(f"--from-file has no offsets of group {visible(group)}.")
+    if others:
+        click.echo(f"Left out {counted(others, 'line')} of other groups.", err=True)
+    return found
+
+
+def _print_csv(done: Reset) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows((*move.topic_partition, move.to_offset) for move in done.moves)
+    click.echo(text.getvalue(), nl=False)
 
 
 def _print(done: Reset, *, forced: bool) -> None:
@@ -202,6 +301,8 @@ def _print(done: Reset, *, forced: bool) -> None:
     if done.fenced is not None:
         state = "live" if live else "silent"
         print_lines(f"Fenced the {state} job: {done.fenced.owner}, {done.fenced.token}.")
+        if live:
+            print_lines("See that it is started again: its supervisor may not do so after a job was fenced.")
     elif live:
         print_lines("A job is live: --force fences it." if forced else "A job is live: stop it first, or use --force.")
     if done.executed:

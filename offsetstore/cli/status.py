@@ -129,7 +129,7 @@ def _owner_in_words(state: GroupState) -> str:
         return "never claimed"
     since = f"{short(state.read_at - owner.claimed_at)} ago"
     if state.decision is not None:
-        done = {"reset": "reset", "rename": "renamed", "copy": "copied"}[state.decision]
+        done = {"reset": "reset", "rename": "renamed", "copy": "copied", "delete": "deleted"}[state.decision]
         return f"epoch {owner.token.epoch}, {done} by {owner.owner} {since}; no job has claimed it since"
     if owner.alive_for is None:
         life = "has left"

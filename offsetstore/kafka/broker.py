@@ -9,12 +9,14 @@ from difflib import get_close_matches
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from offsetstore.errors import BrokerError, BrokerUnavailable, ConfigurationError, TopicMissing
+from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
 from offsetstore.kafka import requests
+from offsetstore.kafka.acls import probed_groups
 from offsetstore.kafka.client import BACKOFF, Client, Deadline, Missing
 from offsetstore.kafka.committed import committed_offsets
 from offsetstore.kafka.errors import PASSING, no_answer
 from offsetstore.kafka.group_offsets import GroupOffsets
+from offsetstore.kafka.overview import GroupConnections, find_first_records, read_records, take_snapshot
 from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
 from offsetstore.kafka.settings.spark import read_options
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
@@ -22,7 +24,9 @@ from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from offsetstore.kafka.acls import Acl
     from offsetstore.offsets import CommittedOffset
+    from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
 
 _T = TypeVar("_T")
 
@@ -65,6 +69,7 @@ class Broker:
         # Separate, so that a mirror that waits for the group's coordinator does not delay a batch's requests.
         self._committing = Lock()
         self._group_offsets: GroupOffsets | None = None
+        self._group_connections: GroupConnections | None = None
 
     @classmethod
     def from_spark(cls, options: Mapping[str, object], *, timeout: float = 15.0) -> Broker:
@@ -206,6 +211,96 @@ class Broker:
 
         return self._ask(ask, seconds=min(self._timeout, _LOOK_SECONDS))
 
+    def missing_acls(self, acls: Collection[Acl]) -> tuple[Acl, ...]:
+        """Ask which of these Kafka does not allow the broker's own credentials, whoever the ACLs are for.
+
+        Nothing is written, and a group's members are not disturbed. Each group takes a round trip or two.
+
+        :raises ConfigurationError: an ACL for all topics or groups; settings that librdkafka refuses; a fork.
+        :raises TopicMissing: Kafka has no such topic, as far as this principal may know.
+        :raises BrokerUnavailable: no answer about the topics, or about a group, within ``timeout``.
+        :raises BrokerRefused: Kafka refuses the credentials.
+        """
+        groups = list(probed_groups(acls))
+        topics = tuple(dict.fromkeys(acl.name for acl in acls if acl.resource == "topic"))
+
+        def ask(client: Client, deadline: Deadline) -> dict[str, frozenset[str]]:
+            [described] = client.answers([requests.topic_permissions(topics)], deadline)
+            return {topic: requests.allowed(description) for topic, description in described.items()}
+
+        permitted = self._ask(ask) if topics else {}
+        missing = {acl for acl in acls if acl.resource == "topic" and acl.operation not in permitted[acl.name]}
+        for acl, group in groups:
+            offsets = GroupOffsets(self._settings, group)
+            try:
+                if not offsets.allows(acl.operation, topics[0] if topics else group, Deadline.after(self._timeout)):
+                    missing.add(acl)
+            finally:
+                offsets.close()
+        return tuple(acl for acl in acls if acl in missing)
+
+    def create_acls(self, acls: Collection[Acl], *, dry_run: bool = False) -> tuple[Acl, ...]:
+        """Create those that are not there, with an administrator's credentials, and return them.
+
+        One that is there in other words, for a prefix or for all topics, is created all the same.
+
+        :param dry_run: create none; return those that would be created.
+        :raises ConfigurationError: settings that librdkafka refuses; a fork.
+        :raises BrokerUnavailable: no answer within ``timeout``; some may have been created.
+        :raises BrokerRefused: the credentials may not create ACLs (ALTER on the cluster); or Kafka has no authorizer,
+            which a dry run is not told.
+        """
+        principals = dict.fromkeys(acl.principal for acl in acls)
+
+        def ask(client: Client, deadline: Deadline) -> tuple[Acl, ...]:
+            asked = [requests.cluster_permissions(), *map(requests.acls_of, principals)]
+            cluster, *found = client.answers(asked, deadline)
+            if "ALTER" not in requests.allowed(cluster["cluster"]):
+                raise BrokerRefused(
+                    "these credentials may not create ACLs",
+                    found="no ALTER on the cluster",
+                    next_step="Use an administrator's, or give an administrator what `offsetstore acls print` prints.",
+                )
+            there = dict(zip(principals, found, strict=True))
+            missing = tuple(acl for acl in dict.fromkeys(acls) if not requests.has_acl(there[acl.principal], acl))
+            if missing and not dry_run:
+                client.answers([requests.new_acls(missing)], deadline)
+            return missing
+
+        return self._ask(ask)
+
+    def snapshot(self, groups: Mapping[str, Collection[str]]) -> KafkaSnapshot:
+        """Ask for many topics and groups; what can't be had is told in their parts. See `BrokerOverview`.
+
+        The end of a log is its high watermark, also with ``isolation.level=read_committed``: the last stable offset is
+        told beside it. ``assign`` does not narrow the topics.
+
+        :raises ConfigurationError: no group's name, settings that librdkafka refuses, a fork.
+        """
+        asked = {group: topic_names(topics) for group, topics in groups.items()}
+        if not all(asked):
+            raise ConfigurationError("a group's name is empty", expected="names of groups")
+
+        def ask(client: Client, deadline: Deadline) -> KafkaSnapshot:
+            if self._group_connections is None:
+                self._group_connections = GroupConnections(self._settings)
+            return take_snapshot(client, self._group_connections, asked, deadline)
+
+        return self._ask(ask)
+
+    def first_records(
+        self, asked: Collection[tuple[TopicPartition, int]]
+    ) -> dict[tuple[TopicPartition, int], FoundRecord | None]:
+        """Look up the first records at or after times; see `BrokerOverview`."""
+        if not asked:
+            return {}
+        return self._ask(lambda client, deadline: find_first_records(client, asked, deadline))
+
+    def read_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, FoundRecord | None]:
+        """Read each partition's first record at or above an offset; see `BrokerOverview`."""
+        self._refuse_after_fork()
+        return read_records(self._settings, offsets) if offsets else {}
+
     def _with_group_offsets(self, group: str, use: Callable[[GroupOffsets, Deadline], _T]) -> _T:
         deadline = Deadline.after(self._timeout)
         self._refuse_after_fork()
@@ -228,6 +323,8 @@ class Broker:
         self._refuse_after_fork()
         with self._lock:
             self._drop()
+            if self._group_connections is not None:
+                self._group_connections.close()
         with self._committing:
             self._drop_group_offsets()
 
@@ -287,7 +384,7 @@ class Broker:
         self._group_offsets = None
 
     def _refuse_after_fork(self) -> None:
-        for client in (self._client, self._group_offsets):
+        for client in (self._client, self._group_offsets, self._group_connections):
             if client is not None and client.pid != os.getpid():
                 raise ConfigurationError(
                     "this Broker was used before a fork, and its client's threads live in the other process",

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
     from concurrent.futures import Future
 
+    from offsetstore.errors import BrokerError
+
 K = TypeVar("K", bound="Hashable")
 
 # librdkafka writes to stderr unless it is given a logger; this one is silent until an application listens to it.
 LOG: Final = logging.getLogger("offsetstore.kafka")
 LOG.addHandler(logging.NullHandler())
 
+_OWN_SHARE: Final = 0.9  # of the time left: librdkafka then tells which part of a request was not answered
 _GLANCE: Final = 0.02  # seconds between two looks at the errors that librdkafka reports meanwhile
 BACKOFF: Final = 0.1  # seconds before the same request is sent again
 MISSING_GRACE: Final = 1.0  # seconds that a new topic may take to become known to every broker
@@ -62,11 +65,13 @@ class Deadline:
 class Request(Generic[K]):
     """One call to the admin client that returns futures.
 
-    ``ask`` takes the client and the seconds left. ``doing`` says in an error what was requested.
+    ``ask`` takes the client and the seconds left. ``doing`` says in an error what was requested. An error with a code
+    in ``accepted`` counts as an answer: `Client.answers` returns the `KafkaError`.
     """
 
     doing: str
     ask: Callable[[Any, float], Mapping[K, Future[Any]]]
+    accepted: frozenset[int] = frozenset()
 
 
 class Missing(Exception):
@@ -124,6 +129,44 @@ class Client:
                 self._pause(deadline)
         return [answers[number] for number in range(len(requests))]
 
+    def outcomes(self, requests: list[Request[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
+        """Send all requests at once; return, in the same order, each key's answer, or the `KafkaError` instead of it.
+
+        A request of which something fails with a passing error is sent once more.
+
+        :raises BrokerRefused: wrong credentials, as soon as librdkafka reports them.
+        """
+        outcomes = self._outcomes(requests, deadline)
+        again = [number for number, found in enumerate(outcomes) if any(map(_may_pass, found.values()))]
+        if again and deadline.rest > BACKOFF:
+            self._pause(deadline)
+            repeated = self._outcomes([requests[number] for number in again], deadline)
+            for number, found in zip(again, repeated, strict=True):
+                had = {key: one for key, one in outcomes[number].items() if not isinstance(one, KafkaError)}
+                outcomes[number] = {**outcomes[number], **found, **had}
+        return outcomes
+
+    def _outcomes(self, requests: list[Request[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
+        seconds = max(deadline.rest * _OWN_SHARE, 0.001)
+        asked = [request.ask(self._admin, seconds) for request in requests]
+        found: list[dict[Any, Any]] = []
+        for request, futures in zip(requests, asked, strict=True):
+            found.append({key: self._outcome(future, request.doing, deadline) for key, future in futures.items()})
+        return found
+
+    def _outcome(self, future: Future[Any], doing: str, deadline: Deadline) -> Any:
+        while not future.done():
+            wait([future], timeout=min(_GLANCE, deadline.rest))
+            self._serve(doing)
+            if not future.done() and not deadline.rest:
+                return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 -- librdkafka's code, public all the same
+        failure = future.exception()
+        return future.result() if failure is None else _kafka_error(failure)
+
+    def explained(self, error: KafkaError, doing: str, deadline: Deadline) -> BrokerError:
+        """Translate an error of `outcomes`, with what librdkafka has reported meanwhile."""
+        return no_answer(error, self._reported, doing, deadline.seconds)
+
     def all_topics(self, deadline: Deadline) -> list[str]:
         """Every topic that this principal may see, for a hint; empty if Kafka does not say."""
         try:
@@ -146,6 +189,9 @@ class Client:
                 continue
             error = _kafka_error(failure)
             code = error.code()
+            if code in request.accepted:
+                answer[key] = error
+                continue
             in_time = deadline.rest > BACKOFF
             if code in MISSING and not (in_time and time.monotonic() - started < MISSING_GRACE):
                 missing.append(key)
@@ -186,6 +232,10 @@ def let_go(holder: list[Any]) -> None:
     :param holder: holds the only reference to the consumer, and is emptied.
     """
     Thread(target=holder.clear, name="offsetstore-kafka-end", daemon=True).start()
+
+
+def _may_pass(outcome: object) -> bool:
+    return isinstance(outcome, KafkaError) and outcome.code() in PASSING
 
 
 def _kafka_error(error: BaseException) -> KafkaError:

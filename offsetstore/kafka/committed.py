@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import confluent_kafka as ck
 
 from offsetstore.kafka.client import BACKOFF, LOG, let_go
-from offsetstore.kafka.errors import PASSING, WRONG_CREDENTIALS, Doing, broker_error, no_answer
+from offsetstore.kafka.errors import PASSING, WRONG_CREDENTIALS, Doing, no_answer
 from offsetstore.offsets import CommittedOffset, TopicPartition
 
 if TYPE_CHECKING:
@@ -76,6 +76,16 @@ def read_with(
     deadline: Deadline,
 ) -> dict[TopicPartition, CommittedOffset]:
     """Like `committed_offsets`, with an existing consumer that has `consumer_config`."""
+    found, error = try_to_read(consumer, partitions, reported, deadline)
+    if error is not None:
+        raise no_answer(error, reported, doing, deadline.seconds)
+    return found
+
+
+def try_to_read(
+    consumer: ck.Consumer, partitions: Iterable[TopicPartition], reported: deque[ck.KafkaError], deadline: Deadline
+) -> tuple[dict[TopicPartition, CommittedOffset], ck.KafkaError | None]:
+    """Like `read_with`, but return the error that another try will not change, or the last one by the deadline."""
     asked = [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]
     patience = _FIRST_PATIENCE
     while True:
@@ -83,7 +93,7 @@ def read_with(
         if (message := consumer.poll(0)) is not None and (said := message.error()) is not None:
             reported.append(said)
         if refused := next((each for each in reported if each.code() in FINAL), None):
-            raise broker_error(refused, doing)
+            return {}, refused
         found, error = _ask(consumer, asked, patience, deadline)
         if error is None:
             consumer.poll(0)
@@ -91,9 +101,9 @@ def read_with(
                 TopicPartition(tp.topic, tp.partition): CommittedOffset(tp.offset, _text(tp))
                 for tp in found
                 if tp.offset >= 0  # -1001: nothing is committed
-            }
+            }, None
         if error.code() not in _AGAIN or deadline.rest <= BACKOFF:
-            raise no_answer(error, reported, doing, deadline.seconds)
+            return {}, error
         if error.code() != ck.KafkaError._TIMED_OUT:  # noqa: SLF001
             time.sleep(BACKOFF)
         patience *= 2

@@ -94,7 +94,14 @@ def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
         return BrokerRefused(
             f"Kafka refused a request while {doing}",
             found=describe(error),
-            next_step=f"Allow this principal to {doing.permission} the {_NO_ACL[code]}; {doing.harmless}.",
+            next_step=f"Allow this principal to {doing.permission} the {_NO_ACL[code]} (`offsetstore acls check` names "
+            f"all that is missing); {doing.harmless}.",
+        )
+    if code == KafkaError.SECURITY_DISABLED:
+        return BrokerRefused(
+            f"Kafka refused a request while {doing}",
+            found=describe(error),
+            next_step="The brokers have no authorizer (authorizer.class.name): every principal may do everything.",
         )
     if code == KafkaError._SSL:  # noqa: SLF001
         return _no_tls(error, doing)

@@ -10,18 +10,17 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import confluent_kafka as ck
 
 from offsetstore.errors import GroupHasMembers, MetadataRefused, TopicMissing
 from offsetstore.kafka.client import BACKOFF, MISSING_GRACE, let_go, refused_setting
-from offsetstore.kafka.committed import FINAL, consumer_config, read_with
+from offsetstore.kafka.committed import FINAL, consumer_config, read_with, try_to_read
 from offsetstore.kafka.errors import (
     MISSING,
     PASSING,
     Doing,
-    broker_error,
     describe,
     no_answer,
 )
@@ -45,6 +44,9 @@ _HAS_MEMBERS: Final = frozenset({
     ck.KafkaError.NON_EMPTY_GROUP,
 })  # fmt: skip
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
+# What Kafka answers only if the group itself is allowed.
+_BEHIND_THE_GROUP: Final = MISSING | {ck.KafkaError.TOPIC_AUTHORIZATION_FAILED}
+_NO_PARTITION: Final = 2**31 - 1
 _HARMLESS: Final = "the stored offsets are unchanged"
 # The coordinator writes a request's offsets to its own topic as one batch, and refuses all of them if that exceeds
 # message.max.bytes (1 MB by default): about seven thousand offsets with our stamp, or 250 with long texts.
@@ -112,23 +114,55 @@ class GroupOffsets:
         if missing is not None:
             raise missing
 
+    def allows(self, operation: Literal["READ", "DESCRIBE"], topic: str, deadline: Deadline) -> bool:
+        """Whether Kafka lets this principal commit the group's offsets (READ), or read them (DESCRIBE).
+
+        Kafka is asked to do just that, and nothing is stored: the offset to commit is of a partition that can't exist.
+        The admin client could ask what is authorized, but not while the group's coordinator starts: decision 0010.
+
+        :param topic: any; whether the principal may use it does not matter.
+        :raises BrokerError: no answer, or wrong credentials. Close this object after that, and after ``False``.
+        """
+        doing = Doing(f"asking what is allowed on group {self.group}", harmless=_HARMLESS)
+        self._reported.clear()
+        if operation == "READ":
+            error, _ = self._try_to_commit([ck.TopicPartition(topic, _NO_PARTITION, 0)], deadline, grace=0)
+        else:
+            _, error = try_to_read(self._consumer, [TopicPartition(topic, 0)], self._reported, deadline)
+        if error is not None and error.code() not in _BEHIND_THE_GROUP:
+            if error.code() == ck.KafkaError.GROUP_AUTHORIZATION_FAILED:
+                return False
+            raise no_answer(error, self._reported, doing, deadline.seconds)
+        return True
+
     def _commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
         doing = Doing(f"committing the offsets of group {self.group}", permission="READ", harmless=_HARMLESS)
         wanted = [_partition(tp, offset) for tp, offset in offsets.items()]
         self._reported.clear()
+        error, partitions = self._try_to_commit(wanted, deadline, grace=MISSING_GRACE)
+        if error is not None:
+            raise self._refusal(error, partitions, offsets, doing, deadline)
+
+    def _try_to_commit(
+        self, wanted: list[ck.TopicPartition], deadline: Deadline, *, grace: float
+    ) -> tuple[ck.KafkaError | None, list[ck.TopicPartition]]:
+        """Return the error that another try will not change, or the last one by the deadline.
+
+        :param grace: seconds in which a missing partition may still become known.
+        """
         started = time.monotonic()
         while True:
-            answered, partitions = self._ask(wanted, doing, deadline)
+            answered, partitions = self._ask(wanted, deadline)
             error = answered or next((tp.error for tp in partitions if tp.error is not None), None)
             if error is None:
-                return
-            young = error.code() in MISSING and time.monotonic() - started < MISSING_GRACE
+                return None, partitions
+            young = error.code() in MISSING and time.monotonic() - started < grace
             if not (young or error.code() in _AGAIN) or deadline.rest <= BACKOFF:
-                raise self._refusal(error, partitions, offsets, doing, deadline)
+                return error, partitions
             time.sleep(BACKOFF)
 
     def _ask(
-        self, wanted: list[ck.TopicPartition], doing: Doing, deadline: Deadline
+        self, wanted: list[ck.TopicPartition], deadline: Deadline
     ) -> tuple[ck.KafkaError | None, list[ck.TopicPartition]]:
         self._answers.clear()
         try:
@@ -141,9 +175,9 @@ class GroupOffsets:
             if message is not None and (said := message.error()) is not None:
                 self._reported.append(said)
             if refused := next((each for each in self._reported if each.code() in FINAL), None):
-                raise broker_error(refused, doing)
+                return refused, []
             if not self._answers and not deadline.rest:
-                raise no_answer(None, self._reported, doing, deadline.seconds)
+                return ck.KafkaError(ck.KafkaError._TIMED_OUT), []  # noqa: SLF001
         return self._answers[0]
 
     def _on_commit(self, error: ck.KafkaError | None, partitions: list[ck.TopicPartition]) -> None:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
-_OffsetSpec: Final[Any] = cast("Any", ck_admin).OffsetSpec  # public, but not marked as exported
+    from offsetstore.kafka.acls import Acl
+
+_ADMIN: Final = cast("Any", ck_admin)  # public, but not marked as exported
+_OffsetSpec: Final[Any] = _ADMIN.OffsetSpec
 _ZERO_ID: Final = str(ck.Uuid(0, 0))  # the answer of a broker that is older than topic ids
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 
@@ -61,6 +64,11 @@ def partition_numbers(description: Any) -> list[int]:
     return [info.id for info in description.partitions]
 
 
+def led_partitions(description: Any) -> list[int]:
+    """The numbers of the partitions that have a leader: one without makes librdkafka wait for the whole request."""
+    return [info.id for info in description.partitions if info.leader is not None]
+
+
 def groups() -> Request[str]:
     """The state of every group that this principal may see; one answer, under the key ``groups``.
 
@@ -89,11 +97,92 @@ def has_members(answer: Mapping[str, Any], group: str) -> bool | ck.KafkaError:
 
 def offsets(partitions: Sequence[TopicPartition], spec: Any, *, read_committed: bool) -> Request[TopicPartition]:
     """One offset of each partition; librdkafka sends one request to each leader, however many partitions it leads."""
+    return offsets_at(dict.fromkeys(partitions, spec), read_committed=read_committed)
+
+
+def offsets_at(specs: Mapping[TopicPartition, Any], *, read_committed: bool) -> Request[TopicPartition]:
+    """Like `offsets`, with a ``spec`` for each partition."""
 
     def ask(admin: Any, seconds: float) -> Mapping[TopicPartition, Future[Any]]:
-        wanted = {ck.TopicPartition(tp.topic, tp.partition): spec for tp in partitions}
+        wanted = {ck.TopicPartition(tp.topic, tp.partition): spec for tp, spec in specs.items()}
         isolation = ck.IsolationLevel.READ_COMMITTED if read_committed else ck.IsolationLevel.READ_UNCOMMITTED
         asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
         return {TopicPartition(tp.topic, tp.partition): future for tp, future in asked.items()}
 
-    return Request(f"reading the log ends of {', '.join(sorted({tp.topic for tp in partitions}))}", ask)
+    return Request(f"reading the log ends of {', '.join(sorted({tp.topic for tp in specs}))}", ask)
+
+
+def topic_permissions(names: Sequence[str]) -> Request[str]:
+    """What this principal may do with each topic, for `allowed`; an error where it may not even describe it."""
+
+    def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
+        wanted = ck.TopicCollection(list(names))
+        return admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=seconds)
+
+    doing = f"asking what is allowed on {', '.join(names)}"
+    return Request(doing, ask, accepted=frozenset({ck.KafkaError.TOPIC_AUTHORIZATION_FAILED}))
+
+
+def cluster_permissions() -> Request[str]:
+    """What this principal may do with the cluster, for `allowed`; one answer, under the key ``cluster``."""
+
+    def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
+        return {"cluster": admin.describe_cluster(include_authorized_operations=True, request_timeout=seconds)}
+
+    return Request("asking what is allowed on the cluster", ask)
+
+
+def allowed(description: Any) -> frozenset[str]:
+    """The operations that a description names, such as ``READ``; DESCRIBE is named wherever another one includes it."""
+    if isinstance(description, ck.KafkaError):
+        return frozenset()
+    return frozenset(operation.name for operation in description.authorized_operations or ())  # None: not one
+
+
+def acls_of(principal: str) -> Request[str]:
+    """All ACLs that name this principal, for `has_acl`; one answer, under the key ``acls``.
+
+    Without DESCRIBE on the cluster, Kafka answers that there are none.
+    """
+
+    def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
+        wanted = _ADMIN.AclBindingFilter(
+            _ADMIN.ResourceType.ANY,
+            None,
+            _ADMIN.ResourcePatternType.ANY,
+            principal,
+            None,
+            _ADMIN.AclOperation.ANY,
+            _ADMIN.AclPermissionType.ANY,
+        )
+        return {"acls": admin.describe_acls(wanted, request_timeout=seconds)}
+
+    return Request(f"reading the ACLs of {principal}", ask)
+
+
+def has_acl(answer: Mapping[str, Any], acl: Acl) -> bool:
+    """Whether `acls_of` shows this one; another one that includes it does not count."""
+    return binding(acl) in answer["acls"]
+
+
+def new_acls(acls: Sequence[Acl]) -> Request[Acl]:
+    """Create these; one that is there already stays as it is."""
+
+    def ask(admin: Any, seconds: float) -> Mapping[Acl, Future[Any]]:
+        made = admin.create_acls([binding(acl) for acl in acls], request_timeout=seconds)
+        return {acl: made[binding(acl)] for acl in acls}
+
+    return Request(f"creating {len(acls)} ACLs", ask)
+
+
+def binding(acl: Acl) -> Any:
+    """The same as librdkafka has it."""
+    return _ADMIN.AclBinding(
+        _ADMIN.ResourceType[acl.resource.upper()],
+        acl.name,
+        _ADMIN.ResourcePatternType[acl.pattern.upper()],
+        acl.principal,
+        "*",
+        _ADMIN.AclOperation[acl.operation],
+        _ADMIN.AclPermissionType.ALLOW,
+    )

@@ -6,14 +6,16 @@ Every series has the label ``consumergroup``, as kafka_exporter has it, and none
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
 from offsetstore.offsets import count_offsets
 from offsetstore.protocol.events import (
     BatchFailed,
+    BatchInterrupted,
     BatchKept,
     BatchSkipped,
     BatchStarted,
@@ -34,6 +36,7 @@ from offsetstore.protocol.events import (
     Resumed,
     Retried,
 )
+from offsetstore.protocol.letters import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,8 +48,6 @@ GROUP: Final = "consumergroup"
 
 _SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
-_RESOLVED: Final = {True: "committed", False: "rolled_back", None: "unknown"}
-
 
 class Metrics:
     """Counts the events of a store's claims; give it to ``OffsetStore.connect(..., observers=[...])``.
@@ -56,6 +57,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
+        self._version = version("offsetstore")
         self._began: dict[str, float] = {}
         self._tokens: dict[str, Token] = {}
 
@@ -67,12 +69,14 @@ class Metrics:
 
         self._build = gauge("build_info", "1, with the version of offsetstore.", "version")
         self._epoch = gauge("claim_epoch", "The epoch of the last claim.")
-        self._held = gauge("claim_held", "1 while the claim is open and no other one has taken over.")
+        self._held = gauge("claim_held", "1 while the claim is the group's; 0 when another one has taken over.")
         self._paused = gauge("paused", "1 while the job waits because its group is paused.")
-        self._batches = counter("batches", "Micro-batches, by outcome: written, skipped, kept, failed.", "outcome")
+        self._batches = counter(
+            "batches", "Micro-batches, by outcome: written, skipped, kept, failed, interrupted.", "outcome"
+        )
         self._duration = Histogram(
             "offsetstore_batch_duration_seconds",
-            "From a micro-batch's arrival at the sink to its end, unless it failed.",
+            "From a micro-batch's arrival at the sink to its end, unless it failed or was interrupted.",
             (GROUP,),
             buckets=_SECONDS,
             registry=self.registry,
@@ -100,54 +104,67 @@ class Metrics:
             "dead_letters_replayed", "Replays of dead letters, by outcome: written, failed.", "outcome"
         )
         self._mirrored = counter(
-            "mirror_commits", "Comparisons with Kafka's group, by outcome: done, failed.", "outcome"
+            "mirror_commits",
+            "Comparisons with Kafka's group: done, failed, or ended, which it does once, for good.",
+            "outcome",
         )
         self._mirrored_at = gauge(
             "mirror_last_success_timestamp_seconds", "When Kafka's group was last found or made equal."
         )
         self._missed = counter("heartbeats_missed", "Heartbeats that the database did not take.")
+        self._outcomes: Mapping[Counter, Iterable[str]] = {
+            self._batches: ("written", "skipped", "kept", "failed", "interrupted"),
+            self._flushes: ("written", "failed"),
+            self._resolved: ("committed", "rolled_back", "unknown"),
+            self._letters: get_args(Cause),
+            self._replayed: ("written", "failed"),
+            self._mirrored: ("done", "failed", "ended"),
+        }
+        self._of_claim = (self._epoch, self._held, self._paused, self._started, self._ended, self._mirrored_at)
 
     def on(self, event: Event) -> None:
         """Count the event."""
         match event:
             case BatchStarted():
                 self._begin(event.group)
-            case BatchWritten() | BatchSkipped() | BatchKept() | BatchFailed():
+            case BatchWritten() | BatchSkipped() | BatchKept() | BatchFailed() | BatchInterrupted():
                 self._end(event)
-            case BufferFlushed():
-                self._flushes.labels(event.group, "written").inc()
-                self._write(event.group, event.rows, event.seconds)
-            case FlushFailed() | IdleWorkFailed():
-                self._fail(event)
+            case BufferFlushed() | FlushFailed() | IdleWorkFailed():
+                self._count_between(event)
             case LettersWritten() | LettersReplayed():
                 self._count_letters(event)
-            case ClaimTaken() | ClaimLost() | ClaimClosed() | HeartbeatMissed():
-                self._hold(event)
+            case ClaimTaken():
+                self._claim(event.group, event.token)
+            case ClaimLost() | ClaimClosed():
+                self._release(event)
             case Paused() | Resumed():
                 self._paused.labels(event.group).set(isinstance(event, Paused))
-            case Retried() | CommitResolved():
+            case Retried() | CommitResolved() | HeartbeatMissed():
                 self._count_troubles(event)
             case MirrorCopied() | MirrorFailed():
                 self._mirror(event)
+            case _:
+                pass
 
     def _begin(self, group: str) -> None:
         self._began[group] = time.monotonic()
         self._started.labels(group).set_to_current_time()
 
-    def _end(self, event: BatchWritten | BatchSkipped | BatchKept | BatchFailed) -> None:
-        group = event.group
-        self._started.labels(group).set(0)
-        began = self._began.pop(group, None)
-        if isinstance(event, BatchFailed):
-            self._batches.labels(group, "failed").inc()
-            self._errors.labels(group, type(event.error).__name__).inc()
-            return
-        outcome = {BatchWritten: "written", BatchSkipped: "skipped", BatchKept: "kept"}[type(event)]
+    def _end(self, event: BatchWritten | BatchSkipped | BatchKept | BatchFailed | BatchInterrupted) -> None:
+        group, outcome = event.group, event.outcome
+        began = self._began.pop(group, None)  # none if it failed before, or its claim was closed meanwhile
+        if began is not None:
+            self._started.labels(group).set(0)
+            self._paused.labels(group).set(0)  # a stop or another claim ends the wait without a `Resumed`
         self._batches.labels(group, outcome).inc()
-        self._ended.labels(group).set_to_current_time()
+        if isinstance(event, BatchFailed):
+            self._errors.labels(group, type(event.error).__name__).inc()
+        if isinstance(event, BatchFailed | BatchInterrupted):
+            return
         for topic, ranges in _by_topic(event.ranges):
             self._offsets.labels(group, topic, outcome).inc(count_offsets(ranges))
         if began is not None:
+            self._ended.labels(group).set_to_current_time()
             self._duration.labels(group).observe(time.monotonic() - began)
         if isinstance(event, BatchWritten):
             self._write(group, event.rows, event.seconds)
@@ -158,7 +175,11 @@ class Metrics:
         for phase, spent in seconds.items():
             self._phases.labels(group, phase).observe(spent)
 
-    def _fail(self, event: FlushFailed | IdleWorkFailed) -> None:
+    def _count_between(self, event: BufferFlushed | FlushFailed | IdleWorkFailed) -> None:
+        if isinstance(event, BufferFlushed):
+            self._flushes.labels(event.group, "written").inc()
+            self._write(event.group, event.rows, event.seconds)
+            return
         if isinstance(event, FlushFailed):
             self._flushes.labels(event.group, "failed").inc()
         self._errors.labels(event.group, type(event.error).__name__).inc()
@@ -171,32 +192,47 @@ class Metrics:
         for cause, count in event.letters.items():
             self._letters.labels(event.group, cause).inc(count)
 
-    def _hold(self, event: ClaimTaken | ClaimLost | ClaimClosed | HeartbeatMissed) -> None:
-        if isinstance(event, HeartbeatMissed):
-            self._missed.labels(event.group).inc()
-            return
-        if isinstance(event, ClaimTaken):
-            self._tokens[event.group] = event.token
-        elif event.token != self._tokens.get(event.group):
-            return  # this process has claimed the group again
-        self._held.labels(event.group).set(isinstance(event, ClaimTaken))
-        if isinstance(event, ClaimTaken):
-            self._build.labels(event.group, version("offsetstore")).set(1)
-            self._epoch.labels(event.group).set(event.token.epoch)
-            self._started.labels(event.group).set(0)
-            self._missed.labels(event.group)  # 0, and not absent, which no rule can be about
+    def _claim(self, group: str, token: Token) -> None:
+        """Begin the group's series: a counter that is absent until the first error has no increase then."""
+        self._tokens[group] = token
+        self._held.labels(group).set(1)
+        self._build.labels(group, self._version).set(1)
+        self._epoch.labels(group).set(token.epoch)
+        self._started.labels(group).set(0)
+        self._paused.labels(group).set(0)
+        self._duration.labels(group)
+        self._missed.labels(group)
+        for family, outcomes in self._outcomes.items():
+            for outcome in outcomes:
+                family.labels(group, outcome)
 
-    def _count_troubles(self, event: Retried | CommitResolved) -> None:
-        if isinstance(event, Retried):
-            self._retries.labels(event.group, type(event.error).__name__).inc()
-        else:
-            self._resolved.labels(event.group, _RESOLVED[event.happened]).inc()
+    def _release(self, event: ClaimLost | ClaimClosed) -> None:
+        if event.token != self._tokens.get(event.group):
+            return  # this process has claimed the group again
+        if isinstance(event, ClaimLost):
+            self._held.labels(event.group).set(0)
+            return
+        del self._tokens[event.group]
+        self._began.pop(event.group, None)
+        for family in self._of_claim:  # what they tell is over; a rule about them would fire for ever
+            with suppress(KeyError):  # there is none yet; newer versions of prometheus_client don't mind
+                family.remove(event.group)
+
+    def _count_troubles(self, event: Retried | CommitResolved | HeartbeatMissed) -> None:
+        match event:
+            case Retried():
+                self._retries.labels(event.group, type(event.error).__name__).inc()
+            case CommitResolved():
+                self._resolved.labels(event.group, event.outcome).inc()
+            case HeartbeatMissed():
+                self._missed.labels(event.group).inc()
 
     def _mirror(self, event: MirrorCopied | MirrorFailed) -> None:
-        is_done = isinstance(event, MirrorCopied)
-        self._mirrored.labels(event.group, "done" if is_done else "failed").inc()
-        if is_done:
+        if isinstance(event, MirrorCopied):
+            self._mirrored.labels(event.group, "done").inc()
             self._mirrored_at.labels(event.group).set_to_current_time()
+        else:
+            self._mirrored.labels(event.group, "ended" if event.is_over else "failed").inc()
 
 
 def _by_topic(

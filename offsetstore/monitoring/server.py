@@ -1,40 +1,84 @@
-"""Serves a job's metrics over HTTP, from the driver."""
+"""Serves a job's metrics and its health over HTTP, from the driver."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+import hmac
+import json
+import socket
+import threading
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import start_http_server
+from prometheus_client import exposition
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.monitoring.facts import FactCollector, RunningClock
+from offsetstore.monitoring.health import Limits, judge
 from offsetstore.monitoring.metrics import Metrics
+from offsetstore.monitoring.supervision import OnDead, Supervision
+from offsetstore.store import heartbeat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
     from prometheus_client import CollectorRegistry
+
+    from offsetstore.monitoring.health import Verdict
+    from offsetstore.protocol.events import Event
 
 PORT: Final = 9464
 """OpenTelemetry's port for an application's Prometheus metrics."""
 
+SHORTEST_TOKEN: Final = 32
+"""Characters."""
+
+_FAILURES: Final = {"/livez": HTTPStatus.INTERNAL_SERVER_ERROR, "/readyz": HTTPStatus.SERVICE_UNAVAILABLE}
+_SLOWEST: Final = 10  # seconds for a request to arrive
+
 
 class Monitoring(Metrics):
-    """Metrics at ``http://host:port/metrics``, until it is closed or the process ends.
+    """Metrics at ``http://host:port/metrics`` and health at ``/livez`` and ``/readyz``, until it is closed.
 
     ::
 
         with OffsetStore.connect(url, observers=[Monitoring()]) as store: ...
 
     :param port: 0 for any free one; see ``port``.
-    :param host: the address to listen on. By default only this machine can connect: there is no password.
+    :param host: the address to listen on. By default only this machine can connect. On another address the probes
+        answer without details unless the request has the token; the metrics are open.
     :param registry: of other metrics, which are then served too.
-    :raises ConfigurationError: it can't listen there.
+    :param limits: from when on the job is not live, or not ready.
+    :param on_dead: ``"exit"`` ends the process once liveness has failed for ``limits.exit`` seconds: the stacks of all
+        threads go to standard error, and the exit code is `ExitCode.DEAD`, or `ExitCode.FENCED` for a lost claim.
+    :param token: who sends it as ``Authorization: Bearer`` gets the details.
+    :raises ConfigurationError: it can't listen there, or the token or ``limits.unreachable`` is too short.
     """
 
-    def __init__(self, port: int = PORT, *, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        port: int = PORT,
+        *,
+        host: str = "127.0.0.1",
+        registry: CollectorRegistry | None = None,
+        limits: Limits | None = None,
+        on_dead: OnDead | None = None,
+        token: str | None = None,
+    ) -> None:
         super().__init__(registry)
+        self._limits = limits or Limits()
+        _check(on_dead, token, self._limits)
+        self._clock = RunningClock()
+        self._facts = FactCollector(self._clock, self._limits)
+        self._token = token
+        self._is_local = _is_loopback(host)
+        untyped = cast("Any", exposition)
+        self._metrics: WSGIApplication = untyped.make_wsgi_app(self.registry)
         try:
-            self._server, self._thread = start_http_server(port, host, self.registry)
+            self._server = make_server(host, port, self._answer, _server_class(host), handler_class=_Handler)
         except (OSError, OverflowError) as error:
             raise ConfigurationError(
                 "metrics can't be served there",
@@ -42,6 +86,19 @@ class Monitoring(Metrics):
                 expected="a free port and an address of this machine",
                 next_step="Choose another one: Monitoring(port=...), or 0 for any free one.",
             ) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="offsetstore-monitoring", daemon=True)
+        self._thread.start()
+        exit_after = self._limits.exit if on_dead == "exit" else None
+        self._supervision = Supervision(self.health, self._clock, exit_after)
+
+    def on(self, event: Event) -> None:
+        """Take note of the event, and count it."""
+        self._facts.on(event)
+        super().on(event)
+
+    def health(self) -> Verdict:
+        """Judge the job as it is now."""
+        return judge(self._facts.facts(), self._limits, self._clock())
 
     @property
     def port(self) -> int:
@@ -49,7 +106,9 @@ class Monitoring(Metrics):
         return self._server.server_port
 
     def close(self) -> None:
-        """Stop listening. The events are still counted."""
+        """Stop listening, and judging. The events are still counted."""
+        self._supervision.close()
+        self._facts.close()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -61,3 +120,72 @@ class Monitoring(Metrics):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        failure = _FAILURES.get(environ["PATH_INFO"])
+        if failure is None or environ["REQUEST_METHOD"] != "GET":
+            return self._metrics(environ, start_response)
+        verdict = self.health()
+        is_good = verdict.is_live if environ["PATH_INFO"] == "/livez" else verdict.is_ready
+        status = HTTPStatus.OK if is_good else failure
+        headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [json.dumps(document(verdict, details=self._may_see_details(environ))).encode() + b"\n"]
+
+    def _may_see_details(self, environ: WSGIEnvironment) -> bool:
+        if self._token is None:
+            return self._is_local
+        sent = str(environ.get("HTTP_AUTHORIZATION", ""))
+        return hmac.compare_digest(sent.encode(errors="replace"), f"Bearer {self._token}".encode())
+
+
+def document(verdict: Verdict, *, details: bool) -> dict[str, object]:
+    """Return what the probes answer.
+
+    :param details: with the groups' names, and how long each state has lasted.
+    """
+    found: dict[str, object] = {"live": verdict.is_live, "ready": verdict.is_ready, "codes": list(verdict.codes)}
+    if details:
+        found["reasons"] = [{"code": one.code, "group": one.group, "text": one.text} for one in verdict.findings]
+    return found
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SLOWEST
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name for it
+        """Log no requests."""
+
+
+def _server_class(host: str) -> type[exposition.ThreadingWSGIServer]:
+    """One for the address's family: IPv4 by default."""
+
+    class Server(exposition.ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    return Server
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check(on_dead: object, token: str | None, limits: Limits) -> None:
+    if limits.unreachable < 2 * heartbeat.INTERVAL:  # or each wait for the next heartbeat would be an outage
+        raise ConfigurationError(
+            "Limits.unreachable is shorter than the database's answers are apart",
+            found=limits.unreachable,
+            expected=f"at least {2 * heartbeat.INTERVAL:g} s",
+        )
+    if on_dead not in {None, "exit"}:
+        raise ConfigurationError('on_dead must be "exit" or None', found=repr(on_dead))
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise ConfigurationError(
+            "the token of Monitoring is too short",
+            found=f"{len(token)} characters",
+            expected=f"at least {SHORTEST_TOKEN}",
+            next_step='Make one: python -c "import secrets; print(secrets.token_urlsafe(32))".',
+        )

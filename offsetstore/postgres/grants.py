@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from offsetstore.postgres.schema import STAGING_SCHEMA, VERSION_TABLE, metadata, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 _USUAL = ("SELECT", "INSERT", "UPDATE")
 
@@ -16,10 +16,14 @@ _DIFFERENT: Final = {
     "heartbeats": (*_USUAL, "DELETE"),
     "offset_history": ("SELECT", "INSERT"),
     "failures": (*_USUAL, "DELETE"),
+    "job_runs": (*_USUAL, "DELETE"),
+    "job_errors": ("SELECT", "INSERT", "DELETE"),
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
 
+# When a line of the history was written, and by which role, the database alone says.
+_SET_BY_DATABASE: Final = {("offset_history", "INSERT"): {"id", "at", "db_role"}}
 
 # What a dashboard may not read: a record's own bytes, texts that may quote them, and the digest of the key, which who
 # tries all keys can undo.
@@ -37,8 +41,11 @@ def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
     The last two must be run by the owner of the staging schema, who may create schemas in the database.
     """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
+    # Until revision 0006, INSERT was granted on all its columns.
+    yield f"REVOKE INSERT ON TABLE {quoted(schema)}.offset_history FROM {quoted(role)}"
     for table, allowed in privileges().items():
-        yield f"GRANT {', '.join(allowed)} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
+        rights = ", ".join(right + _columns(table, _SET_BY_DATABASE.get((table, right))) for right in allowed)
+        yield f"GRANT {rights} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
     # A migration that may not create schemas does not create it.
     yield f"CREATE SCHEMA IF NOT EXISTS {quoted(STAGING_SCHEMA)}"
     # Not OWNER: several jobs of one database, each with a role of its own, share the schema.
@@ -52,11 +59,13 @@ def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
     """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     for table in privileges():
-        hidden = _HIDDEN.get(table)
-        shown = (
-            [quoted(column.name) for column in metadata.tables[table].columns if column.name not in hidden]
-            if hidden
-            else []
-        )
-        columns = f" ({', '.join(shown)})" if shown else ""
+        columns = _columns(table, _HIDDEN.get(table))
         yield f"GRANT SELECT{columns} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
+
+
+def _columns(table: str, without: Collection[str] | None) -> str:
+    """List the table's other columns, for a right on these alone; nothing if there are none to leave out."""
+    if not without:
+        return ""
+    names = [quoted(column.name) for column in metadata.tables[table].columns if column.name not in without]
+    return f" ({', '.join(names)})"

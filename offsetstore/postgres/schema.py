@@ -27,9 +27,9 @@ from sqlalchemy import (
     text,
     true,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-HEAD = "0005"
+HEAD = "0006"
 """The Alembic revision that this version works with."""
 
 VERSION_TABLE = "offsetstore_version"
@@ -114,6 +114,7 @@ offset_history = Table(
     Column("actor", Text, nullable=False),
     Column("reason", Text, nullable=False),
     _timestamp("at"),
+    Column("db_role", Text, server_default=text("SESSION_USER")),
     PrimaryKeyConstraint("id", name="offset_history_pkey"),
     Index("offset_history_consumer_group_idx", "consumer_group", "id"),
 )
@@ -209,3 +210,55 @@ failures = Table(
     PrimaryKeyConstraint("consumer_group", "topic", "partition", "record_offset", name="failures_pkey"),
     postgresql_with={"fillfactor": 80},
 )
+
+job_runs = Table(
+    "job_runs",
+    metadata,
+    Column("consumer_group", _NAME, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("claim_id", Uuid, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("topics", ARRAY(Text), nullable=False),
+    Column("versions", JSONB, nullable=False),
+    _timestamp("started_at"),
+    _timestamp("seen_at"),
+    Column("ended_at", DateTime(timezone=True)),
+    Column("ending", Text),
+    Column("phase", Text, nullable=False, server_default=text("'starting'")),
+    _timestamp("phase_since"),
+    Column("batch_id", BigInteger),
+    Column("batch_offsets", BigInteger),
+    Column("last_batch_at", DateTime(timezone=True)),
+    Column("counters", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("memory_bytes", BigInteger),
+    Column("mirrored_at", DateTime(timezone=True)),
+    Column("mirror_error", Text),
+    Column("query_id", Uuid),
+    Column("application_id", Text),
+    Column("ui_url", Text),
+    PrimaryKeyConstraint("consumer_group", "epoch", name="job_runs_pkey"),
+    CheckConstraint("ending IN ('closed', 'failed', 'fenced')", name="job_runs_ending_check"),
+    postgresql_with={"fillfactor": 80},
+)
+"""A row for each claim, which its job alone writes: no claim waits for the job before it."""
+
+job_errors = Table(
+    "job_errors",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), nullable=False),
+    Column("consumer_group", _NAME, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("error_class", Text, nullable=False),
+    Column("error_text", Text),
+    Column("sqlstate", Text),
+    Column("topic", _NAME),
+    Column("partition", Integer),
+    Column("batch_id", BigInteger),
+    Column("ranges", Text),
+    Column("times", BigInteger, nullable=False),
+    _timestamp("at"),
+    PrimaryKeyConstraint("id", name="job_errors_pkey"),
+    Index("job_errors_consumer_group_idx", "consumer_group", "id"),
+)
+"""What jobs stumbled over. ``error_text`` is our own errors' text: others' may quote the values of rows."""

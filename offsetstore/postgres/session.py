@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import uuid
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from psycopg.pq import TransactionStatus
 from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, event
 
-from offsetstore.errors import ConnectionLost, SchemaError, UnexpectedCommit
+from offsetstore.errors import ConnectionLost, MissingPrivilege, SchemaError, UnexpectedCommit
 from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import refusals, translate, translated
 from offsetstore.postgres.letters import RENAME_FAILURES, RENAME_LETTERS, LetterStatements
+from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.schema import quoted
 from offsetstore.postgres.stored_letters import StoredLetterStatements
 from offsetstore.postgres.together import Result, execute_together
@@ -27,6 +30,7 @@ from offsetstore.protocol.database import (
     LockedRow,
     MetadataRow,
     NewOffset,
+    StoreOverview,
 )
 
 if TYPE_CHECKING:
@@ -35,12 +39,14 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from offsetstore.protocol.letters import State
     from offsetstore.protocol.metadata import Text
 
 _log = logging.getLogger(__name__)
 _OVER: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
 _NO_CLAIM = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
+_OF_GROUP: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures")
 # How many ids are consumed after each failed attempt; some millions in all, which takes a minute.
 _IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))
 
@@ -54,7 +60,7 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
-class PostgresSession(LetterStatements, StoredLetterStatements):
+class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
     BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a
@@ -204,6 +210,32 @@ class PostgresSession(LetterStatements, StoredLetterStatements):
             if (owner := _group([row])) is not None
         ]
 
+    def overview(self, groups: Collection[str] | None) -> StoreOverview:
+        asked = None if groups is None else list(groups)
+        with translated():
+            owners, offsets, letters, runs, oldest = self._send_together(
+                sql.OVERVIEW_GROUPS,
+                sql.OVERVIEW_OFFSETS,
+                sql.OVERVIEW_LETTERS,
+                sql.OVERVIEW_RUNS,
+                sql.OLDEST_TRANSACTION,
+                groups=asked,
+            )
+        named = ((row.consumer_group, _group([row])) for row in owners.rows)
+        counts: dict[str, dict[State, int]] = {}
+        for row in letters.rows:
+            counts.setdefault(row.consumer_group, {})[row.state] = row.letters
+        by_group = groupby(offsets.rows, key=attrgetter("consumer_group"))
+        [last] = oldest.rows
+        return StoreOverview(
+            last.at,
+            {name: owner for name, owner in named if owner is not None},
+            {name: _stored(rows) for name, rows in by_group},
+            counts,
+            last.oldest,
+            {row.consumer_group: row.batch_since for row in runs.rows},
+        )
+
     def write_group(self, group: str, token: Token, owner: str) -> None:
         self._run(sql.END_OTHER_BEATS, group=group)
         self._run(sql.WRITE_GROUP, group=group, owner=owner, **_token(token))
@@ -301,6 +333,17 @@ class PostgresSession(LetterStatements, StoredLetterStatements):
         for rename in (sql.RENAME_MARKS, RENAME_LETTERS, RENAME_FAILURES):
             self._run(rename, group=group, new=new)
 
+    def expect_delete(self) -> None:
+        if rows := self._rows(sql.NOT_DELETABLE, tables=[*_OF_GROUP], place=self._place):
+            tables = ", ".join(row.name for row in rows)
+            raise MissingPrivilege(
+                "the role may not delete a group; nothing was written", found=f"no DELETE on {tables}"
+            )
+
+    def delete_group(self, group: str) -> None:
+        for table in _OF_GROUP:
+            self._run(sql.DELETE_OF_GROUP % table, group=group)
+
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         self._run(sql.UNPIN, group=group, **_keys(partitions), **_token(token))
 
@@ -363,12 +406,16 @@ class PostgresSession(LetterStatements, StoredLetterStatements):
                 row.actor,
                 row.reason,
                 row.at,
+                row.db_role,
             )
             for row in self._rows(sql.HISTORY, group=group, since=since, events=kinds, limit=limit)
         ]
 
-    def renamed_since(self, group: str, epoch: int) -> bool:
-        return cast("bool", self._one(sql.RENAMED_SINCE, group=group, epoch=epoch)[0])
+    def replaced_since(self, group: str, epoch: int) -> bool:
+        return cast("bool", self._one(sql.REPLACED_SINCE, group=group, epoch=epoch)[0])
+
+    def deleted_epoch(self, group: str) -> int:
+        return cast("int", self._one(sql.DELETED_EPOCH, group=group).epoch)
 
     def beat(self, claim_id: uuid.UUID) -> bool:
         return self._run(sql.BEAT, claim_id=claim_id) == 1

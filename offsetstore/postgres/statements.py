@@ -104,6 +104,50 @@ WHERE g.epoch > 0
 ORDER BY g.consumer_group
 """  # noqa: S608 - constants alone
 
+_ASKED = "(CAST(:groups AS text[]) IS NULL OR {group} = ANY(CAST(:groups AS text[])))"
+
+OVERVIEW_GROUPS = f"""
+SELECT g.consumer_group, {_OWNER}
+FROM {{s}}consumer_groups AS g
+LEFT JOIN {{s}}heartbeats AS h ON h.claim_id = g.claim_id
+WHERE g.epoch > 0 AND {_ASKED.format(group="g.consumer_group")}
+ORDER BY g.consumer_group
+"""  # noqa: S608 - constants alone
+
+OVERVIEW_OFFSETS = f"""
+SELECT p.consumer_group, p.topic, p.partition, p.next_offset, NULL AS metadata, p.topic_id, p.cluster_id, p.epoch,
+       p.claim_id, p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested
+FROM {{s}}kafka_partitions AS p
+WHERE {_ASKED.format(group="p.consumer_group")}
+ORDER BY p.consumer_group, p.topic, p.partition
+"""  # noqa: S608 - constants alone
+
+# Group by group, so that an index is used, however many letters are settled.
+OVERVIEW_LETTERS = f"""
+SELECT g.consumer_group, l.state, l.letters
+FROM {{s}}consumer_groups AS g
+CROSS JOIN LATERAL (SELECT l.state, count(*) AS letters FROM {{s}}dead_letters AS l
+                    WHERE l.consumer_group = g.consumer_group AND l.state IN ('dead', 'requested')
+                    GROUP BY l.state) AS l
+WHERE {_ASKED.format(group="g.consumer_group")}
+"""  # noqa: S608 - constants alone
+
+OVERVIEW_RUNS = f"""
+SELECT g.consumer_group, CASE WHEN r.phase = 'batch' THEN r.phase_since END AS batch_since
+FROM {{s}}consumer_groups AS g
+JOIN {{s}}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id
+WHERE r.ending IS NULL AND {_ASKED.format(group="g.consumer_group")}
+"""  # noqa: S608 - constants alone
+
+# Of other roles' transactions, the server shows when they began to members of pg_read_all_stats alone.
+OLDEST_TRANSACTION = """
+SELECT clock_timestamp() AS at,
+       greatest(interval '0', clock_timestamp() - least(
+           (SELECT min(a.xact_start) FROM pg_stat_activity AS a
+            WHERE a.datname = current_database() AND a.backend_type = 'client backend'),
+           (SELECT min(x.prepared) FROM pg_prepared_xacts AS x WHERE x.database = current_database()))) AS oldest
+"""
+
 CURRENT_CLAIMS = "SELECT claim_id FROM {s}consumer_groups"
 
 END_OTHER_BEATS = """
@@ -272,6 +316,13 @@ UPDATE {s}kafka_partitions SET consumer_group = :new WHERE consumer_group = :gro
 
 RENAME_MARKS = "UPDATE {s}batch_marks SET consumer_group = :new WHERE consumer_group = :group"
 
+NOT_DELETABLE = """
+SELECT name FROM unnest(CAST(:tables AS text[])) WITH ORDINALITY AS of_group (name, number)
+WHERE NOT has_table_privilege(:place || name, 'DELETE') ORDER BY number
+"""
+
+DELETE_OF_GROUP = "DELETE FROM {s}%s WHERE consumer_group = :group"
+
 # The caller has locked the rows, in their order.
 UNPIN = """
 UPDATE {s}kafka_partitions AS p SET pinned = false, contested = false
@@ -303,7 +354,7 @@ STORE_ID = "SELECT store_id FROM {s}store_identity"
 
 HISTORY = """
 SELECT * FROM (
-SELECT id, topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, at
+SELECT id, topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, at, db_role
 FROM {s}offset_history
 WHERE consumer_group = :group
   AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
@@ -312,9 +363,13 @@ ORDER BY id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
 ORDER BY id
 """
 
-RENAMED_SINCE = """
+REPLACED_SINCE = """
 SELECT EXISTS (SELECT FROM {s}offset_history
-               WHERE consumer_group = :group AND event = 'rename' AND epoch > :epoch)
+               WHERE consumer_group = :group AND event IN ('rename', 'delete') AND epoch > :epoch)
+"""
+
+DELETED_EPOCH = """
+SELECT coalesce(max(epoch), 0) AS epoch FROM {s}offset_history WHERE consumer_group = :group AND event = 'delete'
 """
 
 # A row that is locked FOR UPDATE has its holder's transaction id as xmax (unless several share the lock).

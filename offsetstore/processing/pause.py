@@ -84,6 +84,7 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
             owner = _owner(claim)
         except Exception as error:  # noqa: BLE001 - what the group was paused for: a restart, a move, a restore
             if pause.until is not None and datetime.now(UTC) > pause.until + _GRACE:
+                claim.observers.on(Resumed(group=claim.group))
                 return  # the batch meets the error, and has retries
             if time.monotonic() > warned + _WARN:
                 warned = time.monotonic()

@@ -7,24 +7,22 @@ written once, against this interface.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from offsetstore.protocol.letters import LetterSession
+from offsetstore.protocol.liveness import is_live
+from offsetstore.protocol.runs import RunSession
 from offsetstore.protocol.stored_letters import StoredLetterSession
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from uuid import UUID
 
     from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
+    from offsetstore.protocol.letters import State
     from offsetstore.protocol.metadata import Text
-
-LIVE: Final = timedelta(seconds=15)
-"""An owner is live if its last heartbeat is younger, by the database's clock. It may miss two."""
-
 
 EVENTS: Final = (
     "claim",
@@ -36,6 +34,7 @@ EVENTS: Final = (
     "reset",
     "rename",
     "copy",
+    "delete",
     "pause",
     "resume",
     "metadata",
@@ -54,11 +53,13 @@ class HistoryEvent:
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
     have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
     older than its copy in Kafka), ``contested`` (another application uses the group in Kafka, or a decision ignored its
-    offset), ``reset``, ``rename``, ``copy`` (of another group's offsets, or to another group), ``pause`` or
-    ``resume`` (both without a partition), ``metadata`` (rewritten by an operator), or about dead letters: ``replay``
-    (requested), ``discard``, ``erase`` (discarded, and their contents deleted), ``prune``. That is one line for many
-    letters, with a partition and a range of offsets if they are of one partition. ``from_offset`` is ``None`` if there
-    was no row. ``at`` comes from the database's clock, and is ``None`` until the event is written.
+    offset), ``reset``, ``rename``, ``copy`` (of another group's offsets, or to another group), ``delete`` (of the whole
+    group), ``pause`` or ``resume`` (both without a partition), ``metadata`` (rewritten by an operator), or about dead
+    letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents deleted), ``prune``. That is
+    one line for many letters, with a partition and a range of offsets if they are of one partition. ``from_offset`` is
+    ``None`` if there was no row, ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and
+    is ``None`` until the event is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be
+    invented; lines from before revision 0006 have none.
     """
 
     event: str
@@ -69,13 +70,23 @@ class HistoryEvent:
     actor: str
     reason: str
     at: datetime | None = None
+    db_role: str | None = None
 
 
 def renamed(history: Sequence[HistoryEvent]) -> HistoryEvent | None:
-    """Return the group's last rename if no claim came after it, else ``None``."""
+    """Return the group's last rename if neither a claim nor a delete came after it, else ``None``."""
+    return _last(history, "rename")
+
+
+def deleted(history: Sequence[HistoryEvent]) -> HistoryEvent | None:
+    """Return the event with which the group was deleted if no claim came after it, else ``None``."""
+    return _last(history, "delete")
+
+
+def _last(history: Sequence[HistoryEvent], name: str) -> HistoryEvent | None:
     of_group = (event for event in reversed(history) if event.topic_partition is None)
-    last = next((event for event in of_group if event.event in {"claim", "rename"}), None)
-    return last if last is not None and last.event == "rename" else None
+    last = next((event for event in of_group if event.event in {"claim", "rename", "delete"}), None)
+    return last if last is not None and last.event == name else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +105,8 @@ class GroupRow:
 
     @property
     def is_live(self) -> bool:
-        """Whether a running job owns the group; claims, resets and `offsetstore status` all use this.
-
-        A heartbeat in the future does not count: the database's clock has stepped back since (a failover, a restored
-        machine), and a dead owner would seem live until the clock caught up. A running job is live again with its next
-        heartbeat, at most five seconds later.
-        """
-        return self.alive_for is not None and -LIVE < self.alive_for < LIVE
+        """Whether a running job owns the group; see `offsetstore.protocol.liveness.is_live`."""
+        return is_live(self.alive_for)
 
     def in_words(self) -> str:
         """Describe the owner, for an error message."""
@@ -124,6 +130,25 @@ class ListedGroup:
     topics: tuple[str, ...]
     advanced_for: timedelta | None
     dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOverview:
+    """What the database has of many groups, ``at`` a time of its own clock.
+
+    ``groups`` are those that were ever claimed, by name. ``partitions`` holds their rows without the metadata, in order
+    of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
+    both. ``batches`` holds since when a batch has been in flight, as the job recorded with its last heartbeat, ``None``
+    if none was; groups whose last run has ended, or recorded nothing, are left out. ``oldest_transaction`` is how long
+    the oldest open transaction of the database has been running, of those that this role may see.
+    """
+
+    at: datetime
+    groups: Mapping[str, GroupRow]
+    partitions: Mapping[str, Mapping[TopicPartition, StoredOffset]]
+    letters: Mapping[str, Mapping[State, int]]
+    oldest_transaction: timedelta
+    batches: Mapping[str, datetime | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +221,7 @@ class Savepoints(Protocol):
         ...
 
 
-class Session(LetterSession, StoredLetterSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -253,6 +278,10 @@ class Session(LetterSession, StoredLetterSession, Savepoints, Protocol):
 
     def groups(self) -> list[ListedGroup]:
         """All groups that were ever claimed, by name."""
+        ...
+
+    def overview(self, groups: Collection[str] | None) -> StoreOverview:
+        """Read what there is of these groups, or of all, in one round trip."""
         ...
 
     def write_pause(self, group: str, pause: Pause | None) -> None:
@@ -314,6 +343,20 @@ class Session(LetterSession, StoredLetterSession, Savepoints, Protocol):
         """Move all that belongs to the group to ``new``, which has none. Needs both groups' locks and the rows'."""
         ...
 
+    def expect_delete(self) -> None:
+        """Check that the role may do `delete_group`.
+
+        :raises MissingPrivilege: it may not.
+        """
+        ...
+
+    def delete_group(self, group: str) -> None:
+        """Delete the group's rows, batch marks, dead letters and failed attempts; its own row and its history stay.
+
+        Needs the locks of the group and of the rows.
+        """
+        ...
+
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         """Clear ``pinned`` and ``contested`` in rows that still have the token. Needs the rows' locks."""
         ...
@@ -340,8 +383,12 @@ class Session(LetterSession, StoredLetterSession, Savepoints, Protocol):
         """The group's events, oldest first: those since a time, of some kinds, or only the last ones."""
         ...
 
-    def renamed_since(self, group: str, epoch: int) -> bool:
-        """Whether, after ``epoch``, the group was renamed or another group was given its name."""
+    def replaced_since(self, group: str, epoch: int) -> bool:
+        """Whether, after ``epoch``, the group was renamed or deleted, or another group was given its name."""
+        ...
+
+    def deleted_epoch(self, group: str) -> int:
+        """The epoch in which the group was last deleted, 0 if it never was."""
         ...
 
     def beat(self, claim_id: UUID) -> bool:

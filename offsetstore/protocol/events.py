@@ -6,18 +6,37 @@ Ranges are of next offsets. Times are in seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition
+    from offsetstore.protocol.query_status import WatchedQuery
     from offsetstore.protocol.starting import StartingOffsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryStarted:
+    """A streaming query, or one that was restarted, has given the sink its first batch.
+
+    :param run_id: of this start of the query.
+    :param ui_url: where Spark's own page is, if there is one.
+    """
+
+    group: str
+    query_id: str
+    run_id: str
+    application_id: str
+    ui_url: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStarted:
-    """A micro-batch has reached the sink; ``ranges`` is what it reads."""
+    """A micro-batch has reached the sink; ``ranges`` is what it reads.
+
+    The thread of this event gets those that are about the batch too, at last how it ended.
+    """
 
     group: str
     batch: int
@@ -33,6 +52,8 @@ class BatchWritten:
         executors write; ``search`` for records that the database refuses, and ``wait`` before these are tried again.
     """
 
+    outcome: ClassVar = "written"
+
     group: str
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -43,6 +64,8 @@ class BatchWritten:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSkipped:
     """The whole micro-batch was already in the results."""
+
+    outcome: ClassVar = "skipped"
 
     group: str
     batch: int
@@ -55,6 +78,8 @@ class BatchKept:
 
     :param rows: as in `BatchWritten`, also ``seconds``.
     """
+
+    outcome: ClassVar = "kept"
 
     group: str
     batch: int
@@ -88,6 +113,20 @@ class LettersReplayed:
     replayed: int
     failed: int
     without_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainStarted:
+    """A sink has begun to replay the requested dead letters, without a query."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainEnded:
+    """It is done with that, or an error has ended it."""
+
+    group: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +164,23 @@ class IdleWorkFailed:
 class BatchFailed:
     """A micro-batch failed and ended the query. ``error`` holds no values of rows if it is an `OffsetStoreError`."""
 
+    outcome: ClassVar = "failed"
+
     group: str
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
     error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchInterrupted:
+    """The query was stopped in the middle of a micro-batch. What is not written of it is left to the next start."""
+
+    outcome: ClassVar = "interrupted"
+
+    group: str
+    batch: int
+    ranges: Mapping[TopicPartition, OffsetRange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +216,11 @@ class CommitResolved:
     topic_partition: TopicPartition | None
     happened: bool | None
 
+    @property
+    def outcome(self) -> str:
+        """``committed``, ``rolled_back`` or ``unknown``."""
+        return {True: "committed", False: "rolled_back", None: "unknown"}[self.happened]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTaken:
@@ -192,6 +249,22 @@ class ClaimClosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SinkMade:
+    """A sink was made for the claim; ``query`` tells about its query, as soon as there is one, and may hang."""
+
+    group: str
+    token: Token
+    query: WatchedQuery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseAnswered:
+    """The database took a heartbeat or, while the claim sends none because its query has ended, answered a question."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatMissed:
     """The database did not take a heartbeat; the next one follows. ``error`` is the reason, for its class alone."""
 
@@ -213,21 +286,27 @@ class MirrorFailed:
 
     :param reason: in words, for people.
     :param is_over: whether the mirror has stopped for good; otherwise it will try again.
+    :param error: what Kafka's client raised, for its class alone; ``None`` if Kafka has answered.
     """
 
     group: str
     reason: str
     is_over: bool
+    error: Exception | None = None
 
 
 Event: TypeAlias = (
-    BatchStarted
+    QueryStarted
+    | BatchStarted
     | BatchWritten
     | BatchSkipped
     | BatchKept
     | BatchFailed
+    | BatchInterrupted
     | LettersWritten
     | LettersReplayed
+    | DrainStarted
+    | DrainEnded
     | BufferFlushed
     | FlushFailed
     | IdleWorkFailed
@@ -238,6 +317,8 @@ Event: TypeAlias = (
     | ClaimTaken
     | ClaimLost
     | ClaimClosed
+    | SinkMade
+    | DatabaseAnswered
     | HeartbeatMissed
     | MirrorCopied
     | MirrorFailed

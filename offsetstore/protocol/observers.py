@@ -45,6 +45,13 @@ class Observers:
         self._observers: tuple[Observer, ...] = (LogObserver(), *others)
         self._failed: set[int] = set()
 
+    def with_one(self, observer: Observer) -> Observers:
+        """These, and one more."""
+        more = Observers()
+        more._observers = (*self._observers, observer)
+        more._failed = self._failed
+        return more
+
     def on(self, event: Event) -> None:
         """Notify every observer, even if one of them raises."""
         for number, observer in enumerate(self._observers):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from offsetstore.offsets import BrokerView, CommittedOffset, TopicPartition
+    from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
     from offsetstore.protocol.work import Work
 
 
@@ -68,6 +69,43 @@ class BrokerOffsets(Protocol):
         :raises GroupHasMembers: the group has members.
         :raises MetadataRefused: the metadata is longer than the broker accepts.
         :raises TopicMissing: Kafka has no such partition.
+        """
+        ...
+
+
+class BrokerOverview(Protocol):
+    """Kafka, as an overview of many groups uses it: what is missing is left out, and the rest stands.
+
+    `offsetstore.kafka.Broker` implements it for real clusters.
+    """
+
+    def snapshot(self, groups: Mapping[str, Collection[str]]) -> KafkaSnapshot:
+        """Fetch ids and log ends of topics, and committed offsets and members of groups.
+
+        The number of round trips does not depend on the partitions or topics. Each group has a connection of its own,
+        which is kept for the next call, since librdkafka can't safely read several groups' offsets on one.
+
+        :param groups: the topics of each group, by the group's name in Kafka.
+        :raises BrokerUnavailable: no answer at all within the configured time.
+        :raises BrokerRefused: wrong credentials.
+        """
+        ...
+
+    def first_records(
+        self, asked: Collection[tuple[TopicPartition, int]]
+    ) -> Mapping[tuple[TopicPartition, int], FoundRecord | None]:
+        """The first record of a partition at or after a time, for many pairs of these; ``None`` if there is none.
+
+        Times are milliseconds since 1970. All are asked for at once, and it needs DESCRIBE only. What Kafka did not
+        answer for is left out. Raises the errors of `snapshot`.
+        """
+        ...
+
+    def read_records(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, FoundRecord | None]:
+        """Read each partition's first record at or above an offset; ``None`` if there is none up to the log's end.
+
+        Needs READ. Partitions that can't be read within a second or two are left out. For a few partitions: their
+        records are fetched.
         """
         ...
 

@@ -7,7 +7,7 @@ the answer is an error that names the ways out, never a silent skip.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from offsetstore.errors import (
@@ -43,6 +43,7 @@ def resolve(
     store_id: UUID | None = None,
     group: str | None = None,
     adopted: Mapping[TopicPartition, int] | None = None,
+    deleted: int = 0,
 ) -> StartingOffsets:
     """Decide for every partition of every topic in ``view``.
 
@@ -50,6 +51,8 @@ def resolve(
     :param store_id: the store of the rows, which identifies our own copies in Kafka; ``None`` without a store.
     :param group: the group's name in the store, which tells its copies from those of other groups.
     :param adopted: the offsets of the job's earlier checkpoint, for partitions without a stored offset.
+    :param deleted: the epoch in which the group was deleted, 0 if it never was: older copies of its offsets in Kafka
+        are as if they were not there.
     :raises WrongCluster: a row belongs to another cluster.
     :raises TopicRecreated: a row belongs to another log or to a missing partition, or lies beyond the end and the
         topic's id does not show that the topic is the same; unless ``policy.on_recreated`` is ``"restart"``.
@@ -63,6 +66,8 @@ def resolve(
         unless ``policy.prefer`` is ``"stored"``.
     """
     group_digest = None if group is None else digest(group)
+    if deleted:
+        view = _without_deleted(view, store_id, group_digest, deleted)
     asked = _Asked(view, policy or StartPolicy(), store_id, group_digest)
     _judge_cluster(stored, view)
     starts: dict[TopicPartition, Start] = {}
@@ -80,6 +85,16 @@ def resolve(
             starts |= _restart(topic, log, rows, view)
             vanished += sorted(tp for tp in rows if not log.has(tp.partition))
     return StartingOffsets(starts, tuple(vanished), asked.policy.timestamp_ms)
+
+
+def _without_deleted(view: BrokerView, store_id: UUID | None, group: str | None, deleted: int) -> BrokerView:
+    """Leave out our copies of before the group was deleted; not what another application has committed."""
+    kept = {
+        tp: committed
+        for tp, committed in view.committed.items()
+        if (stamp := Stamp.of(committed)) is None or not stamp.is_of(store_id, group) or stamp.epoch > deleted
+    }
+    return replace(view, committed=kept)
 
 
 def _by_topic(values: Mapping[TopicPartition, _T]) -> dict[str, dict[TopicPartition, _T]]:

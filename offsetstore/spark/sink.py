@@ -26,13 +26,24 @@ from offsetstore.processing.cycle import with_replanning
 from offsetstore.processing.pause import when_not_paused
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.events import BatchFailed, BatchKept, BatchSkipped, BatchStarted, BatchWritten
+from offsetstore.protocol.events import (
+    BatchFailed,
+    BatchInterrupted,
+    BatchKept,
+    BatchSkipped,
+    BatchStarted,
+    BatchWritten,
+    DrainEnded,
+    DrainStarted,
+    SinkMade,
+)
 from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.plans.admission import admit
 from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.spark.plans.status import SinkQuery
 from offsetstore.spark.requests import LetterRequests
 from offsetstore.spark.settings import Atomicity, SinkSettings
 from offsetstore.spark.staging_area import THRESHOLD, StagingMode, StagingPolicy
@@ -166,6 +177,8 @@ class TransactionalSink:
         self._execution: Any = None
         self._is_running: Callable[[], bool] = lambda: True
         self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchFailed`
+        self._query = SinkQuery(claim)
+        claim.observers.on(SinkMade(group=claim.group, token=claim.token, query=self._query))
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.
@@ -200,6 +213,7 @@ class TransactionalSink:
             self._between.batch_ended(self._is_running)
         if self._is_stopping():
             self.error = None
+            self._claim.observers.on(BatchInterrupted(group=self._claim.group, batch=batch_id, ranges=self._ranges))
             raise _Interrupted(_INTERRUPTED)
         if self.error is not None:
             self._claim.observers.on(
@@ -230,8 +244,10 @@ class TransactionalSink:
             self._admit(query, batch.columns)
             if self._requests is not None:
                 self._requests.query_began(batch.sparkSession, batch.columns)
+            self._query.found(query.execution)
             self._run_id = query.run_id
             self._is_running = query.is_active
+            self._claim.observers.on(query.started(self._claim.group, batch.sparkSession))
         ranges = self._ranges = query.ranges()
         self._check_claimed(ranges)
         try:
@@ -294,8 +310,13 @@ class TransactionalSink:
         if self._requests is None:
             raise ConfigurationError("sink.drain was called on a sink without dead_letters=")
         self._claim.require_open()
-        with self._lock:
-            return self._requests.drain(spark)
+        claim = self._claim
+        claim.observers.on(DrainStarted(group=claim.group))
+        try:
+            with self._lock:
+                return self._requests.drain(spark)
+        finally:
+            claim.observers.on(DrainEnded(group=claim.group))
 
     def _way_of(self, threshold: int) -> Way:
         settings, staging = self._settings, self._settings.staging

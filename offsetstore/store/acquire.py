@@ -35,6 +35,7 @@ from offsetstore.store import adoption
 from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import this_process
+from offsetstore.store.run_record import new_run
 from offsetstore.store.sessions import fencing, read, read_offsets, repeat
 
 if TYPE_CHECKING:
@@ -153,12 +154,23 @@ def _write_claim(
     view = request.view()
     adopted = checkpoint.starts(request.policy, rows, view.topics) if checkpoint and view else None
     starting = (
-        None if view is None else resolve(rows, view, request.policy, store_id=store_id, group=group, adopted=adopted)
+        None
+        if view is None
+        else resolve(
+            rows,
+            view,
+            request.policy,
+            store_id=store_id,
+            group=group,
+            adopted=adopted,
+            deleted=session.deleted_epoch(group) if _is_behind(rows, view, store_id) else 0,
+        )
     )
     copied = latest_epoch(view.committed.values(), store_id) if view is not None else 0
     token = Token(max(before.epoch, copied) + 1, claim_id)
     owner = this_process()
     session.write_group(group, token, owner)
+    session.begin_run(group, token, new_run(owner, request.topics))
     history = [HistoryEvent("claim", None, None, None, token, owner, f"takeover={request.takeover}")]
     partitions = set(rows)
     metadata = {tp: row.metadata for tp, row in rows.items()}
@@ -203,13 +215,23 @@ def resolve_unlocked(
     that we read, as after a restore. Reading the rows again tells the two apart.
     """
     store_id = database.store_id()
+    is_behind = _is_behind(stored, view, store_id)
+    deleted = read(database, lambda session: session.deleted_epoch(group)) if is_behind else 0
     try:
-        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted)
+        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
     except StoreRewound:
         caught_up = _caught_up(stored, read_offsets(database, group), view)
         if caught_up == stored:
             raise
-        return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted)
+        return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
+
+
+def _is_behind(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView, store_id: uuid.UUID) -> bool:
+    """Whether Kafka has a copy of ours that is beyond its row: only then it matters whether the group was deleted."""
+    beyond = (
+        copy for tp, copy in view.committed.items() if tp not in stored or stored[tp].next_offset < copy.next_offset
+    )
+    return latest_epoch(beyond, store_id) > 0
 
 
 def _caught_up(

@@ -24,7 +24,7 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.offsets import MAX_OFFSET, OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.protocol.database import HistoryEvent, NewOffset, renamed
+from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, renamed
 from offsetstore.protocol.metadata import format_of
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, fencing, read
@@ -55,6 +55,9 @@ class ShiftBy:
 
 ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | datetime | ShiftBy
 """Where to move partitions: either end of the log, an offset, the first record at or after a time, or by a number."""
+
+Partitions: TypeAlias = Mapping[str, Collection[int] | None] | Literal["all"] | None
+"""What a reset moves: partitions by topic, ``None`` for all that have a stored offset; or those of all topics."""
 
 Decided: TypeAlias = Literal["fence", "refuse"]
 
@@ -121,7 +124,7 @@ class ResetRequest:
 
     group: str
     target: Mapping[TopicPartition, int] | ResetTarget
-    partitions: Mapping[str, Collection[int] | None] | None
+    partitions: Partitions
     reason: str
     actor: str | None
     takeover: Decided
@@ -147,7 +150,11 @@ class ResetRequest:
             return
         if not self.partitions:
             raise ConfigurationError(
-                "a reset names no partitions", expected='partitions={"payments": None}, or {"payments": [0, 2]}'
+                "a reset names no partitions", expected='partitions={"payments": None}, {"payments": [0, 2]}, or "all"'
+            )
+        if isinstance(self.partitions, str) and self.partitions != "all":
+            raise ConfigurationError(
+                'the partitions of a reset must be "all", or numbers by topic', found=repr(self.partitions)
             )
         if isinstance(self.target, str) and self.target not in {"earliest", "latest"}:
             raise ConfigurationError("unknown reset target", found=repr(self.target), expected='"earliest" or "latest"')
@@ -183,6 +190,8 @@ class ResetRequest:
         if isinstance(self.target, Mapping):
             _expect_rows(self.group, rows, self.target)
             return sorted(self.target)
+        if isinstance(self.partitions, str):
+            return sorted(rows)
         chosen: set[TopicPartition] = set()
         for topic, numbers in (self.partitions or {}).items():
             there = {tp for tp in rows if tp.topic == topic}
@@ -327,7 +336,14 @@ def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermar
             found=view.cluster_id,
             expected=row.cluster_id,
         )
-    log = view.topics[tp.topic].partitions.get(tp.partition)
+    topic = view.topics.get(tp.topic)
+    if topic is None:
+        raise ConfigurationError(
+            "a job has stored an offset of another topic since Kafka was asked; nothing was written",
+            topic_partition=tp,
+            next_step="Repeat the reset.",
+        )
+    log = topic.partitions.get(tp.partition)
     if log is None:
         raise ConfigurationError(
             "Kafka does not have this partition", topic_partition=tp, next_step="Name only partitions that it has."
@@ -429,16 +445,20 @@ def _lock_known(session: Session, group: str) -> GroupRow:
 def known(session: Session, group: str) -> GroupRow:
     """Read the group's row.
 
-    :raises UnknownGroup: it was never claimed.
+    :raises UnknownGroup: it was never claimed, or not since it was deleted.
     :raises GroupRenamed: it has another name now.
     """
     owner = session.group(group)
     if owner is None:
         raise UnknownGroup(f"the store has no group {group!r}")
-    if not session.read_partitions(group) and (last := renamed(session.history(group))) is not None:
-        raise GroupRenamed(
-            f"the group {group!r} was renamed", found=last.reason, expected="its new name", next_step="Use that name."
-        )
+    if not session.read_partitions(group):
+        history = session.history(group)
+        if (last := renamed(history)) is not None:
+            what = f"the group {group!r} was renamed"
+            raise GroupRenamed(what, found=last.reason, expected="its new name", next_step="Use that name.")
+        if (last := deleted(history)) is not None:
+            what = f"the group {group!r} was deleted, and no job has claimed it since"
+            raise UnknownGroup(what, found=last.reason, next_step="Correct the name, or start its job.")
     return owner
 
 

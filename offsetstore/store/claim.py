@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
 from offsetstore.offsets import OffsetRange
-from offsetstore.protocol.events import ClaimClosed, ClaimLost, ClaimTaken, HeartbeatMissed
+from offsetstore.protocol.events import ClaimClosed, ClaimLost, ClaimTaken, DatabaseAnswered, HeartbeatMissed
 from offsetstore.protocol.metadata import check_formats, load
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
@@ -20,6 +20,7 @@ from offsetstore.store.claim_metadata import ClaimMetadata, read_own
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.identity import name_prefix
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
+from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import read, repeat
 from offsetstore.store.transaction import new_transaction, run_in_transaction
 
@@ -136,7 +137,8 @@ class Claim:
         self.database = store.database
         self.timeouts = store.timeouts
         self.retries = store.retries
-        self.observers = store.observers
+        self._run = RunRecord(request.group, acquired.token)
+        self.observers = store.observers.with_one(self._run)
         self.group = request.group
         self.broker = request.broker
         self.topics = request.topics
@@ -156,7 +158,15 @@ class Claim:
         self._is_reserved = False
         self._at_close: list[Callable[[], object]] = []
         self._binding = threading.Lock()
-        self._heartbeat = Heartbeat(self.database, self.token.claim_id, self.name, self.lose, self._miss)
+        self._heartbeat = Heartbeat(
+            self.database,
+            self.token.claim_id,
+            self.name,
+            on_lost=self.lose,
+            on_answered=self._answer,
+            on_missed=self._miss,
+            run=self._run,
+        )
         self.mirror = self._start_mirror(request, has_members=has_members)
         self.observers.on(ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting))
 
@@ -166,6 +176,9 @@ class Claim:
             was_lost, self.is_lost = self.is_lost, True
         if not was_lost:
             self.observers.on(ClaimLost(group=self.group, token=self.token))
+
+    def _answer(self) -> None:
+        self.observers.on(DatabaseAnswered(group=self.group))
 
     def _miss(self, error: Exception) -> None:
         self.observers.on(HeartbeatMissed(group=self.group, error=error))
@@ -400,8 +413,16 @@ class Claim:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.end_with(error)
         with not_hiding(error):
             self.close()
+
+    def end_with(self, error: BaseException | None) -> None:
+        """Record the error that ends the run, if one does: the sink is not told of those that Spark meets itself."""
+        if isinstance(error, SystemExit) and error.code:  # a job's own exit code: for what was it raised?
+            error = error.__context__ if isinstance(error.__context__, Exception) else RuntimeError()
+        if isinstance(error, Exception) and not self.is_closed:
+            self._run.end_with(error)
 
     def __repr__(self) -> str:
         return f"<Claim of {self.group!r}, {self.token}>"

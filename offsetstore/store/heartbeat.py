@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offsetstore.protocol.database import Database, Session
+    from offsetstore.store.run_record import RunRecord
 
 INTERVAL = 5.0
 """Seconds between two heartbeats, and how long one may wait for a lock."""
@@ -22,21 +23,29 @@ _log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Renews the claim's heartbeat until it is stopped or the claim is fenced, except while its query has ended."""
+    """Renews the claim's heartbeat until it is stopped or the claim is fenced, except while its query has ended.
+
+    After each it saves the record of the run, in a transaction of its own: a heartbeat depends on nothing else.
+    """
 
     def __init__(
         self,
         database: Database,
         claim_id: UUID,
         name: str,
+        *,
         on_lost: Callable[[], None],
+        on_answered: Callable[[], None],
         on_missed: Callable[[Exception], None],
+        run: RunRecord,
     ) -> None:
         self._database = database
         self._claim_id = claim_id
         self._name = name
         self._on_lost = on_lost
+        self._on_answered = on_answered
         self._on_missed = on_missed
+        self._run = run
         self._query: Callable[[], bool] | None = None
         self._ended: Callable[[], bool] | None = None
         self._watch: Background | None = None
@@ -79,20 +88,26 @@ class Heartbeat:
                 session.end_beat(self._claim_id)
         except Exception as error:  # noqa: BLE001 - closing must not fail; the next claim waits a little longer
             _log.warning("could not remove the claim's last heartbeat: %s", type(error).__name__)
+            return
+        self._run.save(self._transaction, is_over=True)
 
     def _beat(self) -> bool:
-        if self._has_ended():
-            return True
+        has_ended = self._has_ended()
         try:
             with self._transaction() as session:
-                is_ours = session.beat(self._claim_id)
+                if has_ended:
+                    session.now()  # no heartbeat; but observers are told whether the database answers
+                is_ours = has_ended or session.beat(self._claim_id)
         except Exception as error:  # noqa: BLE001 - the next one may succeed
             # The job's own transactions report an unavailable database.
             _log.debug("could not send a heartbeat: %s", type(error).__name__)
             self._on_missed(error)
             return True
+        self._on_answered()
         if not is_ours and not self._beats.is_stopping:
             self._on_lost()
+        if not self._beats.is_stopping:
+            self._run.save(self._transaction, is_over=has_ended)
         return is_ours
 
     def _transaction(self) -> AbstractContextManager[Session]:

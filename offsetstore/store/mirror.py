@@ -223,14 +223,15 @@ class Mirror:
             return
         if isinstance(error, BrokerRefused):
             self._pause = _INTERVALS_AFTER_REFUSAL * self._target.every
-        self._tell_failure(str(error) if isinstance(error, BrokerError) else type(error).__name__, is_over=False)
+        reason = str(error) if isinstance(error, BrokerError) else type(error).__name__
+        self._tell_failure(reason, is_over=False, error=error)
 
     def _end_with_warning(self, why: str) -> None:
         self.ended = why
         self._tell_failure(why, is_over=True)
 
-    def _tell_failure(self, reason: str, *, is_over: bool) -> None:
-        self._observers.on(MirrorFailed(group=self._claim.group, reason=reason, is_over=is_over))
+    def _tell_failure(self, reason: str, *, is_over: bool, error: Exception | None = None) -> None:
+        self._observers.on(MirrorFailed(group=self._claim.group, reason=reason, is_over=is_over, error=error))
 
     def _contest(self, foreign: Mapping[TopicPartition, CommittedOffset]) -> None:
         """End the mirror: another application uses the group, by these offsets or, without any, by its members."""

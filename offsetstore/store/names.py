@@ -1,24 +1,26 @@
-"""A group's names: all groups, the same offsets under another name, and another name for the same offsets.
+"""A group's names: the same offsets under another name, another name for the same offsets, and a name given up.
 
-A copy leaves the group and its job alone. A rename fences the job, as a claim does: its open transaction is waited for,
-and its token is then stale; the old name keeps its row, so that nothing comes back under it.
+A copy leaves the group and its job alone. A rename and a delete fence the job, as a claim does: its open transaction is
+waited for, and its token is then stale; the old name keeps its row, so that nothing comes back under it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from offsetstore.errors import ConfigurationError, UnknownGroup
+from offsetstore.errors import ConfigurationError, LettersOpen, UnknownGroup
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
 from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.letters import OPEN
 from offsetstore.store.admin import (
     AGAIN,
     expect_group,
     expect_reason,
     expect_takeover,
     expect_timeout,
+    known,
     pinned,
     refuse_live,
     write_token,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from offsetstore.protocol.database import Database, GroupRow, Session
+    from offsetstore.protocol.letters import State
     from offsetstore.store.admin import Decided
 
 
@@ -157,8 +160,7 @@ def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeo
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), naming.who
         session.rename_group(group, new)
-        owner = session.group(group)
-        session.write_pause(new, owner.pause if owner is not None else None)
+        session.write_pause(new, before.pause if before is not None else None)
         session.write_pause(group, None)
         # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
         for name in (group, new):
@@ -172,6 +174,105 @@ def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeo
         session.append_history(group, [HistoryEvent("rename", None, None, None, token, who, f"to {new!r}: {reason}")])
         session.append_history(new, _arrivals("rename", rows, token, who, f"from {group!r}: {reason}"))
     return naming.done(rows, before, executed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedGroup:
+    """What was deleted with a group; for a dry run, what would have been.
+
+    :param offsets: the stored ones; the history keeps them.
+    :param letters: how many dead letters, by state.
+    :param contested: whether another application used the group in Kafka while the job ran. What it has committed
+        there is where a new job of that name starts, as for any name without a stored offset.
+    :param owner: of the group before.
+    :param executed: whether anything was deleted.
+    """
+
+    group: str
+    offsets: Mapping[TopicPartition, int]
+    letters: Mapping[State, int]
+    contested: bool
+    owner: GroupRow
+    executed: bool = False
+
+    @property
+    def open_letters(self) -> int:
+        """How many dead letters were still to be decided about, or to be replayed."""
+        return sum(self.letters.get(state, 0) for state in OPEN)
+
+    @property
+    def settled_letters(self) -> int:
+        """How many were replayed, discarded or superseded."""
+        return sum(self.letters.values()) - self.open_letters
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A decision to delete a group."""
+
+    group: str
+    reason: str
+    actor: str | None
+    discard_letters: bool
+
+    def __post_init__(self) -> None:
+        """Refuse invalid arguments, before the database is asked.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        expect_group(self.group)
+        expect_reason(self.reason)
+
+    def look(self, session: Session) -> DeletedGroup:
+        """See what there is, and that it may be deleted.
+
+        :raises UnknownGroup, GroupRenamed: there is nothing to delete under this name.
+        :raises LettersOpen: there are open letters, and they are not to be discarded.
+        """
+        owner, rows = known(session, self.group), session.read_partitions(self.group)
+        offsets = {tp: row.next_offset for tp, row in rows.items()}
+        contested = any(row.contested for row in rows.values())
+        found = DeletedGroup(self.group, offsets, session.count_letters(self.group), contested, owner)
+        if found.open_letters and not self.discard_letters:
+            raise LettersOpen(
+                f"the group {self.group!r} has dead letters that are still open; nothing was written",
+                found=found.open_letters,
+                expected="none",
+            )
+        return found
+
+
+def delete_group(
+    database: Database, deletion: Deletion, *, takeover: Decided, takeover_timeout: float, dry_run: bool
+) -> DeletedGroup:
+    """Delete all that belongs to a group; see `OffsetStore.delete_group`."""
+    expect_timeout(takeover_timeout)
+    expect_takeover(takeover)
+    group = deletion.group
+
+    def plan(session: Session) -> DeletedGroup:
+        session.expect_delete()
+        return deletion.look(session)
+
+    planned = read(database, plan)
+    if dry_run:
+        return planned
+    refuse_live(group, takeover, planned.owner)
+    with fencing(database, group, takeover_timeout, name="admin", again=AGAIN) as session:
+        before = session.lock_group(group)
+        refuse_live(group, takeover, session.group(group))
+        session.lock_group_partitions(group)
+        found = deletion.look(session)
+        # Above the job's, so that it is stale, and above those of all copies in Kafka, which then no longer count.
+        token, who = Token(before.epoch + 1, uuid4()), deletion.actor or this_process()
+        session.delete_group(group)
+        session.write_pause(group, None)
+        write_token(session, group, token, who)
+        letters = f"with {found.open_letters} open and {found.settled_letters} settled dead letters: "
+        why = f"{letters if found.letters else ''}{deletion.reason}"
+        rows = [HistoryEvent("delete", tp, at, None, token, who, deletion.reason) for tp, at in found.offsets.items()]
+        session.append_history(group, [HistoryEvent("delete", None, None, None, token, who, why), *rows])
+    return replace(found, executed=True)
 
 
 def _arrivals(

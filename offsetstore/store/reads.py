@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition, Watermarks
 from offsetstore.protocol.database import EVENTS
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.runs import SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Mapping
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
     from offsetstore.protocol.letters import State
     from offsetstore.protocol.policy import OnUncertain
     from offsetstore.protocol.ports import BrokerOffsets
+    from offsetstore.protocol.runs import JobError, Source
     from offsetstore.store.adoption import QueryCheckpoint
 
-_DECISIONS: Final = frozenset({"reset", "rename", "copy"})
+_Line = TypeVar("_Line", "HistoryEvent", "JobError")
+
+_DECISIONS: Final = frozenset({"reset", "rename", "copy", "delete"})
 _INTERVAL: Final = 1.0
 _OVERLAP: Final = timedelta(hours=1)
 
@@ -72,11 +76,11 @@ class PartitionState:
 class GroupState:
     """A group at one moment, ``read_at`` by the database's clock; what Kafka has was asked for right after it.
 
-    ``owner`` is the last claim, ``None`` if there was none. ``decision`` is ``"reset"``, ``"rename"`` or ``"copy"`` if
-    an operator has decided that since the last claim: the owner is then the operator and not a job. ``partitions`` are
-    those that the store or the log of a stored topic has, in order of (topic, partition). ``broker_error`` is the error
-    of a broker that was asked and could not answer. ``dead_letters`` counts those whose record is not in the results,
-    and may still get there: ``dead`` and ``requested``.
+    ``owner`` is the last claim, ``None`` if there was none. ``decision`` is ``"reset"``, ``"rename"``, ``"copy"`` or
+    ``"delete"`` if an operator has decided that since the last claim: the owner is then the operator and not a job.
+    ``partitions`` are those that the store or the log of a stored topic has, in order of (topic, partition).
+    ``broker_error`` is the error of a broker that was asked and could not answer. ``dead_letters`` counts those whose
+    record is not in the results, and may still get there: ``dead`` and ``requested``.
     """
 
     group: str
@@ -142,39 +146,76 @@ class HistoryFilter:
 
         :raises ConfigurationError: naming the argument.
         """
-        if self.since is not None and self.since.tzinfo is None:
-            raise ConfigurationError(
-                "since is a time without a zone",
-                found=self.since.isoformat(),
-                expected="a datetime with tzinfo, such as UTC",
-            )
+        _check_since(self.since)
         if unknown := sorted(set(self.events) - set(EVENTS)):
             raise ConfigurationError(
                 "the history has no such events", found=", ".join(unknown), expected=", ".join(EVENTS)
             )
-        if self.limit is not None and self.limit < 1:
-            raise ConfigurationError("limit must be 1 or more events", found=self.limit)
+        check_limit(self.limit, "events")
 
     def read(self, session: Session, group: str) -> list[HistoryEvent]:
         """Read them, oldest first."""
         return session.history(group, since=self.since, events=self.events, limit=self.limit)
 
 
-def follow(chosen: HistoryFilter, read: Callable[[HistoryFilter], list[HistoryEvent]]) -> Generator[HistoryEvent]:
-    """Yield what is there, and then each event that is added.
+@dataclass(frozen=True, slots=True)
+class ErrorFilter:
+    """Which of a group's errors to read; see `OffsetStore.errors`."""
 
-    An event's time is that of its statement and not of the COMMIT, so the last hour is read again each time.
+    since: datetime | None
+    sources: Collection[Source]
+    limit: int | None
 
-    :param read: reads the events.
+    def __post_init__(self) -> None:
+        """Refuse invalid arguments.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        _check_since(self.since)
+        if unknown := sorted(set(self.sources) - set(SOURCES)):
+            raise ConfigurationError(
+                "errors have no such sources", found=", ".join(unknown), expected=", ".join(SOURCES)
+            )
+        check_limit(self.limit, "errors")
+
+    def read(self, session: Session, group: str) -> list[JobError]:
+        """Read them, oldest first."""
+        return session.errors(group, since=self.since, sources=self.sources, limit=self.limit)
+
+
+def check_limit(limit: int | None, what: str) -> None:
+    """Refuse a limit below 1.
+
+    :raises ConfigurationError: it is.
     """
-    found = read(replace(chosen, limit=None))
-    yield from found if chosen.limit is None else found[-chosen.limit :]
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit must be 1 or more {what}", found=limit)
+
+
+def _check_since(since: datetime | None) -> None:
+    if since is not None and since.tzinfo is None:
+        raise ConfigurationError(
+            "since is a time without a zone", found=since.isoformat(), expected="a datetime with tzinfo, such as UTC"
+        )
+
+
+def follow(
+    read: Callable[[datetime | None], list[_Line]], *, since: datetime | None, limit: int | None
+) -> Generator[_Line]:
+    """Yield what is there, of that the last ``limit`` lines, and then each line that is added.
+
+    A line's time is that of its statement and not of the COMMIT, so the last hour is read again each time.
+
+    :param read: reads the lines since a time.
+    """
+    found = read(since)
+    yield from found if limit is None else found[-limit:]
     while True:
         time.sleep(_INTERVAL)
         seen = set(found)
-        times = [line.at - _OVERLAP for line in found if line.at is not None]
-        since = max([*times, *([] if chosen.since is None else [chosen.since])], default=None)
-        found = read(replace(chosen, since=since, limit=None))
+        bounds = [line.at - _OVERLAP for line in found if line.at is not None]
+        bounds += [] if since is None else [since]
+        found = read(max(bounds) if bounds else None)
         yield from (line for line in found if line not in seen)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 from sqlalchemy import Engine
@@ -21,6 +23,7 @@ from offsetstore.store import admin, names, reads
 from offsetstore.store.acquire import acquire
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
+from offsetstore.store.lag import measure_lag
 from offsetstore.store.letters import MOST, LetterDecision, prune, read_errors, read_letter, read_page
 from offsetstore.store.mirror import INTERVAL
 from offsetstore.store.sessions import read
@@ -38,12 +41,14 @@ if TYPE_CHECKING:
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.metadata import Formats
     from offsetstore.protocol.observers import Observer
-    from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
+    from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
+    from offsetstore.protocol.runs import JobError, Run, Source
     from offsetstore.protocol.stored_letters import ErrorGroup
     from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import ClaimInfo
+    from offsetstore.store.lag import Lag
     from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned, Which
-    from offsetstore.store.names import NewName
+    from offsetstore.store.names import DeletedGroup, NewName
     from offsetstore.store.reads import GroupState
     from offsetstore.store.transaction import Transaction
 
@@ -199,7 +204,7 @@ class OffsetStore:
         reason: str,
         actor: str | None = None,
         takeover_timeout: float = 30.0,
-        partitions: Mapping[str, Collection[int] | None] | None = None,
+        partitions: admin.Partitions = None,
         broker: BrokerOffsets | None = None,
         kafka_group: str | None = None,
         takeover: admin.Decided = "fence",
@@ -218,7 +223,7 @@ class OffsetStore:
         :param reason: for those who read the history.
         :param actor: who decides; by default user, host and process.
         :param takeover_timeout: seconds to wait for a job's open transaction before its connection is terminated.
-        :param partitions: numbers by topic, ``None`` for all that have a stored offset.
+        :param partitions: numbers by topic, ``None`` for all that have a stored offset; ``"all"``: those of all topics.
         :param broker: asked for the log's ends, so that an offset outside of the log is refused. Without it the next
             claim does that, and ``"earliest"``, ``"latest"`` and times can't be resolved.
         :param kafka_group: the group in Kafka, if it is not ``group``.
@@ -245,7 +250,7 @@ class OffsetStore:
         )
 
     def groups(self) -> list[ListedGroup]:
-        """All groups that were ever claimed, by name; those that were renamed too, without partitions."""
+        """All groups that were ever claimed, by name; those that were renamed or deleted too, without partitions."""
         return self._read(lambda session: session.groups())
 
     def copy_group(
@@ -297,6 +302,47 @@ class OffsetStore:
         """
         naming = names.Naming(group, new, reason, actor, dry_run)
         return names.rename_group(self.database, naming, takeover=takeover, takeover_timeout=takeover_timeout)
+
+    def delete_group(
+        self,
+        group: str,
+        *,
+        reason: str,
+        actor: str | None = None,
+        takeover_timeout: float = 30.0,
+        takeover: admin.Decided = "refuse",
+        discard_letters: bool = False,
+        dry_run: bool = False,
+    ) -> DeletedGroup:
+        """Delete a group: its offsets and their metadata, batch marks, dead letters, failed attempts, and its pause.
+
+        Stop its job first, and its supervisor. A job that still runs is fenced, and brings nothing back, but the next
+        one begins as that of a new group does, by its `StartPolicy`, and writes the results of what it reads again.
+        Copies of the deleted offsets in Kafka don't count, what another application commits there does. The name and
+        its history stay, and the results are yours. Remove a kept checkpoint, ``<base>/<group>/kept``, and one of the
+        query's own: it would repeat its last batch. Only the tables' owner may delete.
+
+        :param reason: for those who read the history.
+        :param actor: who decides; by default user, host and process.
+        :param takeover_timeout: as for `reset`.
+        :param takeover: ``"refuse"`` if a job is live, or ``"fence"`` it.
+        :param discard_letters: delete dead letters too that were neither replayed nor discarded.
+        :param dry_run: lock and write nothing; return what would be deleted now.
+        :raises ConfigurationError: no reason.
+        :raises UnknownGroup: the group was never claimed, or not since it was deleted.
+        :raises GroupRenamed: the group has another name now.
+        :raises LettersOpen: it has open dead letters, without ``discard_letters``; nothing was written.
+        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
+        :raises MissingPrivilege: the role may not delete; nothing was written, and no job was fenced.
+        :raises LockTimeout, TransactionLost: as for `reset`.
+        """
+        return names.delete_group(
+            self.database,
+            names.Deletion(group, reason, actor, discard_letters),
+            takeover=takeover,
+            takeover_timeout=takeover_timeout,
+            dry_run=dry_run,
+        )
 
     def pause(self, group: str, *, reason: str, until: datetime | None = None, actor: str | None = None) -> Pause:
         """Pause a group: the sink of its running job waits before its next batch, as does that of a later job.
@@ -559,8 +605,49 @@ class OffsetStore:
 
         It has no end: leave the loop. The arguments are those of `history`.
         """
-        chosen = reads.HistoryFilter(since, events, limit)
-        return reads.follow(chosen, lambda one: self._read(lambda session: one.read(session, group)))
+        reads.HistoryFilter(since, events, limit)  # refuses invalid arguments now, and not at the first event
+        return reads.follow(lambda at: self.history(group, since=at, events=events), since=since, limit=limit)
+
+    def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
+        """The runs of the group's job, oldest first, as each recorded itself with its heartbeats; see `Run.state`.
+
+        Of each group the newest thousand are kept.
+
+        :param limit: only so many, the last ones.
+        :raises ConfigurationError: an argument is invalid.
+        """
+        reads.check_limit(limit, "runs")
+        return self._read(lambda session: session.runs(group, limit=limit))
+
+    def errors(
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        sources: Collection[Source] = (),
+        limit: int | None = None,
+    ) -> list[JobError]:
+        """The errors that the group's jobs met, oldest first. Of each group the newest thousand lines are kept.
+
+        A running job writes its errors with its next heartbeat, at most five seconds later.
+
+        :param since: only those since then.
+        :param sources: only those from there, such as ``["batch"]``; see `JobError`.
+        :param limit: only so many, the last ones.
+        :raises ConfigurationError: an argument is invalid.
+        """
+        chosen = reads.ErrorFilter(since, sources, limit)
+        return self._read(lambda session: chosen.read(session, group))
+
+    def follow_errors(
+        self, group: str, *, since: datetime | None = None, sources: Collection[Source] = (), limit: int | None = None
+    ) -> Iterator[JobError]:
+        """Iterate over what `errors` returns, and then over each error that is added, about a second later.
+
+        It has no end: leave the loop. The arguments are those of `errors`.
+        """
+        reads.ErrorFilter(since, sources, limit)
+        return reads.follow(lambda at: self.errors(group, since=at, sources=sources), since=since, limit=limit)
 
     def owner(self, group: str) -> GroupRow | None:
         """Who claimed the group last, ``None`` before the first claim."""
@@ -581,6 +668,29 @@ class OffsetStore:
         state = self._read(lambda session: reads.read_group(session, group))
         return state if broker is None else reads.add_kafka(state, broker, kafka_group)
 
+    def lag(
+        self,
+        groups: Collection[str] | None,
+        broker: BrokerOverview,
+        *,
+        kafka_groups: Mapping[str, str] | None = None,
+    ) -> Lag:
+        """Measure how far groups are behind Kafka, in records and in time, for each topic and partition.
+
+        The store is read first, in one round trip, then Kafka, where the number of round trips depends neither on the
+        partitions nor on the groups' lags. It needs DESCRIBE of the topics and groups; with READ of the topics it can
+        tell the lag in time of a few partitions that have a bound otherwise. If Kafka can't answer, what is stored is
+        returned all the same; of a topic or group that it does not have, the error is in its part.
+
+        :param groups: ``None`` for all that were ever claimed; those that the store does not know are left out.
+        :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+        :raises StoreUnavailable: the connection was lost, or the server can't serve it.
+        """
+        before = time.time()
+        stored = self._read(lambda session: session.overview(groups))
+        skew = stored.at.timestamp() - (before + time.time()) / 2
+        return replace(measure_lag(stored, broker, kafka_groups or {}), clock_skew=skew)
+
     def _read(self, query: Callable[[Session], _T]) -> _T:
         return read(self.database, query)
 
@@ -600,5 +710,7 @@ class OffsetStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        for claim in self._claims:
+            claim.end_with(error)
         with not_hiding(error):
             self.close()

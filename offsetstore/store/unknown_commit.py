@@ -111,7 +111,7 @@ def _settle_by_mark(
 
 def _other_group(advanced: Advanced, cause: ConnectionLost) -> CommitUnknown:
     return CommitUnknown(
-        f"the answer to COMMIT was lost, and group {advanced.group!r} has been removed or renamed since",
+        f"the answer to COMMIT was lost, and group {advanced.group!r} has been deleted or renamed since",
         topic_partition=advanced.first,
         found=cause.found,
     )
@@ -169,9 +169,9 @@ def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None,
             marked = session.batch_mark(advanced.group, mark[0]) if mark else None
             known = session.group(advanced.group)
             epoch = advanced.token.epoch
-            # A rename's epoch is above those of both names; a removed group starts again at epoch 0.
+            # A rename's epoch is above those of both names; a group whose row was removed starts again at epoch 0.
             same_group = (
-                known is not None and known.token.epoch >= epoch and not session.renamed_since(advanced.group, epoch)
+                known is not None and known.token.epoch >= epoch and not session.replaced_since(advanced.group, epoch)
             )
         return _Found(rows, same_group, marked)
     finally:

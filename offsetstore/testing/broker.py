@@ -8,8 +8,9 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
-from offsetstore.errors import GroupHasMembers, MetadataRefused, OffsetStoreError, TopicMissing
+from offsetstore.errors import BrokerError, GroupHasMembers, MetadataRefused, OffsetStoreError, TopicMissing
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, TopicPartition, Watermarks
+from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -47,6 +48,16 @@ class StaticBroker:
         a function is called before `current` is shown; `None` shows `current`, as an empty script does."""
         self.has_ids = True
         """Whether it shows the topics' ids; brokers before Kafka 2.8 have none."""
+        self.records: dict[TopicPartition, dict[int, int]] = {}
+        """The records' timestamps in milliseconds, by offset, as `first_records` and `read_records` find them."""
+        self.last_stable: dict[TopicPartition, int] = {}
+        """The last stable offset of partitions with an open transaction."""
+        self.unanswered: dict[str, BrokerError] = {}
+        """Topics and groups for which `snapshot` has this error instead of an answer."""
+        self.may_read = True
+        """Whether `read_records` may read; else only DESCRIBE is allowed."""
+        self.lookups = 0
+        """How often `first_records` was called."""
         self._guard = threading.Lock()  # a mirror's thread commits while a test changes what is shown
 
     @classmethod
@@ -116,6 +127,56 @@ class StaticBroker:
     def has_members(self, group: str) -> bool:
         self._check(())
         return group in self.members
+
+    def snapshot(self, groups: Mapping[str, Collection[str]]) -> KafkaSnapshot:
+        self._check(())
+        names = sorted({topic for topics in groups.values() for topic in topics})
+        return KafkaSnapshot(
+            self.current.cluster_id,
+            {name: self._topic_snapshot(name) for name in names},
+            {group: self._group_snapshot(group, topics) for group, topics in groups.items()},
+        )
+
+    def _topic_snapshot(self, name: str) -> TopicSnapshot:
+        if name in self.unanswered:
+            return TopicSnapshot(error=self.unanswered[name])
+        if name not in self.current.topics:
+            return TopicSnapshot(error=TopicMissing(f"Kafka has no topic {name}"))
+        log = self._log(name, self.current)
+        ends = {
+            number: LogEnds(one.beginning, one.end, self.last_stable.get(TopicPartition(name, number), one.end))
+            for number, one in log.partitions.items()
+        }
+        return TopicSnapshot(log.topic_id, len(ends), ends)
+
+    def _group_snapshot(self, group: str, topics: Collection[str]) -> GroupSnapshot:
+        if group in self.unanswered:
+            return GroupSnapshot(error=self.unanswered[group])
+        committed = {tp: offset for tp, offset in self.current.committed.items() if tp.topic in topics}
+        return GroupSnapshot(committed, group in self.members)
+
+    def first_records(
+        self, asked: Collection[tuple[TopicPartition, int]]
+    ) -> dict[tuple[TopicPartition, int], FoundRecord | None]:
+        self._check(())
+        self.lookups += 1
+        return {
+            (tp, time): next((FoundRecord(*one) for one in self._records_of(tp) if one[1] >= time), None)
+            for tp, time in asked
+            if tp.topic in self.current.topics
+        }
+
+    def read_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, FoundRecord | None]:
+        if not self.may_read:
+            return {}
+        return {
+            tp: next((FoundRecord(*one) for one in self._records_of(tp) if one[0] >= offset), None)
+            for tp, offset in offsets.items()
+        }
+
+    def _records_of(self, tp: TopicPartition) -> list[tuple[int, int]]:
+        beginning = self.current.topics[tp.topic].partitions[tp.partition].beginning
+        return sorted(one for one in self.records.get(tp, {}).items() if one[0] >= beginning)
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self._check({tp.topic for tp in offsets})

@@ -10,6 +10,7 @@ from offsetstore.local.postgres.binaries import find_binaries
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
+from tests.support.authorized import Authorized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,3 +74,10 @@ def private_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]
             upgrade(connection)
         engine.dispose()
         yield server
+
+
+@pytest.fixture(scope="session")
+def authorized() -> Iterator[Authorized]:
+    """A Kafka of its own that allows nothing without an ACL; tests use topics and groups that no other test has."""
+    with Authorized.started() as started:
+        yield started

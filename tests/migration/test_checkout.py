@@ -23,6 +23,8 @@ OURS = {
     "dead_letters",
     "failures",
     "heartbeats",
+    "job_errors",
+    "job_runs",
     "kafka_partitions",
     "offset_history",
     "offsetstore_version",

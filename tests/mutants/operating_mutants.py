@@ -61,6 +61,42 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         why="A rename without --force would fence the job.",
     ),
     mutant(
+        "live-before-a-delete",
+        (
+            "offsetstore/store/names.py",
+            "        refuse_live(group, takeover, session.group(group))\n",
+            "",
+        ),
+        ("offsetstore/store/names.py", "    refuse_live(group, takeover, planned.owner)\n", ""),
+        tests=(f"{_CONTRACT}test_a_delete_that_may_not_fence_refuses_a_live_job",),
+        why="A delete without --force would fence the job.",
+    ),
+    mutant(
+        "tombstone-of-a-deleted-group",
+        (
+            "offsetstore/store/names.py",
+            "        session.write_pause(group, None)\n        write_token(session, group, token, who)\n        le",
+            "        session.write_pause(group, None)\n        le",
+        ),
+        tests=(f"{_CONTRACT}test_a_job_that_still_runs_is_fenced_by_a_delete_and_brings_nothing_back",),
+        why="A job that still runs would write new partitions' rows under the deleted name.",
+    ),
+    mutant(
+        "copies-of-a-deleted-group",
+        ("offsetstore/protocol/resolver.py", "    if deleted:\n", "    if False:\n"),
+        tests=(
+            f"{_CONTRACT}test_a_job_of_a_deleted_name_begins_by_its_policy_whatever_was_copied_to_kafka",
+            f"{_CONTRACT}test_what_another_application_has_committed_counts_after_a_delete_as_for_any_new_group",
+        ),
+        why="A new job of a deleted name would be told of a rewound database, or go on at the deleted offset.",
+    ),
+    mutant(
+        "copies-of-after-a-delete",
+        ("offsetstore/protocol/resolver.py", "or stamp.epoch > deleted\n", "or False\n"),
+        tests=(f"{_CONTRACT}test_a_database_that_is_older_than_a_copy_of_after_the_delete_is_still_noticed",),
+        why="Once a group was deleted, no restored database would be noticed again: records would be lost or doubled.",
+    ),
+    mutant(
         "log-reaches-to-the-row",
         (_ADMIN, "max(log.end, row.next_offset)", "log.end"),
         tests=(f"{_RESETS}test_offsets_that_a_job_has_advanced_over_since_kafka_was_asked_are_in_the_log",),
@@ -68,13 +104,13 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "live-lower-bound",
-        ("offsetstore/protocol/database.py", "-LIVE < self.alive_for < LIVE", "self.alive_for < LIVE"),
+        ("offsetstore/protocol/liveness.py", "-LIVE < silence < LIVE", "silence < LIVE"),
         tests=("tests/integration/store/test_claims_takeover.py::test_an_owner_that_died_is_no_owner",),
         why='After the clock has stepped back, takeover="wait" would wait for a dead job until it has caught up.',
     ),
     mutant(
         "ended-query-is-silent",
-        (_HEARTBEAT, "        if self._has_ended():\n            return True\n", ""),
+        (_HEARTBEAT, "has_ended = self._has_ended()", "has_ended = False"),
         tests=(f"{_BEATS}test_it_skips_its_beats_while_the_bound_query_has_ended_and_beats_again_once_it_runs",),
         why='takeover="wait" would wait for a query that has failed as long as its driver runs others.',
     ),

@@ -17,13 +17,13 @@ _MIRRORED: Final = "tests/unit/store/test_mirror.py::"
 _BOTH_LOOKS: Final = (
     (
         "offsetstore/store/acquire.py",
-        "        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted)\n    except",
-        "        return resolve(stored, view, policy, adopted=adopted)\n    except",
+        "(stored, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)\n    except",
+        "(stored, view, policy, adopted=adopted)\n    except",
     ),
     (
         _TAKING,
-        "resolve(rows, view, request.policy, store_id=store_id, group=group, adopted=adopted)",
-        "resolve(rows, view, request.policy, adopted=adopted)",
+        "            store_id=store_id,\n            group=group,\n            adopted=adopted,\n",
+        "            adopted=adopted,\n",
     ),
 )
 

@@ -26,6 +26,7 @@ def test_the_wheel_carries_the_migrations_the_types_and_the_licence(distribution
     names = zipfile.ZipFile(distributions.wheel).namelist()
     migrations = {f"offsetstore/{file.relative_to(ROOT)}" for file in (ROOT / "migrations").rglob("*.py")}
     wanted = {"offsetstore/py.typed", "offsetstore/migrations/script.py.mako", "offsetstore/migrations/env.py"}
+    wanted |= {str(file.relative_to(ROOT)) for file in (ROOT / "offsetstore" / "assets").glob("*/*")}
     assert wanted | migrations <= set(names)
     assert [name for name in names if name.endswith("licenses/LICENSE")]
 

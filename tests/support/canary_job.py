@@ -2,9 +2,9 @@
 
 ``python -m tests.support.canary_job SERVERS TOPIC DIRECTORY LEAK``, run from the top of the checkout; OFFSETSTORE_URL
 names the database, which has the tables of `TABLES`. In the directory it leaves ``driver.log`` (Python's logs),
-``spark.log`` (log4j's, and what Python workers write to stderr), ``events`` (Spark's event log) and ``errors.txt``
-(each error as it can be printed). It does not know the records' values; LEAK is a text that it puts into each of these
-places on purpose.
+``spark.log`` (log4j's, and what Python workers write to stderr), ``events`` (Spark's event log), ``errors.txt``
+(each error as it can be printed), and what each of the `SURFACES` shows. It does not know the records' values; LEAK is
+a text that it puts into each of these places on purpose, into the surfaces as a group's name.
 """
 
 from __future__ import annotations
@@ -13,23 +13,31 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from click.testing import CliRunner
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import generate_latest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import create_engine, text
 
-from offsetstore import Append, Broker, Execute, OffsetStore, Retries, TransactionalSink
+from offsetstore import Append, Broker, DeadLetters, Execute, OffsetStore, Retries, TransactionalSink
+from offsetstore.cli.commands import cli
+from offsetstore.monitoring import Metrics, Tracing
 from offsetstore.postgres.url import connection_parameters
 from tests.support.shown import printed, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Engine
 
     from offsetstore import Claim
     from offsetstore.protocol.work import Work
@@ -42,11 +50,15 @@ TABLES: Final = f"""
 CREATE TABLE refused {_COLUMNS}, CONSTRAINT is_short CHECK (length(value) < 10));
 CREATE TABLE slow {_COLUMNS});
 CREATE TABLE raised {_COLUMNS});
+CREATE TABLE lost {_COLUMNS});
 CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$;
 CREATE TRIGGER wait BEFORE INSERT ON slow FOR EACH ROW EXECUTE FUNCTION wait();
 CREATE FUNCTION quote() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN RAISE EXCEPTION 'no: %', NEW.value USING ERRCODE = '40001', DETAIL = NEW.key; END $$;
 CREATE TRIGGER quote BEFORE INSERT ON raised FOR EACH ROW EXECUTE FUNCTION quote();
+CREATE FUNCTION leave() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60); RETURN NEW; END $$;
+CREATE TRIGGER leave BEFORE INSERT ON lost FOR EACH ROW EXECUTE FUNCTION leave();
 """
 """No statement may take longer than `STATEMENT_SECONDS`, so that an INSERT into ``slow`` is cancelled in mid COPY."""
 
@@ -104,6 +116,17 @@ def insert_slowly(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
             work.connection.connection.cursor().execute(statement)
 
 
+def rejecting(batch: DataFrame) -> DataFrame:
+    """Each record is rejected, with its value in the reason."""
+    return people(batch).withColumn("_reject", F.concat(F.lit("no: "), "value"))
+
+
+def raise_with_value(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    """An error of the function's own, which quotes a row."""
+    for rows in batches:
+        raise ValueError(rows.to_pylist())
+
+
 class Careless:
     """A writer of the application's own, which raises what psycopg does."""
 
@@ -129,6 +152,7 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "refused-task": {"into": Append("refused"), "atomicity": "partition", "task_threshold": 0},
     "cancelled": {"into": Append("slow")},
     "cancelled-task": {"into": Append("slow"), "atomicity": "partition", "task_threshold": 0},
+    "raised": {"into": Append("raised")},
     "raised-task": {"into": Append("raised"), "atomicity": "partition", "task_threshold": 0},
     "execute": {"into": Execute(insert)},
     "execute-task": {"into": Execute(insert), "atomicity": "partition", "task_threshold": 0},
@@ -136,8 +160,57 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "execute-cancelled-task": {"into": Execute(insert_slowly), "atomicity": "partition", "task_threshold": 0},
     "careless": {"into": Careless()},
     "careless-task": {"into": Careless(), "atomicity": "partition", "task_threshold": 0},
+    "lost": {"into": Append("lost")},
+    "lost-task": {"into": Append("lost"), "atomicity": "partition", "task_threshold": 0},
+    "letters-refused": {"into": Append("refused"), "dead_letters": DeadLetters(max_retries=1)},
+    "letters-refused-task": {
+        "into": Append("refused"),
+        "dead_letters": DeadLetters(max_retries=0),
+        "atomicity": "partition",
+        "task_threshold": 0,
+    },
+    "letters-rejected": {"into": Append("refused"), "dead_letters": DeadLetters(), "transform": rejecting},
+    "letters-raised": {
+        "into": Execute(raise_with_value, splittable=True),
+        "dead_letters": DeadLetters(max_retries=0),
+    },
 }
-"""What the sink is given, by the consumer group that does it."""
+"""What the sink is given, by the consumer group that does it; ``transform`` is by default `people`."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What shows something of the jobs while their claims are open.
+
+    :ivar groups: those that were claimed.
+    """
+
+    engine: Engine
+    metrics: Metrics
+    spans: InMemorySpanExporter
+    groups: list[str] = field(default_factory=list[str])
+
+    def rows(self, table: str) -> str:
+        """A table of ours, as text."""
+        with self.engine.connect() as connection:
+            return "\n".join(map(str, connection.execute(text(f"SELECT t::text FROM {table} AS t"))))
+
+    def command(self, *arguments: str) -> str:
+        """What a command prints for each group."""
+        runs = [CliRunner().invoke(cli, [*arguments, "-g", group]) for group in self.groups]
+        assert all(run.exit_code == 0 for run in runs), [run.output for run in runs]
+        return "\n".join(run.output for run in runs)
+
+
+SURFACES: Final[dict[str, Callable[[Shown], str]]] = {
+    "metrics": lambda shown: generate_latest(shown.metrics.registry).decode(),
+    "spans": lambda shown: "\n".join(span.to_json() for span in shown.spans.get_finished_spans()),
+    "history": lambda shown: shown.rows("offset_history"),
+    "groups": lambda shown: shown.rows("consumer_groups"),
+    "status": lambda shown: shown.command("status"),
+    "letters": lambda shown: shown.command("dead-letters", "list", "--format", "json"),
+}
+"""What else shows something of a job: each becomes a file. It shows the groups' names, so that a leak is seen there."""
 
 
 def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
@@ -149,15 +222,21 @@ def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
     url = connection_parameters(None)
     # The application's own engine, which shows parameters, as SQLAlchemy's do unless they are told not to.
     engine = create_engine("postgresql+psycopg://", connect_args=url)
+    metrics, spans, provider = Metrics(), InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    retries = Retries(attempts=2, shortest=0.01, longest=0.02)
     with (
         (directory / "errors.txt").open("w", encoding="utf-8") as told,
-        OffsetStore.connect(engine, retries=Retries(attempts=2, shortest=0.01, longest=0.02)) as store,
+        OffsetStore.connect(engine, retries=retries, observers=[metrics, Tracing(provider)]) as store,
     ):
         for group, way in WAYS.items():
             claim = store.claim(group, Broker.from_spark({**options, "kafka.debug": "all"}))
             told.write(f"== {group}: {_failure(spark, claim, options, directory, **way)}\n")
-        claim = store.claim("leak", Broker.from_spark(options))
+        claim = store.claim(f"group {leak}", Broker.from_spark(options))
         told.write(_failure(spark, claim, options, directory, into=Append("refused"), leak=leak))
+        shown = Shown(engine, metrics, spans, [*WAYS, claim.group])
+        for name, surface in SURFACES.items():
+            (directory / name).write_text(surface(shown), encoding="utf-8")
         _leak(spark, engine, leak)
     spark.stop()
 
@@ -180,16 +259,23 @@ def _session(directory: Path) -> SparkSession:
 
 
 def _failure(
-    spark: SparkSession, claim: Claim, options: dict[str, str], directory: Path, *, leak: str = "", **way: Any
+    spark: SparkSession,
+    claim: Claim,
+    options: dict[str, str],
+    directory: Path,
+    *,
+    leak: str = "",
+    transform: Callable[[DataFrame], DataFrame] = people,
+    **way: Any,
 ) -> str:
     """Run a query to its failure, and return all that can be printed of it; the class of our error first."""
 
-    def transform(batch: DataFrame) -> DataFrame:
+    def transform_or_leak(batch: DataFrame) -> DataFrame:
         if leak:
             raise ValueError(f"an error of the job's own, {leak}")
-        return people(batch)
+        return transform(batch)
 
-    sink = TransactionalSink(claim, transform, **way)
+    sink = TransactionalSink(claim, transform_or_leak, **way)
     reader = spark.readStream.format("kafka").options(**options).option("startingOffsets", claim.starting_offsets)
     query = (
         reader.load()
@@ -205,7 +291,7 @@ def _failure(
         assert sink.error is not None
         logging.getLogger("canary").exception("with this", exc_info=sink.error)
         return "\n".join([type(sink.error).__name__, shown(sink.error), printed(error)])
-    return "it did not fail"
+    return "nothing"
 
 
 def _leak(spark: SparkSession, engine: Any, leak: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -22,27 +23,40 @@ KAFKA_TOOLS = JarSet("kafka-tools", (Artifact("org.apache.kafka", "kafka-tools",
 
 def consumer_groups_tool(kafka: KafkaBroker, group: str) -> dict[tuple[str, str], dict[str, str]]:
     """What Kafka's own tool shows of a group: its columns, by topic and partition."""
-    names, *rows = _run(kafka, group, "--describe")
-    shown = [dict(zip(names, row, strict=False)) for row in rows]
-    return {(row["TOPIC"], row["PARTITION"]): row for row in shown}
+    shown = _run("--bootstrap-server", kafka.bootstrap_servers, "--group", group, "--describe")
+    lines = [line.split() for line in shown.splitlines() if line.strip() and " has no active " not in line]
+    names, *rows = lines
+    columns = [dict(zip(names, row, strict=False)) for row in rows]
+    return {(row["TOPIC"], row["PARTITION"]): row for row in columns}
 
 
 def set_offsets_by_tool(kafka: KafkaBroker, group: str, topic: str, offsets: Mapping[int, int], scratch: Path) -> None:
     """Set a group's offsets, by partition."""
     wanted = scratch / "offsets.csv"
     wanted.write_text("".join(f"{topic},{partition},{offset}\n" for partition, offset in offsets.items()))
-    _run(kafka, group, "--reset-offsets", "--from-file", str(wanted), "--execute")
+    reset_by_tool(kafka, group, "--from-file", str(wanted), "--execute")
 
 
-def _run(kafka: KafkaBroker, group: str, *arguments: str) -> list[list[str]]:
+def reset_by_tool(kafka: KafkaBroker, group: str, *arguments: str) -> str:
+    """Reset a group's offsets; return what is printed."""
+    return _run("--bootstrap-server", kafka.bootstrap_servers, "--group", group, "--reset-offsets", *arguments)
+
+
+def options_of_tool() -> set[str]:
+    """The names of its options, as its help lists them."""
+    return set(re.findall(r"^(--[a-z][a-z-]+)", _run("--help", exit_code=1), re.MULTILINE))
+
+
+def _run(*arguments: str, exit_code: int = 0) -> str:
+    """Return what it prints; its help comes with an exit code of 1, and on stderr."""
     class_path = os.pathsep.join(str(jar) for jar in (*jars(KAFKA_TOOLS), *jars(KAFKA_BROKER)))
     tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-    asked = ["--bootstrap-server", kafka.bootstrap_servers, "--group", group, *arguments]
     done = subprocess.run(
-        [find_java().program, "-Xmx128m", "-cp", class_path, tool, *asked],
+        [find_java().program, "-Xmx128m", "-cp", class_path, tool, *arguments],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=60,
     )
-    return [line.split() for line in done.stdout.splitlines() if line.strip() and " has no active " not in line]
+    assert done.returncode == exit_code, done.stderr
+    return done.stdout or done.stderr

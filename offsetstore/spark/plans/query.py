@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from offsetstore.errors import UnsupportedQuery
+from offsetstore.protocol.events import QueryStarted
 from offsetstore.spark.plans.progress import merge, parse_offsets, ranges_between, refuse_shared
 from offsetstore.spark.plans.scala import each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from offsetstore.offsets import OffsetRange, TopicPartition
 
@@ -63,6 +64,17 @@ class RunningQuery:
         """Whether the query is running, in this run or a later one; any thread may call this."""
         queries = self.execution.sparkSession().sharedState().activeStreamingQueries()
         return bool(queries.containsKey(self.execution.id()))
+
+    def started(self, group: str, spark: SparkSession) -> QueryStarted:
+        """The event that the group's sink has got its first batch."""
+        context = spark.sparkContext
+        return QueryStarted(
+            group=group,
+            query_id=self.query_id,
+            run_id=self.run_id,
+            application_id=context.applicationId,
+            ui_url=context.uiWebUrl or None,
+        )
 
     def sleep(self, seconds: float) -> None:
         """Sleep in the query's own thread, which ``query.stop()`` interrupts; only ``foreachBatch`` may call this.

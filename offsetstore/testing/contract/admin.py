@@ -5,15 +5,28 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 
-from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, StaleClaim
+from offsetstore.errors import (
+    ConfigurationError,
+    GroupBusy,
+    GroupRenamed,
+    LettersOpen,
+    NoStartingOffset,
+    StaleClaim,
+    StoreRewound,
+    UnknownGroup,
+)
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
+from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter
 from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
+from offsetstore.store.sessions import read as reading
 from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, held
 
 if TYPE_CHECKING:
@@ -31,8 +44,13 @@ def stored(store: OffsetStore, group: str = GROUP) -> dict[TopicPartition, int]:
     return {tp: row.next_offset for tp, row in store.offsets(group).items()}
 
 
+def copied(store: OffsetStore, claim: Claim, offset: int, group: str = GROUP) -> CommittedOffset:
+    """The offset as the claim's mirror copies it to Kafka."""
+    return CommittedOffset(offset, Stamp(store.database.store_id(), claim.token.epoch, digest(group)).text())
+
+
 class AdminContract(ContractParts):
-    """Resets and renames."""
+    """Resets, copies, renames and deletes."""
 
     @pytest.fixture
     def advanced(self, store: OffsetStore, broker: StaticBroker, give: Give) -> Claim:
@@ -55,7 +73,7 @@ class AdminContract(ContractParts):
         assert done.fenced is not None
         assert done.fenced.token == advanced.token
         history = store.history(GROUP)
-        assert [replace(line, at=None) for line in history[-2:]] == list(done.history)
+        assert [replace(line, at=None, db_role=None) for line in history[-2:]] == list(done.history)
         assert {(line.event, line.actor, line.reason) for line in history[-2:]} == {("reset", "ana", REASON)}
 
     def test_a_reset_fences_the_job_that_runs_in_every_partition(
@@ -188,6 +206,24 @@ class AdminContract(ContractParts):
         assert mine.advanced_for is not None
         assert (other.owner.is_live, other.partitions, other.topics, other.advanced_for) == (False, 0, (), None)
 
+    @pytest.mark.behaviour("OPS-12")
+    def test_an_overview_has_all_groups_or_those_asked_for_without_their_metadata(
+        self, store: OffsetStore, advanced: Claim
+    ) -> None:
+        store.write_metadata(GROUP, P0, "a note", reason=REASON)
+        store.claim(OTHER, topics=["refunds"]).close()
+        shown = reading(store.database, lambda session: session.overview(None))
+        one = reading(store.database, lambda session: session.overview([GROUP, "nobody"]))
+        assert [*shown.groups] == sorted([GROUP, OTHER])
+        assert (shown.groups[GROUP].token, shown.groups[OTHER].is_live) == (advanced.token, False)
+        assert [*one.groups] == [*one.partitions] == [*shown.partitions] == [GROUP]
+        without = {tp: replace(row, metadata=None) for tp, row in store.offsets(GROUP).items()}
+        assert shown.partitions[GROUP] == one.partitions[GROUP] == without
+        assert [*without] == [P0, P1, P2]
+        assert shown.letters == {}
+        assert shown.oldest_transaction >= timedelta(0)
+        assert shown.at <= one.at
+
     @pytest.mark.behaviour("OPS-3")
     def test_a_copy_has_the_same_offsets_and_metadata_and_leaves_the_job_alone(
         self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give
@@ -314,9 +350,9 @@ class AdminContract(ContractParts):
         session = store.database.begin(name="test")
         try:
             for group in (GROUP, OTHER):
-                assert session.renamed_since(group, advanced.token.epoch)
-                assert not session.renamed_since(group, after.token.epoch)
-            assert not session.renamed_since("nobody", 0)
+                assert session.replaced_since(group, advanced.token.epoch)
+                assert not session.replaced_since(group, after.token.epoch)
+            assert not session.replaced_since("nobody", 0)
         finally:
             session.rollback()
 
@@ -357,3 +393,211 @@ class AdminContract(ContractParts):
         give(advanced, {P0: OffsetRange(40, 41)})
         give(taken, {P0: OffsetRange(0, 1)})
         assert store.owner(OTHER) is None
+
+    # -- delete
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_delete_leaves_the_name_and_a_history_that_has_the_offsets(
+        self, store: OffsetStore, advanced: Claim
+    ) -> None:
+        store.write_metadata(GROUP, P0, "a note", reason=REASON)
+        store.pause(GROUP, reason=REASON)
+        query = uuid4()
+        session = store.database.begin(name="a stateful query")
+        session.mark_batch(GROUP, query, 7)
+        session.commit()
+        planned = store.delete_group(GROUP, reason=REASON, dry_run=True, takeover="fence")
+        assert stored(store) == {P0: 40, P1: 30, P2: 0}
+        done = store.delete_group(GROUP, reason=REASON, actor="ana", takeover="fence")
+
+        assert done.offsets == planned.offsets == {P0: 40, P1: 30, P2: 0}
+        assert (planned.executed, done.executed, done.contested, done.letters) == (False, True, False, {})
+        assert done.owner.token == advanced.token
+        assert stored(store) == {}
+        session = store.database.begin(name="look")
+        assert session.batch_mark(GROUP, query) is None
+        session.rollback()
+        state = store.group_state(GROUP)
+        assert (state.decision, state.pause, state.is_live) == ("delete", None, False)
+        of_group, *lines = [line for line in store.history(GROUP) if line.event == "delete"]
+        assert (of_group.topic_partition, of_group.actor, of_group.reason) == (None, "ana", REASON)
+        assert of_group.token.epoch > advanced.token.epoch
+        assert [(line.topic_partition, line.from_offset, line.to_offset) for line in lines] == [
+            (P0, 40, None),
+            (P1, 30, None),
+            (P2, 0, None),
+        ]
+        [listed] = [one for one in store.groups() if one.group == GROUP]
+        assert (listed.partitions, listed.owner.token) == (0, of_group.token)
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_job_that_still_runs_is_fenced_by_a_delete_and_brings_nothing_back(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give, read: Read
+    ) -> None:
+        before = read()
+        store.delete_group(GROUP, reason=REASON, takeover="fence")
+        for range_ in ({P0: OffsetRange(40, 50)}, {NEW: OffsetRange(0, 5)}, {}):
+            with pytest.raises(StaleClaim):
+                give(advanced, range_)
+        assert stored(store) == {}
+
+        store.claim(GROUP, broker, mirror_every=None)  # nor once another job has the name
+        for range_ in ({P0: OffsetRange(40, 50)}, {P0: OffsetRange(0, 5)}, {NEW: OffsetRange(0, 5)}):
+            with pytest.raises(StaleClaim):
+                give(advanced, range_)
+        assert stored(store) == {P0: 0, P1: 0, P2: 0}
+        assert read() == before
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_delete_waits_for_the_job_s_open_transaction(
+        self, store: OffsetStore, advanced: Claim, give: Give
+    ) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            with held(store, advanced, P1):
+                waiting = pool.submit(store.delete_group, GROUP, reason=REASON, takeover="fence")
+                with pytest.raises(TimeoutError):
+                    waiting.result(0.2)
+                assert stored(store)[P0] == 40
+            waiting.result(WAIT)
+        assert stored(store) == {}
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_delete_that_may_not_fence_refuses_a_live_job(
+        self, store: OffsetStore, advanced: Claim, give: Give
+    ) -> None:
+        with store.transaction(advanced) as tx:
+            left = tx.lock({P1: OffsetRange(30, 31), NEW: OffsetRange(0, 5)})
+            with pytest.raises(GroupBusy, match="is live"):  # its transaction is not waited for, nor ended
+                store.delete_group(GROUP, reason=REASON, takeover_timeout=0)
+            tx.advance({tp: decision.remaining for tp, decision in left.items()})
+        give(advanced, {P0: OffsetRange(40, 41)})
+        advanced.close()
+        assert store.delete_group(GROUP, reason=REASON).executed
+
+    @pytest.mark.behaviour("OPS-3")
+    @pytest.mark.parametrize("on_rewound", ["fail", "kafka", "stored"])
+    def test_a_job_of_a_deleted_name_begins_by_its_policy_whatever_was_copied_to_kafka(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give, on_rewound: Any
+    ) -> None:
+        copies = {P0: copied(store, advanced, 40), P1: copied(store, advanced, 30)}
+        broker.current = replace(broker.current, committed=copies)
+        store.delete_group(GROUP, reason=REASON, takeover="fence")
+        policy = StartPolicy(auto_offset_reset="latest", on_rewound=on_rewound)
+        latest = store.claim(GROUP, broker, policy=policy, mirror_every=None)
+        assert latest.starting is not None
+        assert latest.starting.offsets == {P0: 100, P1: 100, P2: 100}
+
+        store.delete_group(GROUP, reason=REASON, takeover="fence")
+        young = store.claim(GROUP, broker, policy=StartPolicy(on_rewound=on_rewound), mirror_every=None)
+        give(young, {P0: OffsetRange(0, 5)})
+        again = store.claim(GROUP, broker, policy=policy, mirror_every=None)  # 40 is still in Kafka, above its row
+        assert again.starting is not None
+        assert again.starting.offsets == {P0: 5, P1: 0, P2: 0}
+
+    @pytest.mark.behaviour("OPS-3", "START-14")
+    def test_a_database_that_is_older_than_a_copy_of_after_the_delete_is_still_noticed(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        store.delete_group(GROUP, reason=REASON, takeover="fence")
+        young = store.claim(GROUP, broker, mirror_every=None)
+        broker.current = replace(broker.current, committed={P0: copied(store, young, 40)})
+        with pytest.raises(StoreRewound):
+            store.claim(GROUP, broker, mirror_every=None)
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_what_another_application_has_committed_counts_after_a_delete_as_for_any_new_group(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        store.delete_group(GROUP, reason=REASON, takeover="fence")
+        committed = {P0: CommittedOffset(70), P1: copied(store, advanced, 30)}
+        broker.current = replace(broker.current, committed=committed)
+        with pytest.raises(NoStartingOffset):  # P1 has none
+            store.claim(GROUP, broker, policy=StartPolicy(auto_offset_reset="none"), mirror_every=None)
+        started = store.claim(GROUP, broker, mirror_every=None)
+        assert started.starting is not None
+        assert started.starting.offsets == {P0: 70, P1: 0, P2: 0}
+        assert started.starting.starts[P0].reason is Reason.ONLY_COMMITTED
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_delete_says_that_another_application_uses_the_group(self, store: OffsetStore, advanced: Claim) -> None:
+        session = store.database.begin(name="the mirror")
+        session.contest(GROUP, advanced.token, [P1])
+        session.commit()
+        assert store.delete_group(GROUP, reason=REASON, takeover="fence").contested
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_open_letters_are_deleted_only_if_that_is_said(self, store: OffsetStore, advanced: Claim) -> None:
+        error = LetterError("ValueError", "not a number")
+        with store.transaction(advanced) as tx:
+            left = tx.lock({P0: OffsetRange(40, 50)})[P0].remaining
+            tx.write_letters([NewLetter(P0, offset, "raised", error, 1, None, None) for offset in (41, 42, 43)])
+            tx.advance({P0: left})
+        store.discard(GROUP, LetterKey(P0, 42), reason=REASON)
+        for is_plan in (True, False):
+            with pytest.raises(LettersOpen) as caught:
+                store.delete_group(GROUP, reason=REASON, dry_run=is_plan, takeover="fence")
+            assert caught.value.found == 2
+        assert store.letter_counts(GROUP) == {"dead": 2, "discarded": 1}
+
+        done = store.delete_group(GROUP, reason=REASON, discard_letters=True, takeover="fence")
+        assert (done.open_letters, done.settled_letters) == (2, 1)
+        assert store.letter_counts(GROUP) == {}
+        [of_group] = [line for line in store.history(GROUP) if line.event == "delete" and not line.topic_partition]
+        assert of_group.reason == f"with 2 open and 1 settled dead letters: {REASON}"
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_deleted_name_is_unknown_until_a_job_claims_it(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        store.delete_group(GROUP, reason=REASON, takeover="fence")
+        for decide in (store.delete_group, store.pause, store.resume):
+            with pytest.raises(UnknownGroup, match="was deleted"):
+                decide(GROUP, reason=REASON)
+        with pytest.raises(UnknownGroup):
+            store.delete_group("nobody", reason=REASON, takeover="fence")
+        store.claim(GROUP, broker, mirror_every=None)
+        assert store.delete_group(GROUP, reason=REASON, takeover="fence").executed
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_name_that_was_taken_over_can_be_deleted_but_one_that_was_given_up_can_not(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        store.rename_group(GROUP, OTHER, reason=REASON)
+        with pytest.raises(GroupRenamed):
+            store.delete_group(GROUP, reason=REASON, takeover="fence")
+        store.delete_group(OTHER, reason=REASON, takeover="fence")
+        with pytest.raises(GroupRenamed):  # its job would read the topics from the beginning
+            store.claim(GROUP, broker, mirror_every=None)
+        assert store.claim(OTHER, broker, mirror_every=None).starting is not None
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_deleted_name_can_be_given_to_another_group(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give
+    ) -> None:
+        other = store.claim(OTHER, broker, mirror_every=None)
+        give(other, {P0: OffsetRange(0, 7)})
+        broker.current = replace(broker.current, committed={P0: copied(store, advanced, 40)})
+        store.delete_group(GROUP, reason=REASON, takeover="fence")
+        store.rename_group(OTHER, GROUP, reason=REASON)
+        started = store.claim(GROUP, broker, mirror_every=None)
+        assert started.starting is not None
+        assert started.starting.offsets == {P0: 7, P1: 0, P2: 0}
+        with pytest.raises(StaleClaim):
+            give(advanced, {P0: OffsetRange(7, 9)})
+
+    @pytest.mark.behaviour("TX-11")
+    def test_a_delete_is_known_to_whoever_claimed_the_group_before(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim
+    ) -> None:
+        session = store.database.begin(name="test")
+        assert session.deleted_epoch(GROUP) == 0
+        session.rollback()
+        store.delete_group(GROUP, reason=REASON, takeover="fence")
+        after = store.claim(GROUP, broker, mirror_every=None)
+        session = store.database.begin(name="test")
+        try:
+            assert session.replaced_since(GROUP, advanced.token.epoch)
+            assert not session.replaced_since(GROUP, after.token.epoch)
+            assert advanced.token.epoch < session.deleted_epoch(GROUP) < after.token.epoch
+        finally:
+            session.rollback()

@@ -28,6 +28,7 @@ from offsetstore.testing.contract.metadata import MetadataContract
 from offsetstore.testing.contract.misuse import MisuseContract
 from offsetstore.testing.contract.pauses import PauseContract
 from offsetstore.testing.contract.replays import ReplayContract
+from offsetstore.testing.contract.runs import RunContract
 from offsetstore.testing.contract.together import TogetherContract
 
 
@@ -43,5 +44,6 @@ class OffsetStoreContract(
     AdminContract,
     PauseContract,
     LetterContract,
+    RunContract,
 ):
     """The whole suite; see the module."""

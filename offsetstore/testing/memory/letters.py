@@ -193,6 +193,11 @@ class LetterMemory:
             if key[0] == group:
                 changes.failures |= {key: None, (new, *key[1:]): failed}
 
+    def _delete_letters(self, group: str) -> None:
+        changes = self._letter_changes()
+        changes.letters |= dict.fromkeys(key for key in self._letters() if key[0] == group)
+        changes.failures |= dict.fromkeys(key for key in self._failures() if key[0] == group)
+
     def _open(self, group: str) -> list[tuple[TopicPartition, int, Letter]]:
         return [
             (tp, offset, letter)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -20,11 +21,13 @@ from offsetstore.protocol.database import (
     LockedRow,
     MetadataRow,
     NewOffset,
+    StoreOverview,
 )
 from offsetstore.protocol.letters import OPEN
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.letters import LetterContents, LetterRow
 from offsetstore.testing.memory.locks import Mode, RowLocks
+from offsetstore.testing.memory.runs import RunContents, RunMemory
 from offsetstore.testing.memory.stored_letters import StoredLetterMemory
 
 if TYPE_CHECKING:
@@ -56,9 +59,10 @@ class Contents:
     history: list[tuple[str, HistoryEvent]] = field(default_factory=list)
     rows: list[tuple[str, object]] = field(default_factory=list)
     marks: dict[tuple[str, UUID], int] = field(default_factory=dict)
-    renamed: list[tuple[str, TopicPartition]] = field(default_factory=list)
-    renamed_marks: list[tuple[str, UUID]] = field(default_factory=list)
+    removed: list[tuple[str, TopicPartition]] = field(default_factory=list)
+    removed_marks: list[tuple[str, UUID]] = field(default_factory=list)
     of_letters: LetterContents = field(default_factory=LetterContents)
+    of_runs: RunContents = field(default_factory=RunContents)
 
     def apply(self, changes: Contents) -> None:
         """Take over what a transaction wrote."""
@@ -68,11 +72,12 @@ class Contents:
         self.history += changes.history
         self.rows += changes.rows
         self.marks |= changes.marks
-        for key in changes.renamed:
+        for key in changes.removed:
             self.partitions.pop(key, None)
-        for key in changes.renamed_marks:
+        for key in changes.removed_marks:
             self.marks.pop(key, None)
         self.of_letters.apply(changes.of_letters)
+        self.of_runs.apply(changes.of_runs)
 
 
 @dataclass(slots=True)
@@ -90,9 +95,10 @@ class Changes(Contents):
             [*self.history],
             [*self.rows],
             dict(self.marks),
-            [*self.renamed],
-            [*self.renamed_marks],
+            [*self.removed],
+            [*self.removed_marks],
             self.of_letters.copy(),
+            self.of_runs.copy(),
             self.moved,
         )
 
@@ -107,7 +113,7 @@ class Shared:
         self.locks = RowLocks(self.changed)
 
 
-class MemorySession(StoredLetterMemory):
+class MemorySession(StoredLetterMemory, RunMemory):
     """One transaction; any thread may use it, one at a time, as with a connection."""
 
     def __init__(self, shared: Shared, name: str, lock_timeout: float | None) -> None:
@@ -119,7 +125,8 @@ class MemorySession(StoredLetterMemory):
         self._locks = shared.locks
         self._changes = Changes()
         self._moved = 0
-        super().__init__(shared.contents.of_letters, lambda: self._changes.of_letters, shared.clock)
+        StoredLetterMemory.__init__(self, shared.contents.of_letters, lambda: self._changes.of_letters, shared.clock)
+        RunMemory.__init__(self, shared.contents.of_runs, lambda: self._changes.of_runs, shared.clock)
         self.was_ended = False
         """Whether user code has tried to end the transaction."""
         self._savepoints = 0
@@ -255,6 +262,31 @@ class MemorySession(StoredLetterMemory):
                 found.append(ListedGroup(name, owner, len(rows), topics, since, letters))
         return found
 
+    def overview(self, groups: Collection[str] | None) -> StoreOverview:
+        names = [one.group for one in self.groups() if groups is None or one.group in groups]
+        owners = {name: owner for name in names if (owner := self.group(name)) is not None}
+        rows = {name: self.read_partitions(name) for name in names}
+        letters = {name: self.count_letters(name, OPEN) for name in names}
+        runs = {name: self.runs(name, limit=1) for name in names}
+        now = self.now()
+        return StoreOverview(
+            now,
+            owners,
+            {
+                name: {tp: replace(row, metadata=None) for tp, row in of_group.items()}
+                for name, of_group in rows.items()
+                if of_group
+            },
+            {name: counts for name, counts in letters.items() if counts},
+            timedelta(0),  # it does not record when they began
+            {
+                name: now - timedelta(seconds=run.status.phase_age) if run.status.phase == "batch" else None
+                for name, found in runs.items()
+                for run in found
+                if run.token == owners[name].token and run.ending is None
+            },
+        )
+
     def write_group(self, group: str, token: Token, owner: str) -> None:
         with self._statement():
             before = self._group(group)
@@ -383,12 +415,26 @@ class MemorySession(StoredLetterMemory):
                 self._locks.take(self, _key(new, tp), Mode.UPDATE)
                 self._changes.partitions[new, tp] = row
                 self._changes.partitions.pop((group, tp), None)
-                self._changes.renamed.append((group, tp))
+                self._changes.removed.append((group, tp))
             for name, query_id in list(self._marks()):
                 if name == group:
                     self._changes.marks[new, query_id] = self._marks()[group, query_id]
                     self._changes.marks.pop((group, query_id), None)
-                    self._changes.renamed_marks.append((group, query_id))
+                    self._changes.removed_marks.append((group, query_id))
+
+    def expect_delete(self) -> None:
+        """There are no roles."""
+
+    def delete_group(self, group: str) -> None:
+        with self._statement():
+            self._delete_letters(group)
+            for tp in self._rows(group):
+                self._changes.partitions.pop((group, tp), None)
+                self._changes.removed.append((group, tp))
+            for name, query_id in self._marks():
+                if name == group:
+                    self._changes.marks.pop((group, query_id), None)
+                    self._changes.removed_marks.append((group, query_id))
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         with self._statement():
@@ -405,7 +451,7 @@ class MemorySession(StoredLetterMemory):
     def _rows(self, group: str) -> dict[TopicPartition, StoredOffset]:
         rows = self._shared.contents.partitions | self._changes.partitions
         return {
-            tp: rows[name, tp] for name, tp in sorted(rows) if name == group and (name, tp) not in self._changes.renamed
+            tp: rows[name, tp] for name, tp in sorted(rows) if name == group and (name, tp) not in self._changes.removed
         }
 
     def _take_letter(self, row: LetterRow) -> None:
@@ -428,7 +474,7 @@ class MemorySession(StoredLetterMemory):
 
     def _marks(self) -> dict[tuple[str, UUID], int]:
         marks = self._shared.contents.marks | self._changes.marks
-        return {key: mark for key, mark in marks.items() if key not in self._changes.renamed_marks}
+        return {key: mark for key, mark in marks.items() if key not in self._changes.removed_marks}
 
     # -- offset_history and heartbeats
 
@@ -446,8 +492,11 @@ class MemorySession(StoredLetterMemory):
         lines = [line for line in lines if not events or line.event in events]
         return lines if limit is None else lines[-limit:]
 
-    def renamed_since(self, group: str, epoch: int) -> bool:
-        return any(line.event == "rename" and line.token.epoch > epoch for line in self.history(group))
+    def replaced_since(self, group: str, epoch: int) -> bool:
+        return any(line.event in {"rename", "delete"} and line.token.epoch > epoch for line in self.history(group))
+
+    def deleted_epoch(self, group: str) -> int:
+        return max((line.token.epoch for line in self.history(group, events=["delete"])), default=0)
 
     def beat(self, claim_id: UUID) -> bool:
         with self._statement():

@@ -75,7 +75,10 @@ class Work:
 
 
 class Model:
-    """One group, under one name after the other, and the log of its topic, which begins at 0 and never ends."""
+    """One group, under one name after the other, and the log of its topic, which begins at 0 and never ends.
+
+    ``copies`` are what it was copied to: names that no job claims.
+    """
 
     def __init__(self, name: str, partitions: int) -> None:
         self.name = name
@@ -86,6 +89,8 @@ class Model:
         self.history: dict[str, list[tuple[int, Event]]] = {name: []}
         self.kafka: dict[tuple[str, int], Copy] = {}
         self.open: list[Work] = []
+        self.copies: list[dict[int, tuple[int, object]]] = []
+        self._deleted: dict[str, int] = {}
         self._holders: dict[str, int] = {}
         self._claims: dict[int, Claim] = {}
         self._decided = self._begun = self._told = 0
@@ -117,6 +122,7 @@ class Model:
             if row is None or row.next_offset != offset:
                 self._tell(name, ("adopt", partition, row.next_offset if row else None, offset))
             row = self.rows.setdefault(partition, Row(offset, number))
+            row.metadata = row.metadata if row.next_offset == offset else None
             row.next_offset = offset
             if row.pinned:
                 row.decided = number
@@ -125,6 +131,8 @@ class Model:
     def _start(self, name: str, partition: int) -> int | None:
         """Where the partition starts; ``None`` if Kafka has a copy of what the database does not have."""
         row, copy = self.rows_of(name).get(partition), self.kafka.get((name, partition))
+        if copy is not None and copy.stamp is not None and copy.stamp <= self._deleted.get(name, 0):
+            copy = None
         if copy is None or (row is not None and row.pinned):
             return row.next_offset if row else 0
         if copy.stamp is None:
@@ -217,7 +225,7 @@ class Model:
     def answers(self, work: Work, *, happened: bool) -> set[str]:
         """What may be said once the answer to COMMIT was lost: the truth, while any of the rows can tell it."""
         truth = DONE if happened else "TransactionLost"
-        if work.claim.group != self.name:
+        if work.claim.group != self.name or work.claim.number < self._deleted.get(self.name, 0):
             return {truth, "CommitUnknown"}
         writers = {tp: self.rows[tp].writer if tp in self.rows else 0 for tp in work.advanced}
         tell = any(writer == (work.number if happened else work.before[tp]) for tp, writer in writers.items())
@@ -239,9 +247,9 @@ class Model:
         return DONE
 
     def rename(self, new: str, *, happens: bool = True) -> str:
-        self._end_open()
         if not self.rows:
             return "UnknownGroup"
+        self._end_open()
         if happens:
             number = self._decide(self.name)
             self._holders[new] = number
@@ -252,6 +260,26 @@ class Model:
             for partition, row in sorted(self.rows.items()):
                 self._tell(new, ("rename", partition, None, row.next_offset))
                 row.pinned, row.decided = True, number
+        return DONE
+
+    def copy(self, *, happens: bool = True) -> str:
+        if not self.rows:
+            return "UnknownGroup"
+        if happens:
+            self.copies.append({partition: (row.next_offset, row.metadata) for partition, row in self.rows.items()})
+            self._tell(self.name, ("copy", None, None, None))
+        return DONE
+
+    def delete(self, *, happens: bool = True) -> str:
+        if not self.rows and self._holders[self.name] == self._deleted.get(self.name):
+            return "UnknownGroup"
+        self._end_open()
+        if happens:
+            self._deleted[self.name] = self._decide(self.name)
+            self._tell(self.name, ("delete", None, None, None))
+            for partition, row in sorted(self.rows.items()):
+                self._tell(self.name, ("delete", partition, row.next_offset, None))
+            self.rows.clear()
         return DONE
 
     def _decide(self, name: str) -> int:

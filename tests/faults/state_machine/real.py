@@ -42,11 +42,12 @@ CREATE TABLE moves (id bigserial, example text, partition integer, "from" bigint
 CREATE FUNCTION note_move() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO moves (example, partition, "from", "to") VALUES (
-        split_part(NEW.consumer_group, '/', 1), NEW.partition,
-        CASE TG_OP WHEN 'UPDATE' THEN OLD.next_offset END, NEW.next_offset);
+        split_part(coalesce(NEW.consumer_group, OLD.consumer_group), '/', 1), coalesce(NEW.partition, OLD.partition),
+        OLD.next_offset, NEW.next_offset);
     RETURN NULL;
 END $$;
 CREATE TRIGGER inserted AFTER INSERT ON kafka_partitions FOR EACH ROW EXECUTE FUNCTION note_move();
+CREATE TRIGGER deleted AFTER DELETE ON kafka_partitions FOR EACH ROW EXECUTE FUNCTION note_move();
 CREATE TRIGGER moved AFTER UPDATE ON kafka_partitions FOR EACH ROW
     WHEN (OLD.next_offset <> NEW.next_offset) EXECUTE FUNCTION note_move();
 """
@@ -197,21 +198,23 @@ class Found:
 
     ``rows`` by group and partition, ``history`` by group, ``results`` how often each (partition, offset) is there,
     ``writers`` the transactions that wrote them, ``moves`` of each partition's offset, as (from, to), in order.
+    ``copies`` the offsets and metadata of each copy.
     """
 
     rows: dict[tuple[str, int], FoundRow]
     history: dict[str, list[Event]]
     results: Counter[tuple[int, int]]
     writers: set[int]
-    moves: dict[int, list[tuple[int | None, int]]]
+    moves: dict[int, list[tuple[int | None, int | None]]]
+    copies: list[dict[int, tuple[int, object]]]
 
     def decisions(self) -> list[tuple[int, int, int]]:
-        """What was decided about offsets, as (partition, from, to), from 0 where there was no row."""
+        """What was decided about offsets that were there, as (partition, from, to), and to 0 if they were deleted."""
         return [
-            (partition, start or 0, to)
+            (partition, start, to or 0)
             for events in self.history.values()
             for event, partition, start, to in events
-            if event in {"adopt", "reset"} and partition is not None and to is not None
+            if event in {"adopt", "reset", "delete"} and partition is not None and start is not None
         ]
 
 
@@ -231,7 +234,7 @@ class Side:
     def new_example(self) -> tuple[str, OffsetStore]:
         """Return its name, and a store that closes its claims."""
         self.examples += 1
-        for table in ("results", "moves", "kafka_partitions", "offset_history", "consumer_groups", "heartbeats"):
+        for table in ("results", "kafka_partitions", "moves", "offset_history", "consumer_groups", "heartbeats"):
             self.outside.execute(f"DELETE FROM {table}")
         store = OffsetStore(
             self._store.database,
@@ -252,9 +255,17 @@ class Side:
             f"SELECT consumer_group, event, partition, from_offset, to_offset FROM offset_history {ours} ORDER BY id"
         ):
             history.setdefault(group, []).append((event[0], event[1], event[2], event[3]))
-        moves: dict[int, list[tuple[int | None, int]]] = {}
-        for partition, start, to in self.outside.rows('SELECT partition, "from", "to" FROM moves ORDER BY id'):
+        moves: dict[int, list[tuple[int | None, int | None]]] = {}
+        for partition, start, to in self.outside.rows(
+            f'SELECT partition, "from", "to" FROM moves WHERE example = \'{example}\' ORDER BY id'
+        ):
             moves.setdefault(partition, []).append((start, to))
+        copies: dict[int, dict[int, tuple[int, object]]] = {}
+        for number, partition, offset, note in self.outside.rows(
+            "SELECT CAST(split_part(consumer_group, '/', 2) AS integer) AS number, partition, next_offset, metadata "
+            f"FROM kafka_partitions WHERE consumer_group LIKE '{example}-copy/%' ORDER BY number"
+        ):
+            copies.setdefault(number, {})[partition] = (offset, JSON.load(note))
         results = self.outside.rows('SELECT work, partition, "offset" FROM results')
         return Found(
             {(row[0], row[1]): FoundRow(row[2], JSON.load(row[3]), row[4], Token(row[5], row[6])) for row in rows},
@@ -262,6 +273,7 @@ class Side:
             Counter((partition, offset) for _, partition, offset in results),
             {work for work, _, _ in results},
             moves,
+            [*copies.values()],
         )
 
     def close(self) -> None:

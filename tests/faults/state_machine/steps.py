@@ -185,6 +185,8 @@ class Steps(RuleBasedStateMachine):
         first = min(work.advanced)
         if then == "rename":
             self._rename(None, is_back=False)
+        elif then == "delete":
+            self._delete(None)
         elif then == "reset" or (then != "nothing" and len(self.jobs) == 3):
             self._reset({first: -1})
         elif then != "nothing":
@@ -274,6 +276,20 @@ class Steps(RuleBasedStateMachine):
         expected = self.model.rename(new, happens=lost is not Lost.COMMIT)
         self._decide(
             expected, lost, lambda: self.store.rename_group(name, new, reason="because", takeover_timeout=0.05)
+        )
+
+    def _copy(self, lost: Lost | None) -> None:
+        name, new = self.model.name, f"{self.example}-copy/{len(self.model.copies)}"
+        expected = self.model.copy(happens=lost is not Lost.COMMIT)
+        self._decide(expected, lost, lambda: self.store.copy_group(name, new, reason="because"))
+
+    def _delete(self, lost: Lost | None) -> None:
+        name = self.model.name
+        expected = self.model.delete(happens=lost is not Lost.COMMIT)
+        self._decide(
+            expected,
+            lost,
+            lambda: self.store.delete_group(name, reason="because", takeover_timeout=0.05, takeover="fence"),
         )
 
     def _decide(self, expected: str, lost: Lost | None, decide: Callable[[], object]) -> None:

@@ -41,7 +41,7 @@ mostly = st.sampled_from((True, True, True, False))
 seldom = st.sampled_from((False, False, False, True))
 seldom_lost = st.sampled_from((None, None, None, Lost.COMMIT, Lost.ANSWER))
 # What happens between the loss of a COMMIT and its job's noticing it.
-meanwhile = st.sampled_from(("nothing", "claim", "claim and advance", "reset", "rename"))
+meanwhile = st.sampled_from(("nothing", "claim", "claim and advance", "reset", "rename", "delete"))
 
 
 class StoreMachine(Steps):
@@ -156,10 +156,18 @@ class StoreMachine(Steps):
             self._kill(number)
 
     @precondition(lambda self: self.calm > 5)
-    @rule(decision=st.sampled_from(("reset", "rename", "rename back")), changes=steps, lost=seldom_lost)
+    @rule(
+        decision=st.sampled_from(("reset", "rename", "rename back", "copy", "delete")),
+        changes=steps,
+        lost=seldom_lost,
+    )
     def decide(self, decision: str, changes: dict[int, int], lost: Lost | None) -> None:
         if decision == "reset":
             self._reset(changes, lost)
+        elif decision == "copy":
+            self._copy(lost)
+        elif decision == "delete":
+            self._delete(lost)
         else:
             self._rename(lost, is_back=decision == "rename back")
 
@@ -171,6 +179,8 @@ class StoreMachine(Steps):
             self.model.partitions += 1
             self.kafka.set_log(tp(self.model.partitions - 1), 0, END)
             return
+        if self._has_owner():
+            return  # its mirror would notice, and the model has no contest
         name = self.model.name
         for number, change in self._partitions(changes).items():
             offset = max(0, self._stored(number) + change)
@@ -198,6 +208,7 @@ class StoreMachine(Steps):
             assert row.token == token if token else row.token not in self.tokens.values()
         assert found.history == {name: events for name in self.model.names if (events := self.model.events(name))}
         assert found.results == Counter(self.model.results)
+        assert found.copies == self.model.copies
         copies = {
             (group, one.partition): (copy.next_offset, Stamp.of(copy) is not None)
             for group, offsets in self.kafka.committed.items()
@@ -218,7 +229,7 @@ def assert_each_record_is_there_once(found: Found) -> None:
     expected: Counter[tuple[int, int]] = Counter()
     for partition, moves in found.moves.items():
         decided = Counter((start, to) for one, start, to in decisions if one == partition)
-        advances = Counter((start, to) for start, to in moves if start is not None) - decided
+        advances = Counter((start, to) for start, to in moves if start is not None and to is not None) - decided
         expected.update((partition, offset) for start, to in advances.elements() for offset in range(start, to))
     assert found.results == expected
     for (partition, offset), count in found.results.items():
@@ -230,7 +241,11 @@ def assert_offsets_move_without_a_gap(found: Found) -> None:
     decisions = found.decisions()
     for partition, moves in found.moves.items():
         assert [start for start, _ in moves] == [None, *(to for _, to in moves)][:-1]
-        assert all(to > start or (partition, start, to) in decisions for start, to in moves if start is not None)
+        assert all(
+            (to is not None and to > start) or (partition, start, to or 0) in decisions
+            for start, to in moves
+            if start is not None
+        )
 
 
 @pytest.fixture

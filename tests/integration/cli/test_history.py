@@ -76,6 +76,7 @@ def test_as_json_it_holds_all_the_facts_and_can_be_limited(
         "claim_id": str(lines[2].token.claim_id),
         "actor": "ana",
         "reason": "ticket 17",
+        "db_role": "postgres",
     }
     assert [line["event"] for line in found("--limit", "1")] == ["pause"]
     assert [line["event"] for line in found("--since", lines[2].at.isoformat())] == ["reset", "pause"]

@@ -24,7 +24,7 @@ def blocks() -> list[tuple[str, str]]:
     return re.findall(r"^```(python|console)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.behaviour("OPS-1", "OPS-2", "META-4")
+@pytest.mark.behaviour("OPS-1", "OPS-2", "OPS-11", "META-4")
 def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
     tp = TopicPartition("payments", 0)
     with OffsetStore.connect(offsetstore_database) as store:
@@ -50,12 +50,15 @@ def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
                 assert result.exit_code == 0, result.output
                 printed += result.stdout
 
+        assert "payments,0,4\n" in printed
         assert "until 2030-03-01T06:00:00+00:00: nightly load, ticket 18" in printed
         assert [line.event for line in names["decisions"]] == ["pause", "pause", "resume", "pause", "resume"]
         assert next(names["following"]).event == "copy"
         assert store.find_metadata(GROUP, "payments", 0) == {"checked": True}
         assert store.group_state(GROUP).pause is None
         assert names["live"] == [GROUP]
+        assert (names["last"].state, names["errors"]) == ("running", [])
         assert names["planned"].offsets == {tp: 4}
-        assert [store.offsets(name)[tp].next_offset for name in (GROUP, "invoicing")] == [4, 4]
-        assert store.offsets("billing-v2") == {}
+        assert store.offsets(GROUP)[tp].next_offset == 4
+        assert [store.offsets(name) for name in ("billing-v2", "invoicing")] == [{}, {}]
+        assert [line.event for line in store.history("invoicing")] == ["rename", "rename", "delete", "delete"]

@@ -8,8 +8,11 @@ import pytest
 from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim
 from offsetstore.kafka.admin import delete_records
+from tests.support.consumer_groups import consumer_groups_tool, reset_by_tool
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from offsetstore.local.kafka.server import KafkaBroker
     from tests.integration.cli.conftest import Run
 
@@ -69,6 +72,8 @@ def test_without_execute_it_prints_the_plan_and_writes_nothing(
         (["--to-offset", "3"], [3, 5, 3]),
         (["--to-datetime", "2020-01-01T00:00Z"], [2, 5, 0]),
         (["--to-datetime", "2100-01-01T00:00+01:00"], [10, 5, 10]),
+        (["--by-duration", "PT1H"], [2, 5, 0]),
+        (["--by-duration", "PT0S"], [10, 5, 10]),
         (["--shift-by", "2"], [6, 5, 2]),
     ],
     ids=lambda value: "" if isinstance(value[0], int) else " ".join(value),
@@ -89,6 +94,24 @@ def test_it_moves_the_partitions_named_to_where_it_was_told(
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("Done.\n")
     assert stored(offsetstore_database, stopped) == expected
+
+
+@pytest.mark.behaviour("OPS-1")
+def test_kafkas_own_tool_and_this_one_read_each_others_csv(
+    run: Run, stopped: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours.csv", tmp_path / "theirs.csv"
+    command = ("reset", "-g", stopped, *REASON)
+    ours.write_text(
+        run(*command, "--all-topics", "--shift-by", "1", "--format", "csv", url=offsetstore_database).stdout
+    )
+    reset_by_tool(offsetstore_kafka, stopped, "--from-file", str(ours), "--execute")
+    shown = consumer_groups_tool(offsetstore_kafka, stopped)
+    assert {number: row["CURRENT-OFFSET"] for (_, number), row in shown.items()} == {"0": "5", "1": "6", "2": "1"}
+    theirs.write_text(reset_by_tool(offsetstore_kafka, stopped, "--all-topics", "--shift-by", "2", "--export"))
+    done = run(*command, "--from-file", str(theirs), "--execute", url=offsetstore_database)
+    assert done.exit_code == 0, done.output
+    assert stored(offsetstore_database, stopped) == [7, 8, 3]
 
 
 @pytest.mark.parametrize(

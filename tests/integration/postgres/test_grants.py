@@ -36,6 +36,11 @@ FORBIDDEN = (
     "DELETE FROM dead_letters",
     "DELETE FROM offset_history",
     "UPDATE offset_history SET reason = ''",
+    *(
+        f"INSERT INTO offset_history (consumer_group, event, epoch, claim_id, actor, reason, {column}) "
+        f"VALUES ('billing', 'reset', 1, '00000000-0000-0000-0000-000000000000', 'ana', 'ticket 17', {value})"
+        for column, value in (("db_role", "'ana'"), ("at", "'2025-03-01'"))
+    ),
     "UPDATE offsetstore_version SET version_num = '9999'",
     "UPDATE store_identity SET store_id = '00000000-0000-0000-0000-000000000000'",
     *(f"{verb} {table}" for table in metadata.tables for verb in ("DROP TABLE", "TRUNCATE")),
@@ -135,6 +140,9 @@ def test_the_whole_store_works_with_the_printed_grants(deploy: Deploy, monkeypat
 
         assert store.offsets(GROUP)[P0].next_offset == 5
         assert [event.event for event in store.history(GROUP)].count("claim") == 2
+        assert {event.db_role for event in store.history(GROUP)} == {deploy.role("job")}
+        wait_until(lambda: [run.state for run in store.runs(GROUP)] == ["fenced", "running"])
+        assert [error.error_class for error in store.errors(GROUP)] == []
         owner = store.owner(GROUP)
         assert owner is not None
         assert owner.token == second.token
@@ -180,6 +188,24 @@ def test_letters_need_no_more_but_that_only_the_owner_prunes_them(deploy: Deploy
         assert owner.letter_counts(GROUP) == {}
 
 
+@pytest.mark.behaviour("OPS-3", "OPS-8")
+def test_only_the_owner_deletes_a_group_and_another_role_fences_no_job(deploy: Deploy) -> None:
+    with deploy.store() as store:
+        claim = store.claim(GROUP, broker())
+        for is_plan in (True, False):
+            with pytest.raises(MissingPrivilege, match="may not delete a group") as caught:
+                store.delete_group(GROUP, reason="ticket 17", dry_run=is_plan, takeover="fence")
+            assert caught.value.found == "no DELETE on kafka_partitions, batch_marks, dead_letters"
+        with store.transaction(claim) as tx:
+            tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
+
+        with OffsetStore.connect(deploy.url_of("migrator"), schema=deploy.schema) as owner:
+            assert owner.delete_group(GROUP, reason="ticket 17", takeover="fence").offsets == {P0: 3, P1: 0}
+        with pytest.raises(StaleClaim), store.transaction(claim) as tx:
+            lock(tx, P0, range_=OffsetRange(3, 4))
+        store.claim(GROUP, broker())
+
+
 @pytest.mark.behaviour("OPS-8")
 def test_a_dashboard_lists_letters_and_reads_none(deploy: Deploy) -> None:
     with deploy.store() as store:
@@ -189,6 +215,7 @@ def test_a_dashboard_lists_letters_and_reads_none(deploy: Deploy) -> None:
         assert (letter.offset, letter.error.error_class, letter.payload_state) == (1, "ValueError", "kept")
         assert [one.count for one in dashboard.letter_errors(GROUP)] == [1]
         assert dashboard.group_state(GROUP).dead_letters == {"dead": 1}
+        assert dashboard.lag(None, broker()).store.letters == {GROUP: {"dead": 1}}, "all that the exporter reads"
         with pytest.raises(MissingPrivilege):
             dashboard.letter(GROUP, P0, 1)
         with pytest.raises(MissingPrivilege):

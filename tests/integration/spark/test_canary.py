@@ -1,4 +1,4 @@
-"""No log, event or error ever holds a record's value or a password: canaries are planted, and looked for everywhere.
+"""Nothing that a job shows holds a record's value or a password: canaries are planted, and looked for everywhere.
 
 Spark's own DEBUG logs are looked at too, with the executors' (they are in the driver's process here): what Spark says
 of a batch's rows by itself, it says at TRACE.
@@ -24,21 +24,28 @@ if TYPE_CHECKING:
     from offsetstore.testing.fixtures import NewTopic
 
 # The consumer group, which says how it fails, and the class of the error.
-OTHERS = {"raised": "TransactionConflict", "careless": "CheckViolation"}
-EXPECTED = {
-    group: OTHERS.get(group.removesuffix("-task"), "StoreUnavailable" if "cancelled" in group else "RowsRefused")
-    for group in canary_job.WAYS
+OTHERS = {
+    "raised": "TransactionConflict",
+    "careless": "CheckViolation",
+    "lost": "TransactionLost",
+    "cancelled": "StoreUnavailable",
+    "execute-cancelled": "StoreUnavailable",
+    "letters-refused": "nothing",
+    "letters-rejected": "nothing",
+    "letters-raised": "nothing",
 }
+EXPECTED = {group: OTHERS.get(group.removesuffix("-task"), "RowsRefused") for group in canary_job.WAYS}
 PLACES = {
     "driver.log": ["driver", "psycopg", "sqlalchemy", "py4j"],
     "spark.log": ["log4j", "worker"],
     "events": ["event"],
     "errors.txt": ["an error of the job's own,"],
+    **{name: ["group"] for name in canary_job.SURFACES},
 }
 
 
 @pytest.mark.behaviour("OPS-7")
-def test_no_value_and_no_password_is_in_any_log_event_or_error(
+def test_no_value_and_no_password_is_in_anything_that_a_job_shows(
     offsetstore_database: str, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, tmp_path: Path
 ) -> None:
     canaries = {what: f"{what}{uuid4().hex}" for what in ("key", "value", "header", "password")}
@@ -72,6 +79,13 @@ def test_no_value_and_no_password_is_in_any_log_event_or_error(
     assert found == []
     failed = dict(re.findall(r"^== (\S+): (\w+)", files["errors.txt"].decode(), re.MULTILINE))
     assert failed == EXPECTED
+    metrics, spans = files["metrics"].decode(), files["spans"].decode()
+    counted = dict(re.findall(r'errors_total\{consumergroup="(\S+)",error="(\w+)"\}', metrics))
+    assert counted == {group: error for group, error in EXPECTED.items() if error != "nothing"}
+    causes = set(re.findall(r'dead_letters_total\{cause="(\w+)",consumergroup="\S+"\} 1.0', metrics))
+    assert causes == {"refused", "rejected", "raised"}
+    retried = set(re.findall(r'"name": "retried",.*?"error.type": "(\w+)"', spans, re.DOTALL))
+    assert retried == {"TransactionConflict", "TransactionLost", "StoreUnavailable"}
 
 
 def _contents(path: Path) -> bytes:

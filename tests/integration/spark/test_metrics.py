@@ -46,8 +46,9 @@ def test_a_scrape_agrees_with_what_a_job_has_written(world: World, offsetstore_t
         claim.observers.on(ClaimTaken(group=claim.group, token=claim.token, owner=claim.owner, starting=None))
         settings = DeadLetters(max_retries=0)
         world.run(claim, traced, Append("events"), dead_letters=settings, maxOffsetsPerTrigger="3", atomicity=way)
-        claim.close()
         found = scrape(monitoring)
+        claim.close()
+        later = scrape(monitoring)
 
     assert found["offsetstore_batches_total written"] == 2
     assert found[f"offsetstore_offsets_total written {topic}"] == 5
@@ -56,4 +57,6 @@ def test_a_scrape_agrees_with_what_a_job_has_written(world: World, offsetstore_t
     assert found["offsetstore_batch_duration_seconds_count"] == 2
     assert found["offsetstore_batch_started_timestamp_seconds"] == 0
     assert found["offsetstore_batch_phase_seconds_sum search"] > 0
-    assert (found["offsetstore_claim_epoch"], found["offsetstore_claim_held"]) == (claim.token.epoch, 0)
+    assert (found["offsetstore_claim_epoch"], found["offsetstore_claim_held"]) == (claim.token.epoch, 1)
+    assert "offsetstore_claim_held" not in later
+    assert later["offsetstore_batches_total written"] == 2

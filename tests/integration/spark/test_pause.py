@@ -12,7 +12,7 @@ import pytest
 
 from offsetstore import Append, OffsetStore, TransactionalSink
 from offsetstore.errors import ProtocolMisuse, StaleClaim
-from offsetstore.protocol.events import BatchFailed, BatchWritten, Paused, Resumed
+from offsetstore.protocol.events import BatchFailed, BatchInterrupted, BatchStarted, BatchWritten, Paused, Resumed
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
@@ -135,7 +135,7 @@ def test_a_paused_job_goes_on_by_itself_at_the_time_that_the_pause_names(job: Jo
     assert job.values == ["a"]
 
 
-@pytest.mark.behaviour("OPS-2", "SINK-11")
+@pytest.mark.behaviour("OPS-2", "OPS-15", "SINK-11")
 def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_to_the_next_start(job: Job) -> None:
     world = job.world
     world.produce(job.topic, ["a", "b"])
@@ -149,6 +149,9 @@ def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_t
     assert query.awaitTermination(1)
     assert query.exception() is None
     assert (sink.error, job.told.of(BatchFailed)) == (None, [])
+    assert [(one.batch, one.ranges) for one in job.told.of(BatchInterrupted)] == [
+        (one.batch, one.ranges) for one in job.told.of(BatchStarted)
+    ]
     assert not (Path(job.checkpoint) / "commits" / "0").exists()
     assert (Path(job.checkpoint) / "offsets" / "0").exists()
     assert (job.values, world.stored(job.topic)) == ([], {0: 0})

@@ -12,7 +12,7 @@ from offsetstore import Append, TopicPartition, TransactionalSink
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ClaimInUse, GroupBusy, StaleClaim, TopicMissing
 from offsetstore.kafka import Broker, admin
 from offsetstore.local.free_ports import free_port
-from offsetstore.protocol import database
+from offsetstore.protocol import liveness
 from offsetstore.store import heartbeat
 from tests.support.gate import Gate
 from tests.support.transforms import EVENTS, events
@@ -135,7 +135,7 @@ def test_a_query_that_has_ended_does_not_keep_its_claim_alive_in_a_driver_that_g
     world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
-    monkeypatch.setattr(database, "LIVE", timedelta(seconds=1))
+    monkeypatch.setattr(liveness, "LIVE", timedelta(seconds=1))
     world.database.execute(EVENTS)
     topic = offsetstore_topic(1)
     world.produce(topic, ["a"])

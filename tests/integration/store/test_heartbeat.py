@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from offsetstore import OffsetStore
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import OffsetGap
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol import database
+from offsetstore.protocol import liveness
+from offsetstore.protocol.events import BatchFailed, BatchStarted
 from offsetstore.store import heartbeat
 from tests.support.waiting import wait_until
 
@@ -91,7 +93,7 @@ def test_it_skips_its_beats_while_the_bound_query_has_ended_and_beats_again_once
 def test_the_next_claim_does_not_wait_for_a_query_that_has_ended_in_a_process_that_lives(
     store: OffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "LIVE", timedelta(seconds=1))
+    monkeypatch.setattr(liveness, "LIVE", timedelta(seconds=1))
     first = store.claim("billing", topics=["payments"])
     first.bind("one", lambda: False)
 
@@ -122,6 +124,44 @@ def test_a_query_that_can_t_be_asked_or_does_not_answer_counts_as_running(store:
         claim.bind("one", lambda: True)  # it was started again
         answers.set()
         assert beats(query), "the answer is about an earlier run"
+
+
+@pytest.mark.behaviour("OPS-11")
+def test_each_heartbeat_records_the_run_and_an_ended_query_records_its_end(store: OffsetStore) -> None:
+    runs = Event()
+    runs.set()
+    ranges = {TopicPartition("payments", 0): OffsetRange(0, 40)}
+    with store.claim("billing", topics=["payments"]) as claim:
+        claim.bind("one", runs.is_set)
+        claim.observers.on(BatchStarted(group="billing", batch=3, ranges=ranges))
+        wait_until(lambda: store.runs("billing")[0].status.phase == "batch")
+        seen = store.runs("billing")[0].seen_at
+        wait_until(lambda: store.runs("billing")[0].seen_at > seen)
+
+        claim.observers.on(BatchFailed(group="billing", batch=3, ranges=ranges, error=OffsetGap("a gap")))
+        runs.clear()
+        wait_until(lambda: store.runs("billing")[0].state == "failed")
+        assert [error.error_class for error in store.errors("billing")] == ["OffsetGap"]
+
+
+@pytest.mark.behaviour("OPS-11")
+def test_a_fenced_job_records_that_without_being_asked(store: OffsetStore, query: Query) -> None:
+    store.claim("billing", topics=["payments"])
+    store.claim("billing", topics=["payments"])
+
+    wait_until(lambda: query("SELECT ending FROM job_runs ORDER BY epoch") == [("fenced",), (None,)])
+
+
+def test_heartbeats_go_on_where_runs_can_t_be_recorded(
+    store: OffsetStore, query: Query, offsetstore_database: str
+) -> None:
+    with store.claim("billing", topics=["payments"]), psycopg.connect(offsetstore_database) as locking:
+        locking.execute("LOCK TABLE job_runs")
+        assert beats(query)
+        locking.rollback()
+        locking.execute("ALTER TABLE job_runs RENAME TO gone")
+        locking.commit()
+        assert beats(query)
 
 
 def test_closing_the_store_leaves_all_of_its_claims(offsetstore_database: str, query: Query) -> None:

@@ -14,7 +14,7 @@ from tests.support.proxy import Lost
 if TYPE_CHECKING:
     from tests.integration.conftest import Query
 
-NOT_TOLD = "group 'billing' has been removed or renamed since"
+NOT_TOLD = "group 'billing' has been deleted or renamed since"
 
 
 def swap(other: OffsetStore) -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from offsetstore import errors
 from offsetstore.cli.commands import COMMANDS, LazyGroup
-from offsetstore.cli.exits import ExitCode, exit_code
+from offsetstore.errors import ExitCode, exit_code
 from offsetstore.offsets import TopicPartition
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Result:
         (errors.BrokerUnavailable("x"), 4),
         (errors.BrokerRefused("x"), 4),
         (errors.TopicMissing("x"), 4),
-        (errors.StaleClaim("x"), 5),
+        (errors.StaleClaim("x"), 6),
         (errors.MetadataError("x"), 5),
     ],
 )
@@ -54,6 +54,14 @@ def test_the_exit_code_says_whose_fault_it_is(
 ) -> None:
     assert exit_code(error) == code
     assert _raising(monkeypatch, error).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(None, 0), (errors.StaleClaim("x"), 6), (errors.RowsRefused("x"), 5), (ValueError("x"), 70), (SystemExit(3), 70)],
+)
+def test_a_job_ends_with_the_code_of_its_error(error: BaseException | None, code: int) -> None:
+    assert exit_code(error) == code
 
 
 def test_an_error_is_told_in_lines_on_stderr_and_without_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

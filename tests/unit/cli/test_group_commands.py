@@ -14,6 +14,7 @@ from offsetstore.offsets import CommittedOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from click.testing import Result
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+R0 = TopicPartition("refunds", 0)
 REASON = ("--reason", "ticket 17")
 
 
@@ -94,6 +96,84 @@ def test_reset_says_what_the_next_start_would_read(
     [said] = [line for line in result.stdout.splitlines() if line.startswith("billing ")]
     assert said == f"billing {told}"
     assert ("Remove their results" in result.stdout) is ("again" in told)
+
+
+@pytest.mark.behaviour("OPS-1")
+def test_reset_to_current_pins_every_topic_where_it_is(
+    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    claim.close()
+    with store.claim("billing", topics=["refunds"]) as other, store.transaction(other) as tx:
+        tx.advance({R0: tx.lock({R0: OffsetRange(0, 7)})[R0].remaining})
+    result = run("reset", "-g", "billing", "--all-topics", "--to-current", *REASON, "--execute")
+    assert "billing is already there, in 4 partitions." in result.stdout
+    assert {tp: (row.next_offset, row.pinned) for tp, row in store.offsets("billing").items()} == {
+        P0: (4, True),
+        P1: (5, True),
+        P2: (0, True),
+        R0: (7, True),
+    }
+
+
+@pytest.mark.behaviour("OPS-1")
+def test_reset_reads_and_prints_the_csv_of_kafkas_tool(
+    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim, tmp_path: Path
+) -> None:
+    claim.close()
+    reset = ("reset", "-g", "billing", *REASON)
+    exported = run(*reset, "-t", "payments:0,1", "--shift-by", "2", "--format", "csv")
+    assert (exported.exit_code, exported.stdout) == (0, "payments,0,6\npayments,1,7\n")
+    file = tmp_path / "offsets.csv"
+    file.write_text(exported.stdout)
+    assert run(*reset, "--from-file", str(file), "--execute").exit_code == 0
+    assert [row.next_offset for row in store.offsets("billing").values()] == [6, 7, 0]
+
+    file.write_text('\ufeff"billing", payments , 0,1\n\nother,payments,0,9\n', encoding="utf-8")
+    done = run(*reset, "--from-file", str(file), "--execute", "--format", "csv")
+    assert (done.stdout, done.stderr) == ("payments,0,1\n", "Left out 1 line of other groups.\n")
+    assert store.offsets("billing")[P0].next_offset == 1
+
+
+@pytest.mark.behaviour("OPS-1")
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"payments,0\n", "Line 1 of --from-file is not topic,partition,offset"),
+        (b"payments,0,1\n\na,billing,payments,0,1\n", "Line 3 of --from-file is not"),
+        (b"payments,0,first\n", "Line 1 of --from-file is not"),
+        (b"payments,-1,1\n", "Line 1 of --from-file is not"),
+        (b"payments,0,1\npayments,0,2\n", "Line 2 of --from-file names payments-0 again"),
+        (b"payments,0,-1\n", "not an offset"),
+        (b"payments,7,1\n", "payments-7"),
+        (b"other,payments,0,1\n", "--from-file has no offsets of group billing"),
+        (b"", "--from-file has no offsets of group billing"),
+        (b"\xff\xfe", "not a CSV file in UTF-8"),
+    ],
+)
+def test_reset_refuses_a_file_that_is_not_as_it_should_be(
+    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim, tmp_path: Path, *, content: bytes, told: str
+) -> None:
+    claim.close()
+    (tmp_path / "offsets.csv").write_bytes(content)
+    result = run("reset", "-g", "billing", "--from-file", str(tmp_path / "offsets.csv"), *REASON, "--execute")
+    assert (result.exit_code, told in " ".join(result.stderr.split())) == (2, True), result.output
+    assert [row.next_offset for row in store.offsets("billing").values()] == [4, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--to-current"], "either with --topic, or --all-topics"),
+        (["-t", "payments", "--all-topics", "--to-current"], "either with --topic, or --all-topics"),
+        (["-t", "payments", "--from-file", "/dev/null"], "--from-file has no offsets"),
+        (["--all-topics", "--to-current", "--shift-by", "0"], "found --to-current, --shift-by"),
+        (["--all-topics", "--by-duration", "P1M"], "not a duration such as P1DT2H"),
+        (["--all-topics", "--by-duration", "P999999D"], "before the year 1"),
+    ],
+)
+def test_reset_says_what_does_not_go_together(run: Callable[..., Result], options: list[str], told: str) -> None:
+    result = run("reset", "-g", "billing", *options, *REASON)
+    assert (result.exit_code, told in " ".join(result.stderr.split())) == (2, True), result.output
 
 
 def test_reset_asks_for_brokers_where_only_kafka_knows_the_target(run: Callable[..., Result], claim: Claim) -> None:

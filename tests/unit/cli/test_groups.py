@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import LetterError, OffsetRange, TopicPartition
+from offsetstore.protocol.letters import NewLetter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +94,44 @@ def test_a_rename_needs_execute_and_with_a_live_job_force(
         ["billing", "left", "2", "0"],
         ["invoicing", "left", "2", "3"],
     ]
+
+
+@pytest.mark.behaviour("OPS-3")
+def test_a_delete_needs_execute_and_says_what_stays_in_kafka(
+    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    delete = ("groups", "delete", "-g", "billing", *REASON)
+    plan = lines(run(*delete))
+    assert plan[1].split() == ["payments-0", "5"]
+    assert plan[4] == "billing would be deleted: the offsets of 3 partitions."
+    assert plan[6] == "  kafka-consumer-groups.sh --bootstrap-server HOST:PORT --delete --group billing"
+    assert plan[7].startswith("A job is live: ")
+    assert plan[8:] == ["Nothing was deleted. Add --execute to do it."]
+    refused = run(*delete, "--execute")
+    assert (refused.exit_code, "is live; nothing was written" in refused.stderr) == (1, True)
+
+    error = LetterError("ValueError", "not a number")
+    with store.transaction(claim) as tx:
+        left = tx.lock({P0: OffsetRange(5, 9)})[P0].remaining
+        tx.write_letters([NewLetter(P0, 6, "raised", error, 1, None, None)])
+        tx.advance({P0: left})
+    refused = run(*delete, "--execute", "--force")
+    assert (refused.exit_code, "delete them with the group: --discard-letters." in refused.stderr) == (1, True)
+    assert store.offsets("billing")[P0].next_offset == 9
+
+    done = json.loads(run(*delete, "--execute", "--force", "--discard-letters", "--format", "json").stdout)
+    assert {key: done[key] for key in ("group", "executed", "live", "contested", "dead_letters")} == {
+        "group": "billing",
+        "executed": True,
+        "live": True,
+        "contested": False,
+        "dead_letters": {"open": 1, "settled": 0},
+    }
+    assert done["offsets"][0] == {"topic": "payments", "partition": 0, "stored": 9}
+    assert store.offsets("billing") == {}
+    assert "deleted by" in run("status", "-g", "billing").stdout
+    again = run(*delete, "--execute")
+    assert (again.exit_code, "was deleted, and no job has claimed it since" in again.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("command", ["copy", "rename"])

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from offsetstore.cli.commands import COMMANDS, cli
-from offsetstore.cli.exits import ExitCode
+from offsetstore.errors import ExitCode
 
 _HEAVY = ("pyspark", "confluent_kafka", "pyarrow", "rich", "offsetstore.local", "offsetstore.cli.resolve")
 
@@ -63,7 +63,8 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
         (
             "reset",
             [
-                "--group", "--topic", "--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--shift-by",
+                "--group", "--topic", "--all-topics", "--to-earliest", "--to-latest", "--to-current", "--to-offset",
+                "--to-datetime", "--by-duration", "--shift-by", "--from-file", "csv",
                 "--reason", "--execute", "--force", "--format", "Exit codes", "Keys of --format json", "Example",
             ],
         ),
@@ -76,6 +77,20 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
         ),
         ("pause", ["--group", "--until", "--reason", "--format", "Exit codes", "Keys of --format json", "Example"]),
         ("resume", ["--group", "--reason", "--format", "Exit codes", "Keys of --format json", "Example"]),
+        (
+            "health",
+            [
+                "--port", "--host", "--ready", "--group", "--max-lag", "OFFSETSTORE_HEALTH_TOKEN", "Exit codes",
+                "Keys of --format json", "Examples",
+            ],
+        ),
+        (
+            "exporter",
+            [
+                "--port", "--host", "--interval", "--max-partition-series", "--kafka-group", "--timeout",
+                "--broker-config", "9465", "127.0.0.1", "50000", "DESCRIBE", "Example",
+            ],
+        ),
         (
             "status",
             ["--group", "--format", "OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS", "Keys of --format json", "age"],
@@ -111,7 +126,7 @@ def test_exit_codes_have_a_line_each() -> None:
 
 def test_what_the_brokers_are_for_depends_on_the_command() -> None:
     words = {name: " ".join(_help(name).split()) for name in ("reset", "status")}
-    assert "for --to-earliest, --to-latest, --to-datetime." in words["reset"]
+    assert "for --to-earliest, --to-latest, --to-datetime, --by-duration." in words["reset"]
     assert "without them, only the store is shown." in words["status"]
     assert "without them, only the store" not in words["reset"]
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +36,35 @@ def test_anything_else_is_a_usage_error_that_names_what_can_be(word: str, told: 
     result = CliRunner().invoke(_with_start, ["--start", word])
     assert result.exit_code == 2
     assert told in result.stderr
+
+
+@click.command()
+@click.option("--ago", callback=options.duration)
+def _with_duration(ago: Any) -> None:
+    click.echo(repr(ago))
+
+
+@pytest.mark.behaviour("OPS-1")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("P1DT2H", timedelta(days=1, hours=2)),
+        ("PT30M", timedelta(minutes=30)),
+        ("p7d", timedelta(days=7)),
+        ("PT1H2M3.5S", timedelta(hours=1, minutes=2, seconds=3.5)),
+        ("PT0S", timedelta(0)),
+    ],
+)
+def test_a_duration_is_of_days_to_seconds(text: str, expected: timedelta) -> None:
+    assert CliRunner().invoke(_with_duration, ["--ago", text]).output == f"{expected!r}\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "P", "PT", "P1DT", "1D", "P1M", "P1Y", "P1W", "-P1D", "P-1D", "P1.5D", "P9999999999D"]
+)
+def test_what_kafkas_tool_takes_for_no_duration_is_a_usage_error(text: str) -> None:
+    result = CliRunner().invoke(_with_duration, ["--ago", text])
+    assert (result.exit_code, "is not a duration" in result.stderr or "is too long" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", [["-g", "", "-t", "payments"], ["-g", "billing", "-t", ""]])

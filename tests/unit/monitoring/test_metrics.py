@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -15,15 +16,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from offsetstore import OffsetRange, Pause, Token, TopicPartition
-from offsetstore.errors import ConfigurationError, LockTimeout, RowsRefused
+from offsetstore.errors import ConfigurationError, LockTimeout, RowsRefused, StaleClaim
 from offsetstore.monitoring import Metrics, Monitoring
 from offsetstore.protocol.events import (
     BatchFailed,
+    BatchInterrupted,
     BatchKept,
     BatchSkipped,
     BatchStarted,
     BatchWritten,
     BufferFlushed,
+    ClaimClosed,
     ClaimLost,
     ClaimTaken,
     CommitResolved,
@@ -53,6 +56,7 @@ CANARY = "canary"
 TOKEN = Token(7, uuid4())
 BATCH: dict[str, Any] = {"group": GROUP, "batch": 3, "ranges": RANGES}
 ERROR = RowsRefused(f"the database refused {CANARY}", sqlstate="23514")
+PAUSE = Pause(datetime.now(UTC), None, CANARY)
 EVENTS: list[Event] = [
     ClaimTaken(group=GROUP, token=TOKEN, owner="host", starting=None),
     BatchStarted(**BATCH),
@@ -65,14 +69,17 @@ EVENTS: list[Event] = [
     FlushFailed(group=GROUP, error=ERROR),
     IdleWorkFailed(group=GROUP, error=ValueError(CANARY)),
     BatchFailed(**BATCH, error=ERROR),
+    BatchStarted(**BATCH),
+    BatchInterrupted(**BATCH),
     LettersWritten(group=GROUP, batch=3, ranges=RANGES, letters={"refused": 2, "rejected": 1}),
     LettersReplayed(group=GROUP, replayed=4, failed=1),
-    Paused(group=GROUP, pause=Pause(datetime.now(UTC), None, CANARY)),
+    Paused(group=GROUP, pause=PAUSE),
     Retried(group=GROUP, attempt=1, error=LockTimeout(CANARY), wait=0.1),
     CommitResolved(group=GROUP, topic_partition=P0, happened=True),
     CommitResolved(group=GROUP, topic_partition=P0, happened=None),
     MirrorCopied(group=GROUP, offsets={P0: 5}),
     MirrorFailed(group=GROUP, reason=CANARY, is_over=False),
+    MirrorFailed(group=GROUP, reason=CANARY, is_over=True),
     HeartbeatMissed(group=GROUP, error=OSError(CANARY)),
 ]
 COUNTED = {
@@ -83,6 +90,7 @@ COUNTED = {
     "batches_total skipped": 1,
     "batches_total kept": 1,
     "batches_total failed": 1,
+    "batches_total interrupted": 1,
     "batch_duration_seconds_count": 3,
     "batch_started_timestamp_seconds": 0,
     "batch_phase_seconds_sum plan": 0.5,
@@ -107,8 +115,17 @@ COUNTED = {
     "lost_commits_total unknown": 1,
     "mirror_commits_total done": 1,
     "mirror_commits_total failed": 1,
+    "mirror_commits_total ended": 1,
     "heartbeats_missed_total": 1,
 }
+
+
+KNOWN = (
+    "batches_total", "flushes_total", "lost_commits_total", "dead_letters_total", "dead_letters_replayed_total",
+    "mirror_commits_total", "heartbeats_missed_total", "batch_duration_seconds_count",
+)  # fmt: skip
+"""The counters whose labels are known beforehand."""
+UNSEEN = {"dead_letters_total raised", "dead_letters_total sequence", "lost_commits_total rolled_back"}
 
 
 def values(metrics: Metrics) -> dict[str, float]:
@@ -135,7 +152,7 @@ def test_each_event_is_counted() -> None:
     assert {name: found.get(name) for name in COUNTED} == COUNTED
     moments = {"last_batch_timestamp_seconds", "mirror_last_success_timestamp_seconds"}
     assert all(found[name] > 1_700_000_000 for name in moments)
-    others = found.keys() - COUNTED.keys() - moments
+    others = {name for name in found.keys() - COUNTED.keys() - moments if found[name]}
     assert {name.split()[0] for name in others} <= {
         "build_info", "batch_duration_seconds_sum", "batch_phase_seconds_count", "offsets_total",
     }  # fmt: skip
@@ -148,12 +165,52 @@ def test_what_is_over_is_taken_back() -> None:
 
 
 @pytest.mark.behaviour("OPS-5")
+def test_from_the_claim_on_nothing_has_happened_zero_times() -> None:
+    found = values(after(EVENTS[0]))
+    known = {name for name in COUNTED if name.startswith(KNOWN)}
+    assert {name: found.get(name) for name in known} == dict.fromkeys(known, 0)
+    assert len(known) == len({name for name in found if name.startswith(KNOWN)}) - len(UNSEEN)
+    assert all(found[name] == 0 for name in UNSEEN)
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_a_closed_claim_leaves_its_counters_and_no_gauge() -> None:
+    closed = ClaimClosed(group=GROUP, token=TOKEN)
+    in_mid_batch = after(*EVENTS, BatchStarted(**BATCH), closed, BatchFailed(**BATCH, error=ERROR))
+    gauges = {family.name for family in in_mid_batch.registry.collect() if family.type == "gauge" and family.samples}
+    assert gauges == {"offsetstore_build_info"}
+    assert values(in_mid_batch)["batches_total failed"] == 2
+    again = after(EVENTS[0], ClaimTaken(group=GROUP, token=Token(8, uuid4()), owner="host", starting=None), closed)
+    assert values(again)["claim_held"] == 1, "it is about the next claim"
+
+
+@pytest.mark.behaviour("OPS-5", "OPS-3")
+def test_a_group_that_was_renamed_is_no_longer_held_and_gone_when_its_claim_is_closed() -> None:
+    metrics = Metrics()
+    with InMemoryOffsetStore(observers=[metrics]) as store:
+        claim = store.claim(GROUP, topics=["payments"])
+        with claim.transaction() as tx:
+            tx.advance({P0: tx.lock({P0: OffsetRange(0, 1)})[P0].remaining})
+        store.rename_group(GROUP, "invoicing", reason="ticket 17")
+        with pytest.raises(StaleClaim), claim.transaction() as tx:
+            tx.lock({P0: OffsetRange(1, 2)})
+        assert values(metrics)["claim_held"] == 0
+        claim.close()
+        assert "claim_held" not in values(metrics)
+
+
+@pytest.mark.behaviour("OPS-5")
 def test_a_batch_in_flight_shows_since_when() -> None:
     assert values(after(EVENTS[0]))["batch_started_timestamp_seconds"] == 0
     assert values(after(*EVENTS[:2]))["batch_started_timestamp_seconds"] > 1_700_000_000
-    failed = after(*EVENTS[:2], BatchFailed(**BATCH, error=ERROR))
-    assert values(failed)["batch_started_timestamp_seconds"] == 0
-    assert values(failed).get("batch_duration_seconds_count", 0) == 0
+
+
+@pytest.mark.behaviour("OPS-5")
+@pytest.mark.parametrize("end", [BatchFailed(**BATCH, error=ERROR), BatchInterrupted(**BATCH)])
+def test_a_batch_that_ends_badly_is_no_longer_in_flight_nor_waiting(end: Event) -> None:
+    found = values(after(*EVENTS[:2], Paused(group=GROUP, pause=PAUSE), end))
+    assert (found["batch_started_timestamp_seconds"], found["paused"]) == (0, 0)
+    assert found.get("batch_duration_seconds_count", 0) == 0
 
 
 @pytest.mark.behaviour("OPS-5")
@@ -191,7 +248,7 @@ def test_a_store_tells_of_its_claims_from_the_first_to_the_last() -> None:
         assert values(metrics)["claim_held"] == 1, "another claim has the group"
         second.close()
         second.close()
-    assert values(metrics)["claim_held"] == 0
+    assert "claim_held" not in values(metrics)
 
 
 @pytest.mark.behaviour("OPS-5")
@@ -214,6 +271,19 @@ def test_they_go_into_a_registry_that_is_given() -> None:
     registry = CollectorRegistry()
     Metrics(registry).on(EVENTS[0])
     assert registry.get_sample_value("offsetstore_claim_epoch", {"consumergroup": GROUP}) == 7
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_the_alerts_are_about_series_that_are_there_from_the_claim_on_or_the_first_success() -> None:
+    rules = (files("offsetstore") / "assets" / "prometheus" / "offsetstore.rules.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `offsetstore_(\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"offsetstore_(\w+)", rules)) & listed
+    found = values(after(EVENTS[0], MirrorCopied(group=GROUP, offsets={})))
+    assert len(named) > 3
+    assert named <= {name.split()[0] for name in found}
+    assert set(re.findall(r'outcome=~?"([^"]+)"', rules)) == {"done", "failed|ended", "unknown"}
+    counters = ["lost_commits_total unknown", *(f"mirror_commits_total {one}" for one in ("done", "failed", "ended"))]
+    assert found.keys() >= set(counters)
 
 
 def test_the_page_lists_each_metric_with_its_labels() -> None:

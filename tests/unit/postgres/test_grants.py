@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from offsetstore.postgres import letters, statements, stored_letters
+from offsetstore.postgres import letters, runs, statements, stored_letters
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime, privileges
 from offsetstore.postgres.schema import metadata
 
 SQL = [
     value
-    for module in (statements, letters, stored_letters)
+    for module in (statements, letters, runs, stored_letters)
     for value in vars(module).values()
     if isinstance(value, str) and "{s}" in value and value != stored_letters.PRUNE_LETTERS  # the owner's
 ]
@@ -45,6 +45,15 @@ def test_history_and_identity_are_not_rewritten() -> None:
     assert privileges()["store_identity"] == ("SELECT",)
 
 
+@pytest.mark.behaviour("OPS-8")
+def test_the_database_alone_says_when_and_by_which_role_a_line_of_the_history_was_written() -> None:
+    lines = [line for line in grant_runtime("job", schema="public") if "offset_history" in line]
+
+    assert [line.partition(" ON ")[0].partition(" (")[0] for line in lines] == ["REVOKE INSERT", "GRANT SELECT, INSERT"]
+    hidden = {one.name for one in metadata.tables["offset_history"].columns if f'"{one.name}"' not in lines[1]}
+    assert hidden == {"id", "at", "db_role"}
+
+
 def test_a_dashboard_only_reads() -> None:
     rights = {line.partition(" ON ")[0].partition(" (")[0] for line in grant_dashboard("reader", schema="public")}
     assert rights == {"GRANT USAGE", "GRANT SELECT"}
@@ -59,5 +68,8 @@ def test_a_dashboard_sees_no_records_bytes_and_no_text_that_may_quote_them() -> 
 
 def test_names_are_quoted() -> None:
     for line in (*grant_runtime('a"; --', schema="Our %s"), *grant_dashboard('a"; --', schema="Our %s")):
-        assert line.endswith('TO "a""; --"') or line == 'CREATE SCHEMA IF NOT EXISTS "offsetstore_staging"'
+        assert (
+            line.endswith((' TO "a""; --"', ' FROM "a""; --"'))
+            or line == 'CREATE SCHEMA IF NOT EXISTS "offsetstore_staging"'
+        )
         assert '"Our %s"' in line or '"offsetstore_staging"' in line

@@ -395,6 +395,16 @@ def test_a_function_that_fails_for_all_records_makes_no_letter_however_often_the
 
 
 @pytest.mark.behaviour("DLQ-1")
+def test_in_a_log_with_few_records_left_one_that_cant_be_computed_is_a_letter(store: InMemoryOffsetStore) -> None:
+    records = Records(missing=rows(*range(63)))
+    job = Job(store, records=records, raises={(0, 63): "ValueError"})
+
+    job.write(up_to(64))
+
+    assert (job.letters.keys(), job.results, job.stored()) == ({(0, 63)}, [], 64)
+
+
+@pytest.mark.behaviour("DLQ-1")
 def test_a_first_record_that_cant_be_computed_is_a_letter_if_another_one_can_be(store: InMemoryOffsetStore) -> None:
     job = Job(store, raises={(0, offset): "ValueError" for offset in range(5)})
 

@@ -1,0 +1,251 @@
+"""``offsetstore acls``: what a job's principal must be allowed in Kafka."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.exits import ExitCode
+from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.errors import ConfigurationError
+from offsetstore.kafka.acls import Acl, job_acls, operator_acls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+_NEEDED = (Column("operation"), Column("resource"), Column("name"), Column("pattern"))
+
+
+@click.group()
+def acls() -> None:
+    """Print, check and create the ACLs that a job needs in Kafka."""
+
+
+def _acl_options(function: _F) -> _F:
+    for option in reversed(
+        (
+            click.option("--principal", required=True, metavar="TYPE:NAME", help="As Kafka has it: User:billing."),
+            click.option(
+                "--topic",
+                "-t",
+                "topics",
+                multiple=True,
+                required=True,
+                callback=options.names,
+                metavar="TOPIC",
+                help="May be repeated.",
+            ),
+            click.option(
+                "--group",
+                "-g",
+                "groups",
+                multiple=True,
+                required=True,
+                callback=options.names,
+                metavar="GROUP",
+                help="The job's group in Kafka: its kafka_group, or its name. May be repeated.",
+            ),
+            click.option(
+                "--for",
+                "role",
+                type=click.Choice(["job", "operator"]),
+                default="job",
+                show_default=True,
+                help="For a job, or for those who only look: status, resolve, reset, an exporter.",
+            ),
+            click.option("--no-mirror", is_flag=True, help="The job copies no offsets to Kafka: mirror_every=None."),
+            click.option(
+                "--spark-groups",
+                metavar="PREFIX",
+                help="Only for Spark's deprecated offset reader (useDeprecatedOffsetFetching): the reader's "
+                "groupIdPrefix, by default spark-kafka-source.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@acls.command("print")
+@_acl_options
+@click.option(
+    "--bootstrap-servers",
+    "-b",
+    metavar="HOST:PORT",
+    help="The brokers in the commands; by default, the shell's OFFSETSTORE_BOOTSTRAP_SERVERS.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["commands", "json"]),
+    default="commands",
+    show_default=True,
+    help="Commands of Kafka's own tool, for a shell; or for programs.",
+)
+def print_acls(*, bootstrap_servers: str | None, format_: str, **job: Any) -> None:
+    """Print the ACLs that a job needs, and no others.
+
+    Asks nothing and needs no brokers. READ includes DESCRIBE. A name "*" stands for all topics, or all groups. In
+    admin.properties, an administrator has the credentials for the commands.
+
+    \b
+    Keys of --format json:
+      acls[]  principal, resource (topic, group), name,
+              pattern (literal, prefixed), operation (READ, DESCRIBE),
+              host (always *), permission (always allow), purpose, command
+
+    \b
+    Example:
+      offsetstore acls print --principal User:job -t payments -g billing | sh
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    needed = _needed(**job)
+    if format_ == "json":
+        print_json({"acls": [_document(acl, bootstrap_servers) for acl in needed]})
+        return
+    for acl in needed:
+        click.echo(f"# {acl.purpose}")
+        click.echo(acl.command(bootstrap_servers))  # never wrapped or escaped: it is for a shell
+
+
+@acls.command()
+@_acl_options
+@options.broker_options(required=True, kafka_group=False)
+@options.format_option
+def check(
+    *,
+    bootstrap_servers: str,
+    broker_option: tuple[str, ...],
+    broker_config: Path | None,
+    timeout: float,
+    format_: str,
+    **job: Any,
+) -> None:
+    """Ask Kafka which of the ACLs that a job needs are missing.
+
+    Use the job's own credentials; they need no other permission for this. Kafka decides, so that an ACL for a prefix
+    counts, or a super user. Nothing is written, and a running job is not disturbed. For each permission that is
+    missing, the command that adds it is printed; the principal is only for that.
+
+    \b
+    Exit codes:
+      0  nothing is missing
+      1  something is missing
+      2  wrong usage or configuration
+      4  Kafka can't be reached, refuses the credentials, or has no such topic
+
+    \b
+    Keys of --format json:
+      allowed  whether nothing is missing
+      acls[]   as of `offsetstore acls print`, and allowed
+
+    \b
+    Example:
+      offsetstore acls check --principal User:job -t payments -g billing
+          -b localhost:9092 --broker-config job.properties
+    """  # noqa: D301 - as above
+    needed = _needed(**job)
+    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+    missing = broker.missing_acls(needed)
+    if format_ == "json":
+        rows = [{**_document(acl, bootstrap_servers), "allowed": acl not in missing} for acl in needed]
+        print_json({"allowed": not missing, "acls": rows})
+    else:
+        rows = [(*_row(acl), "MISSING" if acl in missing else "allowed", acl.purpose) for acl in needed]
+        print_table((*_NEEDED, Column("state"), Column("purpose")), rows)
+        if missing:
+            print_lines(f"{counted(len(missing), 'permission')} missing, which an administrator adds with:")
+        for acl in missing:
+            click.echo(acl.command(bootstrap_servers))
+    if missing:
+        raise click.exceptions.Exit(ExitCode.NO)
+
+
+@acls.command()
+@_acl_options
+@options.broker_options(required=True, kafka_group=False)
+@click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")
+@options.format_option
+def apply(
+    *,
+    bootstrap_servers: str,
+    broker_option: tuple[str, ...],
+    broker_config: Path | None,
+    timeout: float,
+    execute: bool,
+    format_: str,
+    **job: Any,
+) -> None:
+    """Create the ACLs that a job needs and Kafka does not have.
+
+    Use an administrator's credentials, which must be allowed to ALTER the cluster. No ACL is removed. If the brokers
+    have allow.everyone.if.no.acl.found=true, a topic's or a group's first ACL shuts out all other principals.
+
+    \b
+    Exit codes:
+      0  done, or nothing to do; without --execute: what would be done
+      2  wrong usage or configuration
+      4  Kafka can't be reached, refuses, or has no authorizer
+         (which is seen with --execute only)
+
+    \b
+    Keys of --format json:
+      executed
+      acls[]    as of `offsetstore acls print`, and present: whether it was
+                there before
+
+    \b
+    Example:
+      offsetstore acls apply --principal User:job -t payments -g billing
+          -b localhost:9092 --broker-config admin.properties --execute
+    """  # noqa: D301 - as above
+    needed = _needed(**job)
+    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+    created = broker.create_acls(needed, dry_run=not execute)
+    if format_ == "json":
+        rows = [{**_document(acl, bootstrap_servers), "present": acl not in created} for acl in needed]
+        print_json({"executed": execute, "acls": rows})
+        return
+    new = "created" if execute else "to be created"
+    print_table((*_NEEDED, Column("state")), [(*_row(acl), new if acl in created else "present") for acl in needed])
+    if created and not execute:
+        print_lines("Nothing was written. Add --execute to do it.")
+
+
+def _needed(
+    *,
+    principal: str,
+    topics: tuple[str, ...],
+    groups: tuple[str, ...],
+    role: Literal["job", "operator"],
+    no_mirror: bool,
+    spark_groups: str | None,
+) -> tuple[Acl, ...]:
+    if role == "job":
+        return job_acls(principal, topics=topics, groups=groups, mirror=not no_mirror, spark_groups=spark_groups)
+    if no_mirror or spark_groups is not None:
+        raise ConfigurationError(
+            "--no-mirror and --spark-groups are about a job", found="--for operator", next_step="Leave them out."
+        )
+    return operator_acls(principal, topics=topics, groups=groups)
+
+
+def _row(acl: Acl) -> tuple[str, ...]:
+    return (acl.operation, acl.resource, acl.name, acl.pattern)
+
+
+def _document(acl: Acl, bootstrap_servers: str | None) -> dict[str, object]:
+    return {
+        "principal": acl.principal,
+        "resource": acl.resource,
+        "name": acl.name,
+        "pattern": acl.pattern,
+        "operation": acl.operation,
+        "host": "*",
+        "permission": "allow",
+        "purpose": acl.purpose,
+        "command": acl.command(bootstrap_servers),
+    }

@@ -1,0 +1,59 @@
+"""``offsetstore assets``: the files that are shipped for Grafana, Prometheus, Kubernetes and systemd."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+import click
+
+from offsetstore.cli.output import print_lines
+from offsetstore.errors import ConfigurationError
+
+_FOLDERS: Final = {"grafana": "grafana", "alerts": "prometheus", "kubernetes": "kubernetes", "systemd": "systemd"}
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(_FOLDERS)))
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where to write them; made if it does not exist.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+def assets(*, kind: str, out: Path, force: bool) -> None:
+    """Write the files for Grafana, Prometheus, Kubernetes or systemd.
+
+    They need no changes to be loaded, except for the names of your image, user and job in those of Kubernetes and
+    systemd. What to do about an alert is in docs/runbook.md, about a probe in docs/health.md.
+
+    \b
+    Kinds:
+      grafana     a board to import
+      alerts      rules for Prometheus, of the exporter's and the drivers' metrics
+      kubernetes  the driver's pod, and a manifest for each of two Spark operators
+      systemd     a unit
+
+    \b
+    Example:
+      offsetstore assets alerts --out /etc/prometheus/rules
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    folder = files("offsetstore") / "assets" / _FOLDERS[kind]
+    texts = {out / one.name: one.read_text(encoding="utf-8") for one in sorted(folder.iterdir(), key=lambda f: f.name)}
+    there = [path for path in texts if path.exists()]
+    if there and not force:
+        raise ConfigurationError(
+            "files of this name are there already, and nothing was written",
+            found=", ".join(map(str, there)),
+            next_step="Choose another --out, or overwrite them with --force.",
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+            print_lines(str(path))
+    except OSError as error:
+        raise ConfigurationError(f"could not write to {out}", found=error.strerror) from error

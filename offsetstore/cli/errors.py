@@ -1,0 +1,105 @@
+"""``offsetstore errors``: what a group's jobs stumbled over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.exits import fail_unknown
+from offsetstore.cli.output import Column, print_followed, print_json, print_table
+from offsetstore.protocol.runs import SOURCES
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from offsetstore.protocol.runs import JobError, Source
+
+_COLUMNS = (
+    Column("at"),
+    Column("source"),
+    Column("times", number=True),
+    Column("batch", number=True),
+    Column("error"),
+    Column("text"),
+)
+
+
+@click.command()
+@options.group_option
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    type=click.Choice(SOURCES),
+    metavar="SOURCE",
+    help=f"Only errors from there. May be repeated. One of {', '.join(SOURCES)}.",
+)
+@options.lines_options("error")
+@options.database_options
+@options.format_option
+def errors(
+    *,
+    group: str,
+    since: datetime | None,
+    sources: tuple[Source, ...],
+    limit: int | None,
+    follow: bool,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+) -> None:
+    """Show the errors that a consumer group's jobs met.
+
+    Each error that ended a batch, the job, a flush or idle work, each that was retried, and the first failure to copy
+    the offsets to Kafka; the newest is the last line. The text is that of our own errors, which holds no values of
+    rows: for others look into the job's log. An error that comes again within five seconds is one line. The newest
+    thousand lines are kept.
+
+    The exit code is 1 if the store does not know the group, and 130 if --follow was interrupted.
+
+    \b
+    Keys of --format json; with --follow, each error is one line:
+      group
+      errors[]  at, epoch (of the run), source, error_class, text, sqlstate,
+                topic, partition, batch, ranges (what the batch read), times
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore errors -g billing --source batch -n 5
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    with options.open_store(url, schema) as store:
+        if store.owner(group) is None:
+            fail_unknown(group)
+        if follow:
+            following = store.follow_errors(group, since=since, sources=sources, limit=limit)
+            print_followed(following, _cells, _document, as_json=format_ == "json")
+            return
+        found = store.errors(group, since=since, sources=sources, limit=limit)
+    if format_ == "json":
+        print_json({"group": group, "errors": [_document(error) for error in found]})
+    else:
+        print_table(_COLUMNS, [_cells(error) for error in found])
+
+
+def _cells(error: JobError) -> tuple[object, ...]:
+    at = None if error.at is None else error.at.isoformat(timespec="seconds")
+    return (at, error.source, error.times, error.batch, error.error_class, error.text)
+
+
+def _document(error: JobError) -> dict[str, object]:
+    tp = error.topic_partition
+    return {
+        "at": None if error.at is None else error.at.isoformat(),
+        "epoch": error.epoch,
+        "source": error.source,
+        "error_class": error.error_class,
+        "text": error.text,
+        "sqlstate": error.sqlstate,
+        "topic": None if tp is None else tp.topic,
+        "partition": None if tp is None else tp.partition,
+        "batch": error.batch,
+        "ranges": error.ranges,
+        "times": error.times,
+    }

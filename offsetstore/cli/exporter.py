@@ -1,0 +1,108 @@
+"""``offsetstore exporter``: all groups' lag and state for Prometheus."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.output import print_lines
+from offsetstore.monitoring.exporter import MAX_PARTITION_SERIES, Exporter
+from offsetstore.monitoring.text_server import TextServer
+from offsetstore.store.store import OffsetStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _kafka_groups(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    if any(not group or not name for group, _separator, name in pairs):
+        raise click.BadParameter("write GROUP=NAME.")
+    return {group: name for group, _separator, name in pairs}
+
+
+@click.command()
+@options.broker_options(required=True, kafka_group=False)
+@options.database_options
+@click.option(
+    "--kafka-group",
+    "kafka_groups",
+    multiple=True,
+    callback=_kafka_groups,
+    metavar="GROUP=NAME",
+    help="The name in Kafka of a group that has another one there. May be repeated.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=9465, show_default=True, help="0 takes any free port.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="The address to listen on. There is no password: let only Prometheus through.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(1, 3600),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="From one refresh to the next.",
+)
+@click.option(
+    "--max-partition-series",
+    type=click.IntRange(0),
+    default=MAX_PARTITION_SERIES,
+    show_default=True,
+    metavar="NUMBER",
+    help="If there are more series with a partition, all of these are left out.",
+)
+def exporter(
+    *,
+    bootstrap_servers: str,
+    broker_option: tuple[str, ...],
+    broker_config: Path | None,
+    timeout: float,
+    url: str | None,
+    schema: str | None,
+    kafka_groups: dict[str, str],
+    port: int,
+    host: str,
+    interval: float,
+    max_partition_series: int,
+) -> None:
+    """Serve all groups' lag and state for Prometheus.
+
+    It reads the database and Kafka at intervals, needs SELECT and DESCRIBE, and serves the result at /metrics until it
+    is stopped. While the database or Kafka does not answer, it goes on, and says so in offsetstore_exporter_up.
+
+    Where READ of a topic is allowed too, the lag in time is right also where compaction has removed the first unread
+    records: a few of them are read.
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore exporter -b localhost:9092
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    address = options.require_url(url)
+    # A refresh makes a hundred thousand objects; by default the collector would look at all of them dozens of times.
+    gc.set_threshold(100_000, 20, 50)
+    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+    made = Exporter(
+        lambda: OffsetStore.connect(address, schema=schema),
+        broker,
+        kafka_groups=kafka_groups,
+        max_partition_series=max_partition_series,
+    )
+    server = TextServer(lambda: made.text, host=host, port=port)
+    try:
+        made.refresh()  # settings that are invalid end it here
+        server.start()
+        print_lines(f"Metrics are at http://{f'[{host}]' if ':' in host else host}:{server.port}/metrics")
+        made.run(interval, threading.Event())
+    finally:
+        server.close()
+        made.close()
+        broker.close()

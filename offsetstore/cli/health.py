@@ -1,0 +1,185 @@
+"""``offsetstore health``: whether a job is well, by its own word or by the database's."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from http.client import HTTPConnection, HTTPException
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.exits import fail_unknown
+from offsetstore.cli.output import print_json, print_lines
+from offsetstore.cli.pause import document as pause_document
+from offsetstore.cli.status import short
+from offsetstore.errors import ExitCode
+from offsetstore.store.group_health import judge_group
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from offsetstore.store.group_health import GroupHealth, LagLimit
+    from offsetstore.store.lag import Lag
+
+_SECONDS: Final = 10.0
+_PROBLEMS: Final = {
+    "no-live-job": "no live job owns it",
+    "lag-too-high": "it is too far behind",
+    "lag-unknown": "Kafka has no log of a topic that it has offsets of",
+}
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65_535), help="Ask the process whose Monitoring listens here.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where that process runs.")
+@click.option("--ready", is_flag=True, help="With --port: whether the job is ready, and not only whether it is live.")
+@click.option(
+    "--token",
+    envvar="OFFSETSTORE_HEALTH_TOKEN",
+    show_envvar=True,
+    metavar="TOKEN",
+    help="With --port: the token of Monitoring, to see the reasons; better in the variable.",
+)
+@options.optional_group_option("Ask the database about this consumer group.")
+@click.option(
+    "--max-lag",
+    callback=options.lag_limit,
+    metavar="LAG",
+    help="With --group: how far behind it may be: 10000 records in all partitions together, or a time such as 90s, 5m, "
+    "2h, 1d. Needs --bootstrap-servers.",
+)
+@options.broker_options(required=False, use="; for --max-lag")
+@options.database_options
+@options.format_option
+def health(
+    *,
+    port: int | None,
+    host: str,
+    ready: bool,
+    token: str | None,
+    group: str | None,
+    max_lag: LagLimit | None,
+    bootstrap_servers: str | None,
+    broker_option: tuple[str, ...],
+    broker_config: Path | None,
+    kafka_group: str | None,
+    timeout: float,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+) -> None:
+    """Ask a job's process, or the database, whether a job is well.
+
+    With --port it asks the process for its liveness, as a supervisor does: for a container's health check, say. With
+    --group it asks the database whether a job owns the group and is live: for a scheduler or a monitoring system on
+    another machine. A paused group is well, however far it is behind.
+
+    \b
+    Exit codes:
+      0  the job is well
+      1  it is not, or the process does not answer, or there is no such group
+      2  wrong usage
+      3  the database can't be reached or refuses
+      4  Kafka can't be reached or refuses
+
+    \b
+    Keys of --format json, with --port:
+      live, ready  true or false
+      codes        claim-lost, query-ended, batch-too-long, polling-stalled,
+                   jvm-gone, memory, database-unreachable, kafka-unreachable,
+                   starting, paused; see docs/health.md
+      reasons[]    code, group, text; only on the loopback address, or with
+                   the token
+
+    \b
+    Keys of --format json, with --group:
+      group
+      well         true or false
+      problems     no-live-job, lag-too-high, lag-unknown
+      paused       at, until, reason; null if the group is not paused
+      lag, behind_seconds
+                   null if no broker was asked
+
+    \b
+    Examples:
+      offsetstore health --port 9464
+      offsetstore health -g billing -b localhost:9092 --max-lag 5m
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    if (port is None) == (group is None):
+        raise click.UsageError("Give either --port or --group.")
+    if port is not None:
+        _ask_process(host, port, token, ready=ready, format_=format_)
+    assert group is not None
+    if max_lag is not None and not bootstrap_servers:
+        raise click.UsageError("--max-lag needs --bootstrap-servers.")
+    measured: Lag | None = None
+    with options.open_store(url, schema) as store:
+        if max_lag is not None and bootstrap_servers:
+            broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+            measured = store.lag([group], broker, kafka_groups={group: kafka_group} if kafka_group else None)
+        state = store.group_state(group)
+    if not state.is_known:
+        fail_unknown(group)
+    if measured is not None and measured.broker_error is not None:
+        raise measured.broker_error
+    found = judge_group(state, measured.groups.get(group) if measured else None, limit=max_lag)
+    _print_group(found, format_)
+    raise click.exceptions.Exit(ExitCode.OK if found.is_well else ExitCode.NO)
+
+
+def _ask_process(host: str, port: int, token: str | None, *, ready: bool, format_: str) -> NoReturn:
+    path = "/readyz" if ready else "/livez"
+    connection = HTTPConnection(host, port, timeout=_SECONDS)  # no proxy: it is a process on this machine, or near it
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+        answer = connection.getresponse()
+        found = _read(answer.read())
+    except (OSError, HTTPException, ValueError) as error:
+        click.echo(f"No answer from a job at {host}:{port}: {type(error).__name__}.", err=True)
+        raise click.exceptions.Exit(ExitCode.NO) from None
+    finally:
+        connection.close()
+    if format_ == "json":
+        print_json(found)
+    else:
+        states = [word if found[word] else f"not {word}" for word in ("live", "ready")]
+        print_lines(f"The job is {' and '.join(states)}.")
+        reasons = [f"{one['code']}: {one['text']}" for one in found.get("reasons", ())]
+        print_lines(*(reasons or found["codes"]))
+    raise click.exceptions.Exit(ExitCode.OK if found["ready" if ready else "live"] else ExitCode.NO)
+
+
+def _read(answer: bytes) -> dict[str, Any]:
+    """Read what `Monitoring` answers.
+
+    :raises ValueError: another program has answered.
+    """
+    found: Any = json.loads(answer)
+    if not isinstance(found, dict) or not {"live", "ready", "codes"} <= cast("dict[str, Any]", found).keys():
+        raise ValueError
+    return cast("dict[str, Any]", found)
+
+
+def _print_group(found: GroupHealth, format_: str) -> None:
+    state, lag = found.state, found.lag
+    if format_ == "json":
+        print_json(
+            {
+                "group": state.group,
+                "well": found.is_well,
+                "problems": list(found.problems),
+                "paused": pause_document(state.pause),
+                "lag": None if lag is None else lag.records,
+                "behind_seconds": None if lag is None else lag.seconds,
+            }
+        )
+        return
+    print_lines(f"Group {state.group} is {'well' if found.is_well else 'not well'}.")
+    print_lines(*(f"{one}: {_PROBLEMS[one]}" for one in found.problems))
+    if state.pause is not None:
+        print_lines(f"It is {state.pause}.")
+    if lag is not None and lag.records is not None:
+        behind = "" if lag.seconds is None else f", {short(timedelta(seconds=lag.seconds))} behind"
+        print_lines(f"Lag {lag.records}{behind}.")

@@ -1,0 +1,236 @@
+"""``offsetstore lag``: how far groups are behind Kafka, in records and in time."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.exits import fail_unknown
+from offsetstore.cli.output import Column, print_error, print_json, print_lines, print_table
+from offsetstore.cli.status import short
+from offsetstore.errors import ExitCode
+from offsetstore.store.group_health import judge_lag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from offsetstore.store.group_health import LagLimit
+    from offsetstore.store.lag import GroupLag, Lag, PartitionLag, TopicLag
+
+_COLUMNS = (
+    Column("group"),
+    Column("state"),
+    Column("topic"),
+    Column("partitions", number=True),
+    Column("lag", number=True),
+    Column("behind", number=True),
+    Column("headroom", number=True),
+)
+_BY_PARTITION = (
+    Column("group"),
+    Column("partition"),
+    Column("stored", number=True),
+    Column("end", number=True),
+    Column("lag", number=True),
+    Column("behind", number=True),
+    Column("headroom", number=True),
+)
+
+
+@click.command()
+@options.optional_group_option("The consumer group: the job's name.")
+@click.option("--all", "all_groups", is_flag=True, help="All groups that were ever claimed and have stored offsets.")
+@click.option("--partitions", is_flag=True, help="A line for each partition, and not for each topic.")
+@click.option(
+    "--watch",
+    type=click.FloatRange(0.5),
+    is_flag=False,
+    flag_value=5.0,
+    metavar="[SECONDS]",
+    help="Again every 5 seconds, or so many, until the command is interrupted.",
+)
+@click.option(
+    "--fail-above",
+    "limit",
+    callback=options.lag_limit,
+    metavar="LAG",
+    help="Exit with 1 if a group is further behind: 10000 records, or a time such as 90s, 5m, 2h, 1d.",
+)
+@options.broker_options(required=True)
+@options.database_options
+@options.format_option
+def lag(
+    *,
+    group: str | None,
+    all_groups: bool,
+    partitions: bool,
+    watch: float | None,
+    limit: LagLimit | None,
+    bootstrap_servers: str,
+    broker_option: tuple[str, ...],
+    broker_config: Path | None,
+    kafka_group: str | None,
+    timeout: float,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+) -> None:
+    """Show how far consumer groups are behind Kafka.
+
+    The lag is the number of offsets from the stored one to the end of the log, as Kafka's own tool counts it.
+    "Behind" is the age of the oldest unread record, by its timestamp; "<=" means that it may be younger, where
+    compaction has removed records or many have one timestamp. Headroom is how many offsets retention has to remove
+    before it removes unread ones.
+
+    A partition of which the store has no offset is left out of the lag. DESCRIBE on the topics is all that is needed
+    in Kafka.
+
+    \b
+    Exit codes:
+      0    done
+      1    no such group; with --fail-above: one is further behind, or it can't
+           be told. A paused group may be behind as far as it likes.
+      2    wrong usage
+      3    the database can't be reached or refuses
+      4    Kafka can't be reached or refuses; what is stored is shown all the same
+      130  --watch was interrupted
+
+    \b
+    Keys of --format json; with --watch, each look is one line:
+      groups[]  group, live, paused, lag, behind_seconds,
+                topics[]  topic, lag, behind_seconds, behind_is_bound,
+                          headroom, without_offset (partitions), error,
+                          partitions[]  partition, stored, beginning, end, lag,
+                                        behind_seconds, behind_is_bound,
+                                        headroom
+
+    \b
+    Examples, with OFFSETSTORE_URL and OFFSETSTORE_BOOTSTRAP_SERVERS set:
+      offsetstore lag -g billing --fail-above 5m
+      offsetstore lag --all --watch
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    if (group is None) != all_groups:
+        raise click.UsageError("Give either --group or --all.")
+    if kafka_group is not None and all_groups:
+        raise click.UsageError("--kafka-group is the name of one group: give --group, too.")
+    if watch is not None and limit is not None:
+        raise click.UsageError("--watch never ends by itself: --fail-above has no effect.")
+    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+    with options.open_store(url, schema) as store:
+
+        def look() -> Lag:
+            named = None if group is None else [group]
+            names = {group: kafka_group} if group is not None and kafka_group is not None else None
+            return store.lag(named, broker, kafka_groups=names)
+
+        found = look()
+        if group is not None and group not in found.groups:
+            fail_unknown(group)
+        if watch is not None:
+            _watch(found, look, watch, by_partition=partitions, format_=format_)
+    _print(found, by_partition=partitions, as_lines=False, format_=format_)
+    if found.broker_error is not None:
+        raise found.broker_error
+    if limit is not None and any(judge_lag(one, limit) for one in found.groups.values()):
+        raise click.exceptions.Exit(ExitCode.NO)
+
+
+def _watch(found: Lag, look: Callable[[], Lag], seconds: float, *, by_partition: bool, format_: str) -> NoReturn:
+    while True:
+        if sys.stdout.isatty():
+            click.clear()
+        _print(found, by_partition=by_partition, as_lines=True, format_=format_)
+        if found.broker_error is not None:
+            print_error(str(found.broker_error), {})
+        time.sleep(seconds)
+        found = look()
+
+
+def _print(found: Lag, *, by_partition: bool, as_lines: bool, format_: str) -> None:
+    if format_ == "json":
+        document = {"groups": [_document(group, one) for group, one in found.groups.items()]}
+        if as_lines:
+            click.echo(json.dumps(document))
+        else:
+            print_json(document)
+        return
+    if by_partition:
+        print_table(_BY_PARTITION, list(_partition_rows(found)))
+    else:
+        print_table(_COLUMNS, list(_topic_rows(found)))
+    for group, one in found.groups.items():
+        for name, topic in one.topics.items():
+            if topic.error is not None:
+                print_lines(f"{group}, {name}: {topic.error.what}")
+            if topic.without_offset:
+                print_lines(f"{group}, {name}: no stored offset of {topic.without_offset} partitions.")
+
+
+def _topic_rows(found: Lag) -> Iterator[tuple[object, ...]]:
+    for group, one in found.groups.items():
+        for name, topic in one.topics.items():
+            behind = _behind(topic)
+            yield group, _state(one), name, len(topic.partitions), topic.records, behind, topic.headroom
+
+
+def _partition_rows(found: Lag) -> Iterator[tuple[object, ...]]:
+    for group, one in found.groups.items():
+        for name, topic in one.topics.items():
+            for number, part in topic.partitions.items():
+                stored = part.stored.next_offset if part.stored else None
+                end = part.log.end if part.log else None
+                yield group, f"{name}-{number}", stored, end, part.records, _behind(part), part.headroom
+
+
+def _state(one: GroupLag) -> str:
+    live = "live" if one.owner.is_live else "not live"
+    return live if one.owner.pause is None else f"{live}, paused"
+
+
+def _behind(one: TopicLag | PartitionLag) -> str | None:
+    if one.seconds is None:
+        return None
+    return f"{'<=' if one.is_bound else ''}{short(timedelta(seconds=one.seconds))}"
+
+
+def _document(group: str, one: GroupLag) -> dict[str, object]:
+    return {
+        "group": group,
+        "live": one.owner.is_live,
+        "paused": one.owner.pause is not None,
+        "lag": one.records,
+        "behind_seconds": one.seconds,
+        "topics": [
+            {
+                "topic": name,
+                "lag": topic.records,
+                "behind_seconds": topic.seconds,
+                "behind_is_bound": topic.is_bound,
+                "headroom": topic.headroom,
+                "without_offset": topic.without_offset,
+                "error": None if topic.error is None else str(topic.error),
+                "partitions": [_part(number, part) for number, part in topic.partitions.items()],
+            }
+            for name, topic in one.topics.items()
+        ],
+    }
+
+
+def _part(number: int, part: PartitionLag) -> dict[str, object]:
+    return {
+        "partition": number,
+        "stored": part.stored.next_offset if part.stored else None,
+        "beginning": part.log.beginning if part.log else None,
+        "end": part.log.end if part.log else None,
+        "lag": part.records,
+        "behind_seconds": part.seconds,
+        "behind_is_bound": part.is_bound,
+        "headroom": part.headroom,
+    }

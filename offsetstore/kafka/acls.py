@@ -1,0 +1,134 @@
+"""The least ACLs of a job and of an operator, and the commands that add them. Nothing here asks Kafka.
+
+In Kafka, READ includes DESCRIBE: of a topic as of a group. So no resource needs more than one line.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.kafka.settings.librdkafka import topic_names
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+Resource: TypeAlias = Literal["topic", "group"]
+Pattern: TypeAlias = Literal["literal", "prefixed"]
+Operation: TypeAlias = Literal["READ", "DESCRIBE"]
+
+ALL: Final = "*"
+"""As a literal name: every topic, or every group."""
+
+_READS: Final = "Spark reads the records; the job asks for the topic's id and log ends"
+_MIRRORS: Final = "the job reads the group's committed offsets, and copies the stored ones there"
+_LOOKS: Final = "the job reads the group's committed offsets"
+_JOINS: Final = "Spark's driver joins such a group: spark.sql.streaming.kafka.useDeprecatedOffsetFetching=true"
+_ENDS: Final = "status, resolve, reset and an exporter ask for ids and log ends"
+_COMMITTED: Final = "they read the group's committed offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class Acl:
+    """One permission, from every host. With the pattern "prefixed", ``name`` is the beginning of names.
+
+    ``purpose`` says what needs it, and does not count when two are compared.
+    """
+
+    principal: str
+    resource: Resource
+    name: str
+    operation: Operation
+    pattern: Pattern = "literal"
+    purpose: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.operation} on {self.resource} {self.name}{'…' if self.pattern == 'prefixed' else ''}"
+
+    def command(self, bootstrap_servers: str | None = None) -> str:
+        """Return the command of Kafka's own tool that adds it, for a POSIX shell.
+
+        :param bootstrap_servers: the brokers; by default those of the variable OFFSETSTORE_BOOTSTRAP_SERVERS.
+        """
+        servers = shlex.quote(bootstrap_servers) if bootstrap_servers else '"$OFFSETSTORE_BOOTSTRAP_SERVERS"'
+        prefixed = ["--resource-pattern-type", "prefixed"] if self.pattern == "prefixed" else []
+        arguments = [
+            "--add", "--allow-principal", self.principal, "--operation", self.operation,
+            f"--{self.resource}", self.name, *prefixed,
+        ]  # fmt: skip
+        return f"kafka-acls --bootstrap-server {servers} --command-config admin.properties {shlex.join(arguments)}"
+
+
+def job_acls(
+    principal: str,
+    *,
+    topics: Collection[str],
+    groups: Collection[str],
+    mirror: bool = True,
+    spark_groups: str | None = None,
+) -> tuple[Acl, ...]:
+    """Return what a job needs: its claim, its mirror, and Spark's reader.
+
+    :param principal: as Kafka has it: ``User:billing``.
+    :param groups: the job's groups in Kafka (``kafka_group``, or the consumer group's name).
+    :param mirror: whether the stored offsets are copied to Kafka (``mirror_every``).
+    :param spark_groups: the reader's ``groupIdPrefix``, by default ``spark-kafka-source``, if the session has
+        ``spark.sql.streaming.kafka.useDeprecatedOffsetFetching=true``. Without that, Spark needs no group.
+    :raises ConfigurationError: no ``Type:name``, an empty name, or no topic or group at all.
+    """
+    _check(principal, topics, groups)
+    if spark_groups is not None and not spark_groups:
+        raise ConfigurationError("the prefix of Spark's groups is empty", expected="spark-kafka-source")
+    acls = [Acl(principal, "topic", topic, "READ", purpose=_READS) for topic in topic_names(topics)]
+    operation, purpose = ("READ", _MIRRORS) if mirror else ("DESCRIBE", _LOOKS)
+    acls += [Acl(principal, "group", group, operation, purpose=purpose) for group in dict.fromkeys(groups)]
+    if spark_groups is not None:
+        acls.append(Acl(principal, "group", f"{spark_groups}-", "READ", "prefixed", _JOINS))
+    return tuple(acls)
+
+
+def operator_acls(principal: str, *, topics: Collection[str], groups: Collection[str]) -> tuple[Acl, ...]:
+    """Return what the commands `status`, `resolve` and `reset` need, and an exporter: they only look.
+
+    :param principal: as Kafka has it: ``User:exporter``.
+    :param topics: names, or `ALL`.
+    :param groups: names, or `ALL`.
+    :raises ConfigurationError: no ``Type:name``, an empty name, or no topic or group at all.
+    """
+    _check(principal, topics, groups)
+    acls = [Acl(principal, "topic", topic, "DESCRIBE", purpose=_ENDS) for topic in topic_names(topics)]
+    acls += [Acl(principal, "group", group, "DESCRIBE", purpose=_COMMITTED) for group in dict.fromkeys(groups)]
+    return tuple(acls)
+
+
+def probed_groups(acls: Collection[Acl]) -> Iterator[tuple[Acl, str]]:
+    """Each group's ACL with the name of a group that it is about.
+
+    :raises ConfigurationError: one is about all groups, or all topics; there is no name to ask for.
+    """
+    if any(acl.name == ALL for acl in acls):
+        raise ConfigurationError(
+            "a permission for all topics or groups can't be checked",
+            found=ALL,
+            expected="names",
+            next_step="Name the topics and the groups.",
+        )
+    for acl in acls:
+        if acl.resource == "group":
+            yield acl, f"{acl.name}acls-check" if acl.pattern == "prefixed" else acl.name
+
+
+def _check(principal: str, topics: Collection[str], groups: Collection[str]) -> None:
+    kind, _, name = principal.partition(":")
+    if not kind or not name:
+        raise ConfigurationError(
+            "the principal has no type or no name",
+            found=repr(principal),
+            expected="User:billing, as Kafka writes principals",
+        )
+    if isinstance(groups, str) or not all(groups):
+        raise ConfigurationError("groups must be a list of names", found=repr(groups), expected='["billing"]')
+    if not topics or not groups:
+        raise ConfigurationError("ACLs are for topics and groups", found="none", expected="at least one of each")

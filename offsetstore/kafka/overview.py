@@ -1,0 +1,271 @@
+"""What an overview asks Kafka: many topics and groups at once, where one that fails does not spoil the rest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import confluent_kafka as ck
+
+from offsetstore.errors import BrokerError, TopicMissing
+from offsetstore.kafka import requests
+from offsetstore.kafka.client import let_go
+from offsetstore.kafka.committed import consumer_config
+from offsetstore.kafka.errors import MISSING
+from offsetstore.kafka.group_offsets import GroupOffsets
+from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from offsetstore.kafka.client import Client, Deadline
+    from offsetstore.offsets import CommittedOffset
+
+    Committed = dict[str, "dict[TopicPartition, CommittedOffset] | BrokerError"]
+
+# In one request: librdkafka searches the request's whole list for each answer.
+_PARTITIONS: Final = 1000
+_AT_ONCE: Final = 8
+# Of the time left, so that a coordinator that is down does not use up that of the logs' ends.
+_COMMITTED_SHARE: Final = 1 / 2
+_MEMBERS_SHARE: Final = 1 / 4
+_READ_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.1
+
+
+class GroupConnections:
+    """Reads the committed offsets of many groups, each on a connection of its own: docs/decisions/0010.
+
+    The connections are kept for the next call, and those of groups that are not asked for again are ended.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.pid = os.getpid()
+        # With read_committed, Kafka would hold the offsets back while a transaction is about to commit others.
+        self._settings = ClientSettings({**settings.config, "isolation.level": "read_uncommitted"})
+        self._kept: dict[str, GroupOffsets] = {}
+
+    def read(self, asked: Mapping[str, Collection[TopicPartition]], deadline: Deadline) -> Committed:
+        """Read them, some groups at a time: the offsets of each group, or the error."""
+        for gone in self._kept.keys() - asked.keys():
+            self._kept.pop(gone).close()
+
+        def read_one(group: str) -> dict[TopicPartition, CommittedOffset] | BrokerError:
+            if not asked[group]:
+                return {}
+            kept = self._kept.pop(group, None) or GroupOffsets(self._settings, group)
+            try:
+                found = kept.committed(asked[group], deadline)
+            except BrokerError as error:
+                kept.close()  # a late answer must not be taken for the next one's
+                return error
+            self._kept[group] = kept
+            return found
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="offsetstore-groups") as pool:
+            return dict(zip(asked, pool.map(read_one, asked), strict=True))
+
+    def close(self) -> None:
+        """End the connections."""
+        while self._kept:
+            self._kept.popitem()[1].close()
+
+
+def take_snapshot(
+    client: Client, connections: GroupConnections, groups: Mapping[str, Collection[str]], deadline: Deadline
+) -> KafkaSnapshot:
+    """Ask for the topics and groups; see `BrokerOverview.snapshot`.
+
+    :raises BrokerError: Kafka does not answer at all, or refuses the credentials.
+    """
+    names = sorted({topic for topics in groups.values() for topic in topics})
+    first, described = [requests.cluster()], requests.topics(names)
+    cluster, *found = client.outcomes([*first, *([described] if names else [])], deadline)
+    if isinstance(failure := cluster["cluster"], ck.KafkaError):
+        raise client.explained(failure, first[0].doing, deadline)
+    topics = found[0] if found else {}
+    there = {name: one for name, one in topics.items() if not isinstance(one, ck.KafkaError)}
+    numbers = {name: requests.partition_numbers(one) for name, one in there.items()}
+    committed = connections.read(
+        {
+            group: [TopicPartition(topic, number) for topic in topics for number in numbers.get(topic, ())]
+            for group, topics in groups.items()
+        },
+        deadline.part(_COMMITTED_SHARE),
+    )
+    members = _members(client, groups, deadline) if groups else {}
+    ends = _ends(client, {name: requests.led_partitions(one) for name, one in there.items()}, deadline)
+    return KafkaSnapshot(
+        requests.cluster_id(cluster),
+        {
+            name: _topic(name, there[name], ends[name], client, deadline)
+            if name in there
+            else TopicSnapshot(error=_why(client, name, topics[name], described.doing, deadline))
+            for name in names
+        },
+        {group: _group(committed[group], members=members[group]) for group in groups},
+    )
+
+
+def _members(client: Client, groups: Collection[str], deadline: Deadline) -> dict[str, bool | BrokerError]:
+    asked = requests.groups()
+    part = deadline.part(_MEMBERS_SHARE)
+    [answer] = client.outcomes([asked], part)
+    if isinstance(failure := answer["groups"], ck.KafkaError):
+        return dict.fromkeys(groups, client.explained(failure, asked.doing, part))
+    found = {group: requests.has_members(answer, group) for group in groups}
+    return {
+        group: client.explained(one, asked.doing, part) if isinstance(one, ck.KafkaError) else one
+        for group, one in found.items()
+    }
+
+
+def _ends(
+    client: Client, numbers: Mapping[str, Sequence[int]], deadline: Deadline
+) -> dict[str, dict[int, LogEnds | ck.KafkaError]]:
+    partitions = [TopicPartition(topic, number) for topic, led in numbers.items() for number in led]
+    wanted = ((requests.EARLIEST, False), (requests.LATEST, False), (requests.LATEST, True))
+    parts = list(_parts(partitions))
+    answers = client.outcomes(
+        [requests.offsets(part, spec, read_committed=is_committed) for spec, is_committed in wanted for part in parts],
+        deadline,
+    )
+    beginnings, ends, stable = (
+        {tp: one for answer in answers[kind * len(parts) : (kind + 1) * len(parts)] for tp, one in answer.items()}
+        for kind in range(len(wanted))
+    )
+    found: dict[str, dict[int, LogEnds | ck.KafkaError]] = {topic: {} for topic in numbers}
+    for tp in partitions:
+        three = beginnings[tp], ends[tp], stable[tp]
+        error = next((one for one in three if isinstance(one, ck.KafkaError)), None)
+        # All are asked at the same time, so a transaction may have ended in between.
+        found[tp.topic][tp.partition] = error or LogEnds(
+            three[0].offset, three[1].offset, min(three[1].offset, three[2].offset)
+        )
+    return found
+
+
+def _topic(
+    name: str, description: Any, ends: Mapping[int, LogEnds | ck.KafkaError], client: Client, deadline: Deadline
+) -> TopicSnapshot:
+    failed = next((one for one in ends.values() if isinstance(one, ck.KafkaError)), None)
+    numbers = requests.partition_numbers(description)
+    if failed is None and len(ends) < len(numbers):
+        failed = ck.KafkaError(ck.KafkaError.LEADER_NOT_AVAILABLE)
+    return TopicSnapshot(
+        requests.topic_id(description),
+        len(numbers),
+        {number: one for number, one in sorted(ends.items()) if isinstance(one, LogEnds)},
+        None if failed is None else _why(client, name, failed, f"reading the log ends of {name}", deadline),
+    )
+
+
+def _group(
+    committed: dict[TopicPartition, CommittedOffset] | BrokerError, *, members: bool | BrokerError
+) -> GroupSnapshot:
+    errors = [one for one in (committed, members) if isinstance(one, BrokerError)]
+    return GroupSnapshot(
+        None if isinstance(committed, BrokerError) else committed,
+        None if isinstance(members, BrokerError) else members,
+        next(iter(errors), None),
+    )
+
+
+def _why(client: Client, topic: str, error: ck.KafkaError, doing: str, deadline: Deadline) -> BrokerError:
+    if error.code() in MISSING:
+        return TopicMissing(f"Kafka has no topic {topic}, or not all its partitions")
+    return client.explained(error, doing, deadline)
+
+
+def find_first_records(
+    client: Client, asked: Collection[tuple[TopicPartition, int]], deadline: Deadline
+) -> dict[tuple[TopicPartition, int], FoundRecord | None]:
+    """Find the first records at or after times; see `BrokerOverview.first_records`.
+
+    :raises BrokerError: Kafka does not answer for any of them.
+    """
+    # A request holds a partition once, so the second times of partitions are another one, and so on.
+    turns: list[dict[TopicPartition, int]] = []
+    turn_of: Counter[TopicPartition] = Counter()
+    for tp, time_ms in asked:
+        if turn_of[tp] == len(turns):
+            turns.append({})
+        turns[turn_of[tp]][tp] = time_ms
+        turn_of[tp] += 1
+    parts = [{tp: turn[tp] for tp in part} for turn in turns for part in _parts(list(turn))]
+    sent = [
+        requests.offsets_at({tp: requests.at(time_ms) for tp, time_ms in part.items()}, read_committed=False)
+        for part in parts
+    ]
+    found: dict[tuple[TopicPartition, int], FoundRecord | None] = {}
+    failed: ck.KafkaError | None = None
+    for part, answer in zip(parts, client.outcomes(sent, deadline), strict=True):
+        for tp, one in answer.items():
+            if isinstance(one, ck.KafkaError):
+                failed = one
+            else:  # -1: no record is that recent
+                found[tp, part[tp]] = FoundRecord(one.offset, one.timestamp) if one.offset >= 0 else None
+    if failed is not None and not found:
+        raise client.explained(failed, "looking up records by time", deadline)
+    return found
+
+
+def _parts(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
+    return (partitions[first : first + _PARTITIONS] for first in range(0, len(partitions), _PARTITIONS))
+
+
+def read_records(
+    settings: ClientSettings, offsets: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, FoundRecord | None]:
+    """Each partition's first record at or above an offset; see `BrokerOverview.read_records`.
+
+    The consumer joins no group and commits nothing, but librdkafka wants a group's name. It may lack permissions for
+    it; that is reported, and harms nothing.
+    """
+    config = {
+        **consumer_config(settings, "offsetstore", deque(maxlen=1)),
+        "isolation.level": "read_uncommitted",
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": 100,
+        "max.partition.fetch.bytes": 65_536,  # a batch of records that is larger comes all the same
+    }
+    consumer = ck.Consumer(config)
+    try:
+        return _read(consumer, offsets)
+    finally:
+        holder = [consumer]
+        del consumer
+        let_go(holder)
+
+
+def _read(consumer: ck.Consumer, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, FoundRecord | None]:
+    found: dict[TopicPartition, FoundRecord | None] = {}
+    failed: set[TopicPartition] = set()
+    consumer.assign([ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()])
+    until = time.monotonic() + _READ_SECONDS
+    while len(found.keys() | failed) < len(offsets) and time.monotonic() < until:
+        message = consumer.poll(_POLL_SECONDS)
+        topic, number = (None, None) if message is None else (message.topic(), message.partition())
+        if message is None or topic is None or number is None or number < 0:
+            continue
+        tp, error = TopicPartition(topic, number), message.error()
+        if tp in found:
+            continue
+        if error is None:
+            kind, at = message.timestamp()
+            offset = message.offset()
+            if kind != ck.TIMESTAMP_NOT_AVAILABLE and offset is not None:
+                found[tp] = FoundRecord(offset, at)
+            else:
+                failed.add(tp)
+        elif error.code() == ck.KafkaError._PARTITION_EOF:  # noqa: SLF001 -- librdkafka's code, public all the same
+            found[tp] = None
+        else:
+            failed.add(tp)
+    return found

@@ -1,0 +1,33 @@
+"""Public names that are imported at first use, because each needs an extra."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from offsetstore.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def load(package: str, name: str, lazy: Mapping[str, tuple[str, str]]) -> Any:
+    """Do what the package's ``__getattr__`` has to.
+
+    :param lazy: by name, the module that has it, and the extra that this needs.
+    :raises AttributeError: the package has no such name.
+    :raises MissingDependency: a package of the extra is not installed.
+    """
+    if name not in lazy:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    module, extra = lazy[name]
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("offsetstore"):
+            raise
+        raise MissingDependency(
+            f"{name} needs a package that is not installed",
+            found=f"no {error.name}",
+            next_step=f"pip install 'offsetstore[{extra}]'.",
+        ) from error

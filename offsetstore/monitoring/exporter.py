@@ -1,0 +1,250 @@
+"""All groups' lag and state for Prometheus, from the database and Kafka; no job needs a port. See docs/exporter.md."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
+from offsetstore.monitoring.exposition import Gauge, Page
+from offsetstore.protocol.letters import OPEN
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+
+    from offsetstore.protocol.ports import BrokerOverview
+    from offsetstore.store.lag import Lag
+    from offsetstore.store.store import OffsetStore
+
+_log = logging.getLogger(__name__)
+
+MAX_PARTITION_SERIES: Final = 50_000
+
+_TOPIC = ("topic",)
+_GROUP = ("consumergroup",)
+_GROUP_TOPIC = ("consumergroup", "topic")
+
+# kafka_exporter's names and labels.
+PARTITIONS: Final = Gauge("kafka_topic_partitions", "The topic's partitions.", _TOPIC)
+END: Final = Gauge("kafka_topic_partition_current_offset", "The partition's high watermark.", ("topic", "partition"))
+BEGINNING: Final = Gauge("kafka_topic_partition_oldest_offset", "The partition's first offset.", ("topic", "partition"))
+STORED: Final = Gauge(
+    "kafka_consumergroup_current_offset", "The stored next offset.", ("consumergroup", "topic", "partition")
+)
+RECORDS: Final = Gauge(
+    "kafka_consumergroup_lag",
+    "Offsets from the stored one to the high watermark.",
+    ("consumergroup", "topic", "partition"),
+)
+RECORDS_SUM: Final = Gauge("kafka_consumergroup_lag_sum", "The partitions' lags together.", _GROUP_TOPIC)
+
+# Our own.
+TOPIC_UP: Final = Gauge("offsetstore_topic_up", "1 if Kafka told of the topic and all its partitions.", _TOPIC)
+OPEN_TRANSACTIONS: Final = Gauge(
+    "offsetstore_topic_open_transaction_offsets", "Offsets from last stable offsets to high watermarks.", _TOPIC
+)
+SECONDS: Final = Gauge(
+    "offsetstore_group_lag_seconds", "The age of the oldest unread record, 0 if all are read.", _GROUP_TOPIC
+)
+HEADROOM: Final = Gauge(
+    "offsetstore_group_headroom_offsets", "Offsets that retention can remove before an unread one.", _GROUP_TOPIC
+)
+ADVANCED: Final = Gauge(
+    "offsetstore_group_last_advance_timestamp_seconds", "When a stored offset last changed.", _GROUP
+)
+MIRROR: Final = Gauge(
+    "offsetstore_group_mirror_lag_offsets", "Offsets by which the copies in Kafka are behind.", _GROUP
+)
+MEMBERS: Final = Gauge("offsetstore_group_has_kafka_members", "1 if a consumer has joined the group in Kafka.", _GROUP)
+LIVE: Final = Gauge("offsetstore_group_live", "1 if a job owns the group and sends heartbeats.", _GROUP)
+PAUSED: Final = Gauge("offsetstore_group_paused", "1 if the group is paused.", _GROUP)
+EPOCH: Final = Gauge("offsetstore_group_claim_epoch", "The epoch of the last claim.", _GROUP)
+HEARTBEAT: Final = Gauge(
+    "offsetstore_group_heartbeat_age_seconds", "Since the last heartbeat, unless the job has left.", _GROUP
+)
+BATCH: Final = Gauge(
+    "offsetstore_group_batch_started_timestamp_seconds", "When the batch in flight began, 0 if there is none.", _GROUP
+)
+UNREAD: Final = Gauge(
+    "offsetstore_group_unread_partitions", "Partitions of the group's topics without a stored offset.", _GROUP
+)
+PINNED: Final = Gauge("offsetstore_group_pinned_partitions", "Partitions that a decision has set.", _GROUP)
+LETTERS: Final = Gauge(
+    "offsetstore_group_dead_letters", "Dead letters that are open, by state.", ("consumergroup", "state")
+)
+OLDEST_TRANSACTION: Final = Gauge(
+    "offsetstore_oldest_transaction_seconds", "How long the database's oldest open transaction has run."
+)
+SKEW: Final = Gauge("offsetstore_database_clock_skew_seconds", "How far the database's clock is ahead of this one's.")
+UP: Final = Gauge("offsetstore_exporter_up", "1 if the target answered the last refresh.", ("target",))
+DURATION: Final = Gauge("offsetstore_exporter_refresh_duration_seconds", "How long the last refresh took.")
+REFRESHED: Final = Gauge("offsetstore_exporter_last_refresh_timestamp_seconds", "When the last refresh ended.")
+LEFT_OUT: Final = Gauge(
+    "offsetstore_exporter_partition_series_left_out", "Series of partitions that are too many to be served."
+)
+
+
+class Exporter:
+    """Reads the database and Kafka at intervals, and keeps the text that a scrape gets.
+
+    What could not be read in the last refresh has no series: an old number would look like a new one.
+
+    :param connect: connects to the store. It is called until it succeeds; the exporter closes the store.
+    :param broker: asked for log ends, committed offsets and members. It is left open.
+    :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+    :param max_partition_series: if there were more series with a partition, all of these are left out.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], OffsetStore],
+        broker: BrokerOverview,
+        *,
+        kafka_groups: Mapping[str, str] | None = None,
+        max_partition_series: int = MAX_PARTITION_SERIES,
+    ) -> None:
+        self.text = b""
+        """What a scrape gets; empty before the first refresh."""
+        self._connect = connect
+        self._broker = broker
+        self._kafka_groups = kafka_groups or {}
+        self._max_partition_series = max_partition_series
+        self._store: OffsetStore | None = None
+        self._troubles: dict[str, str] = {}
+
+    def run(self, interval: float, stop: threading.Event) -> None:
+        """Refresh every ``interval`` seconds until ``stop`` is set. No error ends it; they are logged."""
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                self.refresh()
+            except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values
+                self._tell("refresh", type(error).__name__)
+                self._write(Page(), began, is_store_up=False, is_kafka_up=False)
+            else:
+                self._tell("refresh", None)
+            stop.wait(max(0.0, interval - (time.monotonic() - began)))
+
+    def refresh(self) -> None:
+        """Read the database, then Kafka, and write `text`.
+
+        :raises ConfigurationError: a setting is invalid.
+        """
+        began, page = time.monotonic(), Page()
+        lag = self._read_lag()
+        if lag is None:
+            is_kafka_up = self._asks_kafka()
+        else:
+            is_kafka_up = lag.kafka is not None and lag.broker_error is None
+            self._tell("Kafka", None if lag.broker_error is None else lag.broker_error.what)
+            _add_store(page, lag)
+            _add_groups(page, lag)
+            _add_topics(page, lag)
+            self._add_partitions(page, lag)
+        self._write(page, began, is_store_up=lag is not None, is_kafka_up=is_kafka_up)
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _write(self, page: Page, began: float, *, is_store_up: bool, is_kafka_up: bool) -> None:
+        page.add(UP, is_store_up, "database")
+        page.add(UP, is_kafka_up, "kafka")
+        page.add(DURATION, time.monotonic() - began)
+        page.add(REFRESHED, time.time())
+        self.text = page.text()
+
+    def _read_lag(self) -> Lag | None:
+        try:
+            if self._store is None:
+                self._store = self._connect()
+            lag = self._store.lag(None, self._broker, kafka_groups=self._kafka_groups)
+        except ConfigurationError:
+            raise
+        except OffsetStoreError as error:
+            self._tell("the database", error.what)
+            return None
+        self._tell("the database", None)
+        return lag
+
+    def _asks_kafka(self) -> bool:
+        try:
+            self._broker.snapshot({})
+        except BrokerError as error:
+            self._tell("Kafka", error.what)
+            return False
+        self._tell("Kafka", None)
+        return True
+
+    def _tell(self, target: str, trouble: str | None) -> None:
+        """Log a trouble when it begins or is another one, and its end."""
+        if trouble != self._troubles.get(target):
+            if trouble is None:
+                _log.warning("%s: in order again", target)
+            else:
+                _log.warning("%s: %s", target, trouble)
+        if trouble is None:
+            self._troubles.pop(target, None)
+        else:
+            self._troubles[target] = trouble
+
+    def _add_partitions(self, page: Page, lag: Lag) -> None:
+        logs = sum(len(topic.partitions) for topic in lag.topics.values())
+        series = 2 * (logs + sum(map(len, lag.store.partitions.values())))
+        is_too_many = series > self._max_partition_series
+        page.add(LEFT_OUT, series if is_too_many else 0)
+        if is_too_many:
+            return
+        for name, topic in lag.topics.items():
+            for number, log in topic.partitions.items():
+                page.add(END, log.end, name, str(number))
+                page.add(BEGINNING, log.beginning, name, str(number))
+        for group, one in lag.groups.items():
+            for name, of_topic in one.topics.items():
+                for number, partition in of_topic.partitions.items():
+                    if partition.stored is not None:
+                        page.add(STORED, partition.stored.next_offset, group, name, str(number))
+                        page.add(RECORDS, partition.records, group, name, str(number))
+
+
+def _add_store(page: Page, lag: Lag) -> None:
+    page.add(OLDEST_TRANSACTION, lag.store.oldest_transaction.total_seconds())
+    page.add(SKEW, lag.clock_skew)
+
+
+def _add_groups(page: Page, lag: Lag) -> None:
+    for group, one in lag.groups.items():
+        owner, rows = one.owner, lag.store.partitions.get(group, {})
+        page.add(LIVE, owner.is_live, group)
+        page.add(PAUSED, owner.pause is not None, group)
+        page.add(EPOCH, owner.token.epoch, group)
+        page.add(HEARTBEAT, None if owner.alive_for is None else owner.alive_for.total_seconds(), group)
+        if group in lag.store.batches:
+            since = lag.store.batches[group]
+            page.add(BATCH, 0 if since is None else since.timestamp(), group)
+        changed = [row.updated_at for row in rows.values() if row.updated_at is not None]
+        page.add(ADVANCED, max(changed).timestamp() if changed else None, group)
+        page.add(PINNED, sum(row.pinned for row in rows.values()), group)
+        for state in OPEN:
+            page.add(LETTERS, lag.store.letters.get(group, {}).get(state, 0), group, state)
+        if lag.kafka is not None:
+            page.add(UNREAD, sum(topic.without_offset for topic in one.topics.values()), group)
+        page.add(MEMBERS, one.kafka.has_members, group)
+        page.add(MIRROR, one.mirror_lag, group)
+        for name, topic in one.topics.items():
+            page.add(RECORDS_SUM, topic.records, group, name)
+            page.add(SECONDS, topic.seconds, group, name)
+            page.add(HEADROOM, topic.headroom, group, name)
+
+
+def _add_topics(page: Page, lag: Lag) -> None:
+    for name, topic in lag.topics.items():
+        page.add(TOPIC_UP, topic.error is None, name)
+        if topic.partition_count:
+            page.add(PARTITIONS, topic.partition_count, name)
+            open_ = sum(log.end - log.last_stable for log in topic.partitions.values())
+            page.add(OPEN_TRANSACTIONS, open_, name)

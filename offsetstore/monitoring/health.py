@@ -1,0 +1,238 @@
+"""Whether a job makes progress, from the facts about it. Pure: no clock, no thread, no network.
+
+Liveness fails only for what a restart can cure. While the database or Kafka is unreachable, a query that has ended or
+makes no progress does not count against the job, and the limits start again when both answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from offsetstore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+_INTERVALS: Final = 3  # of triggers, until a query counts as stalled
+
+
+class Code(StrEnum):
+    """Why a job is not live, or not ready, in order of precedence; see docs/health.md."""
+
+    CLAIM_LOST = "claim-lost"
+    QUERY_ENDED = "query-ended"
+    BATCH_TOO_LONG = "batch-too-long"
+    POLLING_STALLED = "polling-stalled"
+    JVM_GONE = "jvm-gone"
+    MEMORY = "memory"
+    DATABASE_UNREACHABLE = "database-unreachable"
+    KAFKA_UNREACHABLE = "kafka-unreachable"
+    STARTING = "starting"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """From when on a state counts against a job; in seconds, but for ``max_rss``.
+
+    :param starting: to claim a group and start its query.
+    :param query: after a query has ended.
+    :param batch: for a micro-batch, the time of a pause or an outage not included.
+    :param polling: without a trigger, also one that finds no records; at least three times the trigger's interval.
+    :param jvm: without an answer from Java.
+    :param unreachable: without an answer from the database, or from Kafka.
+    :param exit: from when liveness fails until ``on_dead="exit"`` ends the process: the job may end by itself first.
+    :param max_rss: bytes of memory that the driver may use, its Python and its Java together; by default any number.
+    :raises ConfigurationError: one is not above 0.
+    """
+
+    starting: float = 600.0
+    query: float = 30.0
+    batch: float = 600.0
+    polling: float = 300.0
+    jvm: float = 15.0
+    unreachable: float = 15.0
+    exit: float = 10.0
+    max_rss: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
+                raise ConfigurationError(f"Limits.{field.name} must be above 0", found=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """What is known of one claim. Times are seconds of one clock; ``None``: there is no such moment.
+
+    :param claimed: when the group was claimed.
+    :param is_lost: whether another claim has taken over.
+    :param has_sink: whether there is a sink, and so will be a query.
+    :param is_active: whether its query runs, ``None`` as long as it was never seen.
+    :param has_ended_well: whether it does not run because it was stopped, or had no more to do.
+    :param is_draining: whether dead letters are being replayed without a query.
+    :param active_since: since when ``is_active`` is so.
+    :param triggered: the last sign of a trigger.
+    :param interval: between two triggers.
+    :param batch_since: when the batch in flight reached the sink, or its pause ended.
+    :param is_paused: whether the batch in flight waits because the group is paused.
+    :param java_answered: when Java last answered, ``None`` if it is not asked.
+    :param database_answered: when the database last answered.
+    :param is_database_failing: whether it has failed to since.
+    :param kafka_answered: when Kafka last answered.
+    :param is_kafka_failing: whether it has failed to since.
+    :param outage_ended: when one of the two last answered again.
+    """
+
+    group: str
+    claimed: float
+    is_lost: bool = False
+    has_sink: bool = False
+    is_active: bool | None = None
+    has_ended_well: bool = False
+    is_draining: bool = False
+    active_since: float = 0.0
+    triggered: float | None = None
+    interval: float = 0.0
+    batch_since: float | None = None
+    is_paused: bool = False
+    java_answered: float | None = None
+    database_answered: float
+    is_database_failing: bool = False
+    kafka_answered: float
+    is_kafka_failing: bool = False
+    outage_ended: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a process: since when it runs, whether it has ever had a claim, its memory and its claims."""
+
+    began: float
+    has_claimed: bool = False
+    rss: int | None = None
+    groups: Collection[GroupFacts] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason.
+
+    :param text: for people; it holds the group's name and our own words.
+    :param is_live: whether the job is live in spite of it, also ``is_ready``.
+    """
+
+    code: Code
+    group: str | None
+    text: str
+    is_live: bool = False
+    is_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found, in order of precedence; nothing for a job that makes progress."""
+
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a restart would not help."""
+        return all(one.is_live for one in self.findings)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the job does its work, or waits because it was told to."""
+        return all(one.is_ready for one in self.findings)
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """The codes, each once, in order of precedence."""
+        return tuple(dict.fromkeys(one.code for one in self.findings))
+
+
+def judge(facts: Facts, limits: Limits, now: float) -> Verdict:
+    """Judge a job.
+
+    :param now: by the clock of the facts.
+    """
+    found = [finding for group in facts.groups for finding in _of_group(group, limits, now)]
+    if facts.has_claimed and not facts.groups:
+        found.append(Finding(Code.QUERY_ENDED, None, "no group is claimed any more", is_live=True))
+    if not facts.has_claimed:
+        found.append(_starting(None, "no group was claimed yet", now - facts.began, limits))
+    if limits.max_rss is not None and facts.rss is not None and facts.rss > limits.max_rss:
+        found.append(Finding(Code.MEMORY, None, f"{facts.rss:,} bytes of memory (limit {limits.max_rss:,})"))
+    order = list(Code)
+    return Verdict(tuple(sorted(found, key=lambda one: order.index(one.code))))
+
+
+def _of_group(group: GroupFacts, limits: Limits, now: float) -> Iterator[Finding]:
+    if group.is_lost:  # it sends no heartbeats any more, so the rest is not known
+        yield Finding(Code.CLAIM_LOST, group.group, f"{group.group}: another claim has taken over")
+        return
+    is_java_gone = group.java_answered is not None and now - group.java_answered > limits.jvm
+    is_out = group.is_database_failing or group.is_kafka_failing
+    for code, what, answered, is_unreachable in (
+        (Code.DATABASE_UNREACHABLE, "the database", group.database_answered, _is_database_away(group, limits, now)),
+        (Code.KAFKA_UNREACHABLE, "Kafka", group.kafka_answered, _is_kafka_away(group, limits, now)),
+    ):
+        if is_unreachable:
+            is_out = True
+            text = f"no answer from {what} for {_seconds(now - answered, limits.unreachable)}"
+            yield Finding(code, group.group, f"{group.group}: {text}", is_live=True)
+    if is_java_gone and group.java_answered is not None:
+        age = _seconds(now - group.java_answered, limits.jvm)
+        yield Finding(Code.JVM_GONE, group.group, f"{group.group}: no answer from Java for {age}")
+    yield from _of_progress(group, limits, now, is_out=is_out, is_java_gone=is_java_gone)
+
+
+def _of_progress(
+    group: GroupFacts, limits: Limits, now: float, *, is_out: bool, is_java_gone: bool
+) -> Iterator[Finding]:
+    def age(since: float) -> float:
+        return 0.0 if is_out else now - max(since, group.outage_ended)
+
+    name, running = group.group, group.batch_since
+    if group.is_draining:
+        return
+    if group.has_sink and group.is_active is None:
+        yield _starting(name, "its query does not run yet", age(group.claimed), limits)
+    elif running is not None and group.is_paused:
+        yield Finding(Code.PAUSED, name, f"{name}: the group is paused", is_live=True, is_ready=True)
+    elif running is not None and age(running) > limits.batch:
+        text = f"the batch has been in flight for {_seconds(now - running, limits.batch)}"
+        yield Finding(Code.BATCH_TOO_LONG, name, f"{name}: {text}")
+    elif group.is_active is False and not is_java_gone and age(group.active_since) > limits.query:
+        ended = _seconds(now - group.active_since, limits.query)
+        how = " without an error" if group.has_ended_well else ""
+        yield Finding(Code.QUERY_ENDED, name, f"{name}: its query ended{how} {ended} ago", is_live=group.has_ended_well)
+    elif running is None and group.is_active and group.triggered is not None and not is_java_gone:
+        limit = max(limits.polling, _INTERVALS * group.interval)
+        if age(group.triggered) > limit:
+            text = f"no trigger for {_seconds(now - group.triggered, limit)}"
+            yield Finding(Code.POLLING_STALLED, name, f"{name}: {text}")
+
+
+def _is_database_away(group: GroupFacts, limits: Limits, now: float) -> bool:
+    """A request may hang without failing, so silence is enough: a heartbeat comes every 5 s."""
+    return now - group.database_answered > limits.unreachable
+
+
+def _is_kafka_away(group: GroupFacts, limits: Limits, now: float) -> bool:
+    """Kafka is asked at intervals that the job chooses, and its client has a time limit, so silence means nothing."""
+    return group.is_kafka_failing and now - group.kafka_answered > limits.unreachable
+
+
+def _starting(group: str | None, text: str, age: float, limits: Limits) -> Finding:
+    is_live = age <= limits.starting
+    where = f"{group}: " if group is not None else ""
+    return Finding(Code.STARTING, group, f"{where}{text}, for {_seconds(age, limits.starting)}", is_live=is_live)
+
+
+def _seconds(age: float, limit: float) -> str:
+    return f"{age:.0f} s (limit {limit:g} s)"

@@ -1,0 +1,195 @@
+"""A job's traces for OpenTelemetry: one span for each micro-batch; see docs/tracing.md.
+
+Only OpenTelemetry's API is used: the application sets up the SDK, with its sampler and its exporter.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from opentelemetry.context import attach, detach
+from opentelemetry.trace import SpanKind, StatusCode, get_tracer, set_span_in_context
+
+from offsetstore.offsets import count_offsets
+from offsetstore.protocol.events import (
+    BatchFailed,
+    BatchInterrupted,
+    BatchKept,
+    BatchSkipped,
+    BatchStarted,
+    BatchWritten,
+    BufferFlushed,
+    ClaimTaken,
+    CommitResolved,
+    LettersWritten,
+    Paused,
+    Resumed,
+    Retried,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextvars import Token
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.util.types import AttributeValue
+
+    from offsetstore.protocol.events import Event
+
+    _Ended: TypeAlias = BatchWritten | BatchSkipped | BatchKept | BatchFailed | BatchInterrupted
+    _Noted: TypeAlias = LettersWritten | Retried | CommitResolved | Paused | Resumed
+
+SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
+"""The version of the semantic conventions that have the names below."""
+
+_SYSTEM: Final = "messaging.system"
+_OPERATION: Final = "messaging.operation.name"
+_OPERATION_TYPE: Final = "messaging.operation.type"
+_GROUP: Final = "messaging.consumer.group.name"
+_TOPIC: Final = "messaging.destination.name"
+_COUNT: Final = "messaging.batch.message_count"
+_ERROR: Final = "error.type"
+
+_SECOND: Final = 1_000_000_000  # OpenTelemetry's times are nanoseconds
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The batch in flight in a thread.
+
+    :param flushed: when a flush began that was due with it, in nanoseconds.
+    """
+
+    span: Span
+    token: Token[Context]
+    letters: int = 0
+    flushed: int | None = None
+
+
+class _Here(threading.local):
+    """The batch in flight in each thread: the events of one batch all come in the thread that writes it."""
+
+    batch: _Batch | None = None
+
+
+class Tracing:
+    """One span for each micro-batch; give it to ``OffsetStore.connect(..., observers=[...])``.
+
+    While a batch is written, its span is the current one in its thread: spans of the application's own, in a transform
+    or a writer, are its children.
+
+    :param tracer_provider: by default the application's global one, which may be set later.
+    """
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        self._tracer = get_tracer("offsetstore", version("offsetstore"), tracer_provider, SCHEMA)
+        self._epochs: dict[str, int] = {}
+        self._here = _Here()
+
+    def on(self, event: Event) -> None:
+        """Begin or end a span, or note on the batch's what happens meanwhile."""
+        match event:
+            case ClaimTaken():
+                self._epochs[event.group] = event.token.epoch
+            case BatchStarted():
+                self._begin(event)
+            case BatchWritten() | BatchSkipped() | BatchKept() | BatchFailed() | BatchInterrupted():
+                self._end(event)
+            case BufferFlushed():
+                self._flush(event)
+            case LettersWritten() | Retried() | CommitResolved() | Paused() | Resumed():
+                if self._here.batch is not None:
+                    _note(self._here.batch, event)
+            case _:
+                pass
+
+    def _begin(self, event: BatchStarted | _Ended) -> _Batch:
+        topics = {tp.topic for tp in event.ranges}
+        attributes: dict[str, AttributeValue] = {
+            _SYSTEM: "kafka",
+            _OPERATION: "process",
+            _OPERATION_TYPE: "process",
+            _GROUP: event.group,
+            _COUNT: count_offsets(event.ranges),
+            "offsetstore.batch": event.batch,
+            "offsetstore.partitions": len(event.ranges),
+        }
+        if event.group in self._epochs:
+            attributes["offsetstore.claim.epoch"] = self._epochs[event.group]
+        name = "process"
+        if len(topics) == 1:
+            [attributes[_TOPIC]] = topics
+            name = f"process {attributes[_TOPIC]}"
+        span = self._tracer.start_span(name, kind=SpanKind.CONSUMER, attributes=attributes)
+        self._here.batch = _Batch(span, attach(set_span_in_context(span)))
+        return self._here.batch
+
+    def _end(self, event: _Ended) -> None:
+        batch = self._here.batch or self._begin(event)  # a query that is refused has failed before any batch began
+        self._here.batch = None
+        now = time.time_ns()
+        span = batch.span
+        span.set_attribute("offsetstore.outcome", event.outcome)
+        if batch.letters:
+            span.set_attribute("offsetstore.dead_letters", batch.letters)
+        if isinstance(event, BatchFailed):
+            # No text of an error: some hold values of rows.
+            name = type(event.error).__name__
+            span.set_attribute(_ERROR, name)
+            span.set_status(StatusCode.ERROR, name)
+        if isinstance(event, BatchWritten | BatchKept):
+            span.set_attribute("offsetstore.rows", sum(event.rows.values()))
+            self._add_phases(span, event.group, event.seconds, batch.flushed or now)
+        detach(batch.token)
+        span.end(now)
+
+    def _flush(self, event: BufferFlushed) -> None:
+        """A span for what is known at its end only; a child of the batch's with which the flush was due."""
+        now = time.time_ns()
+        began = now - round(sum(event.seconds.values()) * _SECOND)
+        if self._here.batch is not None:
+            self._here.batch.flushed = self._here.batch.flushed or began
+        attributes: dict[str, AttributeValue] = {
+            _SYSTEM: "kafka",
+            _GROUP: event.group,
+            _COUNT: count_offsets(event.ranges),
+            "offsetstore.batches": event.batches,
+            "offsetstore.rows": sum(event.rows.values()),
+        }
+        span = self._tracer.start_span("offsetstore.flush", attributes=attributes, start_time=began)
+        self._add_phases(span, event.group, event.seconds, now)
+        span.end(now)
+
+    def _add_phases(self, parent: Span, group: str, seconds: Mapping[str, float], until: int) -> None:
+        """Add the phases' spans, one after the other, up to that time.
+
+        An event tells only how long each took, in their order. Several rounds of a phase are one span.
+        """
+        context = set_span_in_context(parent)
+        began = until - round(sum(seconds.values()) * _SECOND)
+        for phase, spent in seconds.items():
+            attributes = {_GROUP: group}
+            span = self._tracer.start_span(f"offsetstore.{phase}", context, attributes=attributes, start_time=began)
+            began += round(spent * _SECOND)
+            span.end(began)
+
+
+def _note(batch: _Batch, event: _Noted) -> None:
+    match event:
+        case LettersWritten():
+            batch.letters += sum(event.letters.values())
+        case Retried():
+            error = type(event.error).__name__
+            told = {_ERROR: error, "offsetstore.attempt": event.attempt, "offsetstore.wait": event.wait}
+            batch.span.add_event("retried", told)
+        case CommitResolved():
+            batch.span.add_event("commit resolved", {"offsetstore.outcome": event.outcome})
+        case Paused():
+            batch.span.add_event("paused")
+        case Resumed():
+            batch.span.add_event("resumed")

@@ -1,0 +1,221 @@
+"""The runs of jobs and their errors, on PostgreSQL: the statements, and what `RunSession` says of them."""
+
+# ruff: noqa: D102 - the Protocol says what the methods do
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg.types.json import Jsonb
+
+from offsetstore.offsets import Token, TopicPartition
+from offsetstore.protocol.runs import JobError, Run, RunStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from datetime import datetime
+
+    from offsetstore.protocol.runs import Ending, NewRun, Source
+
+# A claim whose COMMIT got no answer is tried again, perhaps with the same epoch.
+BEGIN_RUN: Final = """
+INSERT INTO {s}job_runs AS r (consumer_group, epoch, claim_id, owner, topics, versions)
+VALUES (:group, :epoch, :claim_id, :owner, CAST(:topics AS text[]), CAST(:versions AS jsonb))
+ON CONFLICT (consumer_group, epoch) DO UPDATE
+SET claim_id = excluded.claim_id, owner = excluded.owner, topics = excluded.topics, versions = excluded.versions,
+    started_at = clock_timestamp(), seen_at = clock_timestamp(), ended_at = NULL, ending = NULL,
+    phase = 'starting', phase_since = clock_timestamp(), batch_id = NULL, batch_offsets = NULL, last_batch_at = NULL,
+    counters = '{}', memory_bytes = NULL, mirrored_at = NULL, mirror_error = NULL, query_id = NULL,
+    application_id = NULL, ui_url = NULL
+"""
+
+# Ages become times by the database's clock, which is read once.
+WRITE_RUN: Final = """
+UPDATE {s}job_runs AS r
+SET seen_at = clock.now,
+    ended_at = CASE WHEN CAST(:ending AS text) IS NOT NULL THEN coalesce(r.ended_at, clock.now) END,
+    ending = CAST(:ending AS text),
+    phase = :phase, phase_since = clock.now - CAST(:phase_age AS interval),
+    batch_id = CAST(:batch AS bigint), batch_offsets = CAST(:batch_offsets AS bigint),
+    last_batch_at = clock.now - CAST(:last_batch_age AS interval),
+    counters = CAST(:counters AS jsonb), memory_bytes = CAST(:memory AS bigint),
+    mirrored_at = clock.now - CAST(:mirror_age AS interval), mirror_error = CAST(:mirror_error AS text),
+    query_id = CAST(:query_id AS uuid), application_id = CAST(:application_id AS text), ui_url = CAST(:ui_url AS text)
+FROM (SELECT clock_timestamp() AS now) AS clock
+WHERE r.consumer_group = :group AND r.epoch = :epoch AND r.claim_id = :claim_id
+"""
+
+APPEND_ERRORS: Final = """
+INSERT INTO {s}job_errors
+       (consumer_group, epoch, source, error_class, error_text, sqlstate, topic, partition, batch_id, ranges, times)
+SELECT :group, :epoch, e.source, e.error_class, e.error_text, e.sqlstate, e.topic, e.partition, e.batch_id, e.ranges,
+       e.times
+FROM unnest(CAST(:sources AS text[]), CAST(:classes AS text[]), CAST(:texts AS text[]), CAST(:sqlstates AS text[]),
+            CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:batches AS bigint[]),
+            CAST(:ranges AS text[]), CAST(:times AS bigint[]))
+     WITH ORDINALITY
+     AS e (source, error_class, error_text, sqlstate, topic, partition, batch_id, ranges, times, number)
+ORDER BY e.number
+"""
+
+TRIM_RUNS: Final = """
+DELETE FROM {s}job_runs WHERE consumer_group = :group AND epoch <= (
+    SELECT epoch FROM {s}job_runs WHERE consumer_group = :group ORDER BY epoch DESC OFFSET :keep LIMIT 1)
+"""
+
+TRIM_ERRORS: Final = """
+DELETE FROM {s}job_errors WHERE consumer_group = :group AND id <= (
+    SELECT id FROM {s}job_errors WHERE consumer_group = :group ORDER BY id DESC OFFSET :keep LIMIT 1)
+"""
+
+# The next row of the group may be a reset's or a rename's, which is no run: the group's own row then tells when.
+RUNS: Final = """
+SELECT * FROM (
+SELECT r.*, coalesce(lead(r.started_at) OVER (ORDER BY r.epoch),
+                     CASE WHEN g.epoch > r.epoch THEN g.claimed_at END) AS next_at, clock_timestamp() AS read_at
+FROM {s}job_runs AS r LEFT JOIN {s}consumer_groups AS g ON g.consumer_group = r.consumer_group
+WHERE r.consumer_group = :group
+ORDER BY r.epoch DESC LIMIT CAST(:limit AS bigint)) AS last_ones
+ORDER BY epoch
+"""
+
+ERRORS: Final = """
+SELECT * FROM (
+SELECT id, epoch, source, error_class, error_text, sqlstate, topic, partition, batch_id, ranges, times, at
+FROM {s}job_errors
+WHERE consumer_group = :group
+  AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
+  AND (CAST(:sources AS text[]) IS NULL OR source = ANY(CAST(:sources AS text[])))
+ORDER BY id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
+ORDER BY id
+"""
+
+
+class RunStatements:
+    """See the module. `PostgresSession` runs the statements."""
+
+    _rows: Callable[..., list[Any]]
+    _run: Callable[..., int]
+    _storable: Callable[[str], str]
+
+    def begin_run(self, group: str, token: Token, run: NewRun) -> None:
+        self._run(
+            BEGIN_RUN,
+            group=group,
+            epoch=token.epoch,
+            claim_id=token.claim_id,
+            owner=run.owner,
+            topics=list(run.topics),
+            versions=Jsonb(dict(run.versions)),
+        )
+
+    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:
+        self._run(
+            WRITE_RUN,
+            group=group,
+            epoch=token.epoch,
+            claim_id=token.claim_id,
+            ending=ending,
+            phase=status.phase,
+            phase_age=timedelta(seconds=status.phase_age),
+            batch=status.batch,
+            batch_offsets=status.batch_offsets,
+            last_batch_age=_interval(status.last_batch_age),
+            counters=Jsonb(dict(status.counters)),
+            memory=status.memory,
+            mirror_age=_interval(status.mirror_age),
+            mirror_error=None if status.mirror_error is None else self._storable(status.mirror_error),
+            query_id=status.query_id,
+            application_id=status.application_id,
+            ui_url=status.ui_url,
+        )
+
+    def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
+        if not errors:
+            return
+        places = [one.topic_partition for one in errors]
+        self._run(
+            APPEND_ERRORS,
+            group=group,
+            epoch=token.epoch,
+            sources=[one.source for one in errors],
+            classes=[one.error_class for one in errors],
+            texts=[None if one.text is None else self._storable(one.text) for one in errors],
+            sqlstates=[one.sqlstate for one in errors],
+            topics=[tp.topic if tp else None for tp in places],
+            partitions=[tp.partition if tp else None for tp in places],
+            batches=[one.batch for one in errors],
+            ranges=[one.ranges for one in errors],
+            times=[one.times for one in errors],
+        )
+
+    def trim_runs(self, group: str, keep: int) -> None:
+        for statement in (TRIM_RUNS, TRIM_ERRORS):
+            self._run(statement, group=group, keep=keep)
+
+    def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
+        return [_read_run(row) for row in self._rows(RUNS, group=group, limit=limit)]
+
+    def errors(
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        sources: Collection[Source] = (),
+        limit: int | None = None,
+    ) -> list[JobError]:
+        rows = self._rows(ERRORS, group=group, since=since, sources=list(sources) or None, limit=limit)
+        return [
+            JobError(
+                source=row.source,
+                error_class=row.error_class,
+                text=row.error_text,
+                sqlstate=row.sqlstate,
+                topic_partition=None if row.topic is None else TopicPartition(row.topic, row.partition),
+                batch=row.batch_id,
+                ranges=row.ranges,
+                times=row.times,
+                epoch=row.epoch,
+                at=row.at,
+            )
+            for row in rows
+        ]
+
+
+def _interval(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
+
+
+def _read_run(row: Any) -> Run:
+    def age(at: datetime | None) -> float | None:
+        return None if at is None else (row.read_at - at).total_seconds()
+
+    status = RunStatus(
+        phase=row.phase,
+        phase_age=age(row.phase_since) or 0.0,
+        batch=row.batch_id,
+        batch_offsets=row.batch_offsets,
+        last_batch_age=age(row.last_batch_at),
+        counters=row.counters,
+        memory=row.memory_bytes,
+        mirror_age=age(row.mirrored_at),
+        mirror_error=row.mirror_error,
+        query_id=row.query_id,
+        application_id=row.application_id,
+        ui_url=row.ui_url,
+    )
+    return Run(
+        group=row.consumer_group,
+        token=Token(row.epoch, row.claim_id),
+        owner=row.owner,
+        topics=tuple(row.topics),
+        versions=row.versions,
+        started_at=row.started_at,
+        seen_at=row.seen_at,
+        ended_at=row.ended_at,
+        ending=row.ending,
+        next_at=row.next_at,
+        read_at=row.read_at,
+        status=status,
+    )

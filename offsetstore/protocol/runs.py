@@ -1,0 +1,173 @@
+"""The runs of a group's job, and the errors that they met: what is kept in the database after a job is gone.
+
+A job writes its own run, with each heartbeat, and reads none: nothing that it decides depends on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
+
+from offsetstore.protocol.liveness import is_live
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from offsetstore.offsets import Token, TopicPartition
+
+KEPT: Final = 1_000
+"""How many runs, and how many lines of errors, are kept of each group."""
+
+Phase: TypeAlias = Literal["starting", "idle", "batch", "paused", "failed"]
+"""``starting``: no batch has come yet. ``idle``: between two. ``failed``: the last one ended the query."""
+
+Ending: TypeAlias = Literal["closed", "failed", "fenced"]
+"""``closed``: in good order. ``failed``: the last batch has, or an error left the block of the claim. ``fenced``:
+another claim, a reset or a rename was noticed."""
+
+RunState: TypeAlias = Literal["running", "silent", "closed", "failed", "fenced"]
+"""An `Ending`; or ``running``, or ``silent``: there are no heartbeats any more, and no end was recorded."""
+
+Source: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirror"]
+"""Where an error came from: a micro-batch, the job's own code or Spark, a flush, idle work, an operation that was
+repeated, the copy to Kafka."""
+
+SOURCES: Final[tuple[Source, ...]] = get_args(Source)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """What is known of a run when it begins."""
+
+    owner: str
+    topics: tuple[str, ...]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """What a job is doing. Ages are in seconds.
+
+    :param batch: the number of the batch in flight, or of the last one.
+    :param batch_offsets: how many offsets it reads.
+    :param last_batch_age: since a batch last ended well.
+    :param counters: what was done since the claim, such as ``written``, ``rows`` or ``letters``.
+    :param memory: resident bytes of the driver's Python process, ``None`` if unknown.
+    :param mirror_age: since the offsets in Kafka were last found or made equal.
+    :param mirror_error: why they could not be since.
+    """
+
+    phase: Phase = "starting"
+    phase_age: float = 0.0
+    batch: int | None = None
+    batch_offsets: int | None = None
+    last_batch_age: float | None = None
+    counters: Mapping[str, int] = field(default_factory=dict[str, int])
+    memory: int | None = None
+    mirror_age: float | None = None
+    mirror_error: str | None = None
+    query_id: UUID | None = None
+    application_id: str | None = None
+    ui_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobError:
+    """An error of a job. An error that comes again between two heartbeats is one line.
+
+    :param error_class: the name of its class.
+    :param text: the text of an `OffsetStoreError`, which holds no values of rows; ``None`` for other errors.
+    :param batch: the number of the micro-batch.
+    :param ranges: what that read, in words.
+    :param times: how often it came.
+    :param epoch: of the run; 0 until it is written, as ``at``, by the database's clock, is ``None``.
+    """
+
+    source: Source
+    error_class: str
+    text: str | None = None
+    sqlstate: str | None = None
+    topic_partition: TopicPartition | None = None
+    batch: int | None = None
+    ranges: str | None = None
+    times: int = 1
+    epoch: int = 0
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a group's job, as it last was recorded. All times come from the database's clock.
+
+    :param seen_at: its last heartbeat, ``read_at`` is now.
+    :param next_at: when the group was claimed or moved next, ``None`` if it was not.
+    :param phase_since: of ``status.phase``; the other ages of ``status`` are as of ``read_at``, too.
+    """
+
+    group: str
+    token: Token
+    owner: str
+    topics: tuple[str, ...]
+    versions: Mapping[str, str]
+    started_at: datetime
+    seen_at: datetime
+    ended_at: datetime | None
+    ending: Ending | None
+    next_at: datetime | None
+    read_at: datetime
+    status: RunStatus
+
+    @property
+    def state(self) -> RunState:
+        """How it ended, or whether it runs.
+
+        A run that was fenced and never noticed, because its process was killed or is frozen, is ``fenced`` if it was
+        alive until then, else ``silent``.
+        """
+        if self.ending is not None:
+            return self.ending
+        if self.next_at is not None:
+            return "fenced" if is_live(self.next_at - self.seen_at) else "silent"
+        return "running" if is_live(self.read_at - self.seen_at) else "silent"
+
+    @property
+    def until(self) -> datetime:
+        """When it ended, or was last seen."""
+        return self.seen_at if self.ended_at is None else self.ended_at
+
+
+class RunSession(Protocol):
+    """The part of a `Session` for runs. Each statement is about one group."""
+
+    def begin_run(self, group: str, token: Token, run: NewRun) -> None:
+        """Write the run's row. Needs the group's lock."""
+        ...
+
+    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:
+        """Rewrite the run's row, if there is one; its end is written once."""
+        ...
+
+    def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
+        """Write the errors in order; the database sets ``at``."""
+        ...
+
+    def trim_runs(self, group: str, keep: int) -> None:
+        """Delete all but the newest runs, and all but the newest errors."""
+        ...
+
+    def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
+        """The group's runs, the oldest first: of those, only the last ones."""
+        ...
+
+    def errors(
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        sources: Collection[Source] = (),
+        limit: int | None = None,
+    ) -> list[JobError]:
+        """The group's errors, the oldest first: those since a time, of some sources, or only the last ones."""
+        ...

@@ -1,0 +1,231 @@
+"""How far groups are behind Kafka, in records and in time, for many groups at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from offsetstore.errors import BrokerError, OffsetStoreError, TopicRecreated
+from offsetstore.protocol.first_unread import FirstUnread, find_first_unread
+from offsetstore.protocol.snapshot import GroupSnapshot, TopicSnapshot
+from offsetstore.store.reads import lag_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.offsets import StoredOffset, TopicPartition
+    from offsetstore.protocol.database import GroupRow, StoreOverview
+    from offsetstore.protocol.ports import BrokerOverview
+    from offsetstore.protocol.snapshot import KafkaSnapshot, LogEnds
+
+_RECORDS_READ: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """One partition.
+
+    ``stored`` is the row of the store, ``None`` if there is none: no job of the group reads the partition yet. ``log``
+    is ``None`` if Kafka did not tell. ``seconds`` is the age of the first unread record, 0 if nothing is unread, and
+    ``None`` if it is not known. With ``is_bound`` the record may be younger; see `FirstUnread`.
+    """
+
+    stored: StoredOffset | None
+    log: LogEnds | None
+    seconds: float | None = None
+    is_bound: bool = False
+
+    @property
+    def records(self) -> int | None:
+        """Offsets from the stored one to the high watermark, as Kafka's own tool counts; ``None`` if not known."""
+        return None if self.stored is None or self.log is None else lag_of(self.stored.next_offset, self.log)
+
+    @property
+    def headroom(self) -> int | None:
+        """Offsets from the beginning of the log to the stored one, negative if records were removed unread.
+
+        Retention has to remove that many before it removes unread ones. ``None`` if nothing is unread.
+        """
+        return self.stored.next_offset - self.log.beginning if self.stored and self.log and self.records else None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLag:
+    """One topic of a group: its partitions that the store or Kafka has, by number.
+
+    ``error`` is set if Kafka did not tell of the topic, or of some of its partitions.
+    """
+
+    partitions: Mapping[int, PartitionLag]
+    error: OffsetStoreError | None = None
+
+    @property
+    def records(self) -> int | None:
+        """The sum of the partitions' lags, ``None`` if that of a partition with a stored offset is not known."""
+        lags = [one.records for one in self.partitions.values() if one.stored is not None]
+        known = [one for one in lags if one is not None]
+        return sum(known) if known and len(known) == len(lags) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """The largest of the partitions' lags in time, ``None`` as for `records`."""
+        lags = [one.seconds for one in self.partitions.values() if one.stored is not None]
+        known = [one for one in lags if one is not None]
+        return max(known) if known and len(known) == len(lags) else None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the partition that is the furthest behind in time may be less far behind."""
+        return any(one.is_bound and one.seconds == self.seconds for one in self.partitions.values())
+
+    @property
+    def headroom(self) -> int | None:
+        """The smallest of the partitions' headrooms, ``None`` if nothing is unread."""
+        return min((one.headroom for one in self.partitions.values() if one.headroom is not None), default=None)
+
+    @property
+    def without_offset(self) -> int:
+        """How many partitions Kafka has of which the store has no offset."""
+        return sum(one.stored is None for one in self.partitions.values())
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """One group: the topics that it has offsets of, and what Kafka keeps under its name there."""
+
+    owner: GroupRow
+    topics: Mapping[str, TopicLag]
+    kafka: GroupSnapshot = field(default_factory=GroupSnapshot)
+
+    @property
+    def records(self) -> int | None:
+        """The sum of the topics' lags, ``None`` if none is known."""
+        known = [lag for one in self.topics.values() if (lag := one.records) is not None]
+        return sum(known) if known else None
+
+    @property
+    def seconds(self) -> float | None:
+        """The largest of the topics' lags in time, ``None`` if none is known."""
+        return max((lag for one in self.topics.values() if (lag := one.seconds) is not None), default=None)
+
+    @property
+    def mirror_lag(self) -> int | None:
+        """Offsets by which the copies in Kafka are behind the store; ``None`` if there are none, or it is not known."""
+        committed = self.kafka.committed or {}
+        pairs = [
+            (one.stored.next_offset, copy.next_offset)
+            for tp, copy in committed.items()
+            if tp.topic in self.topics and (one := self.topics[tp.topic].partitions.get(tp.partition)) and one.stored
+        ]
+        return sum(max(0, stored - copy) for stored, copy in pairs) if pairs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Groups at one moment: the store was read first, then Kafka, so that no lag is negative.
+
+    ``store`` is what was read there. ``kafka`` is ``None`` if Kafka did not answer at all; ``broker_error`` says why
+    that is so, or why the lags in time are missing. ``clock_skew`` is how far the database's clock is ahead of this
+    process's, in seconds, give or take the time that the read took.
+    """
+
+    groups: Mapping[str, GroupLag]
+    store: StoreOverview
+    kafka: KafkaSnapshot | None = None
+    broker_error: BrokerError | None = None
+    clock_skew: float = 0.0
+
+    @property
+    def topics(self) -> Mapping[str, TopicSnapshot]:
+        """Kafka's topics; empty if it did not answer."""
+        return self.kafka.topics if self.kafka is not None else {}
+
+
+def measure_lag(store: StoreOverview, broker: BrokerOverview, kafka_groups: Mapping[str, str]) -> Lag:
+    """Add what Kafka has; if it can't answer, add the error.
+
+    :param kafka_groups: the groups in Kafka that have another name there.
+    """
+    asked: dict[str, set[str]] = {}
+    for group in store.groups:
+        topics = asked.setdefault(kafka_groups.get(group, group), set())
+        topics.update(tp.topic for tp in store.partitions.get(group, ()))
+    try:
+        kafka = broker.snapshot(asked)
+    except BrokerError as error:
+        behind = _Behind(store, {})
+        return Lag({group: behind.of(group, GroupSnapshot()) for group in store.groups}, store, broker_error=error)
+    behind = _Behind(store, kafka.topics)
+    error = behind.find_ages(broker)
+    groups = {group: behind.of(group, kafka.groups[kafka_groups.get(group, group)]) for group in store.groups}
+    return Lag(groups, store, kafka, error)
+
+
+class _Behind:
+    """Puts the groups' lags together. Groups that have stored the same offset of a partition share a search."""
+
+    def __init__(self, store: StoreOverview, topics: Mapping[str, TopicSnapshot]) -> None:
+        self._store = store
+        self._topics = topics
+        self._now = int(time.time() * 1000)
+        self._ages: dict[tuple[TopicPartition, int], FirstUnread] = {}
+
+    def find_ages(self, broker: BrokerOverview) -> BrokerError | None:
+        """Find the first unread records, and read a few where the search can't tell; return why it could not."""
+        unread = {
+            (tp, row.next_offset): log.end
+            for rows in self._store.partitions.values()
+            for tp, row in rows.items()
+            if (log := self._log(tp, row)) is not None and lag_of(row.next_offset, log)
+        }
+        try:
+            self._ages = find_first_unread(unread, self._now, broker.first_records)
+            self._read_some(broker)
+        except BrokerError as error:
+            return error
+        return None
+
+    def _read_some(self, broker: BrokerOverview) -> None:
+        """Read those that may be the oldest, at most one of each partition."""
+        bounds = sorted((one.timestamp_ms or 0, key) for key, one in self._ages.items() if one.is_bound)  # None first
+        wanted: dict[TopicPartition, int] = {}
+        for _timestamp, (tp, offset) in bounds[:_RECORDS_READ]:
+            wanted.setdefault(tp, offset)
+        for tp, record in broker.read_records(wanted).items():
+            # Without a record, what is unread are the marks of transactions, or compaction has removed it.
+            self._ages[tp, wanted[tp]] = FirstUnread(self._now if record is None else record.timestamp_ms)
+
+    def of(self, group: str, kafka: GroupSnapshot) -> GroupLag:
+        """The lag of one group."""
+        stored: dict[str, dict[int, PartitionLag]] = {}
+        for tp, row in self._store.partitions.get(group, {}).items():
+            stored.setdefault(tp.topic, {})[tp.partition] = self._partition(tp, row)
+        topics: dict[str, TopicLag] = {}
+        for name, partitions in stored.items():
+            found = self._topics.get(name, TopicSnapshot())
+            others = {number: PartitionLag(None, log) for number, log in found.partitions.items()}
+            error: OffsetStoreError | None = found.error
+            if any(one.stored is not None and _is_another(found, one.stored) for one in partitions.values()):
+                error = TopicRecreated(
+                    f"the topic {name} was created anew: stored offsets belong to the log that was deleted"
+                )
+            topics[name] = TopicLag(dict(sorted((others | partitions).items())), error)
+        return GroupLag(self._store.groups[group], topics, kafka)
+
+    def _partition(self, tp: TopicPartition, row: StoredOffset) -> PartitionLag:
+        log = self._log(tp, row)
+        if log is None or not lag_of(row.next_offset, log):
+            return PartitionLag(row, log, None if log is None else 0.0)
+        age = self._ages.get((tp, row.next_offset))
+        return PartitionLag(row, log) if age is None else PartitionLag(row, log, age.age(self._now), age.is_bound)
+
+    def _log(self, tp: TopicPartition, row: StoredOffset) -> LogEnds | None:
+        """The log that the row belongs to, ``None`` if it is not there."""
+        topic = self._topics.get(tp.topic)
+        return None if topic is None or _is_another(topic, row) else topic.partitions.get(tp.partition)
+
+
+def _is_another(topic: TopicSnapshot, row: StoredOffset) -> bool:
+    """Whether the topic was created anew since the row was written."""
+    return None not in {row.topic_id, topic.topic_id} and row.topic_id != topic.topic_id

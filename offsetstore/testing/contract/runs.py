@@ -1,0 +1,282 @@
+"""Each run records itself, how it ended and what it met. See `offsetstore.testing.contract.suite`."""
+# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from offsetstore.errors import ConfigurationError, OffsetGap, StaleClaim
+from offsetstore.offsets import OffsetRange
+from offsetstore.protocol.events import (
+    BatchFailed,
+    BatchStarted,
+    BatchWritten,
+    MirrorFailed,
+    QueryStarted,
+    Retried,
+)
+from offsetstore.protocol.runs import JobError, RunStatus
+from offsetstore.store.sessions import read, transaction
+from offsetstore.testing.contract.parts import GROUP, P0, P1, ContractParts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.protocol.runs import Run
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.store import OffsetStore
+    from offsetstore.testing.broker import StaticBroker
+    from offsetstore.testing.contract.parts import Give
+
+RANGES = {P0: OffsetRange(0, 40), P1: OffsetRange(3, 5)}
+
+
+def last(store: OffsetStore) -> Run:
+    """The group's last run."""
+    return store.runs(GROUP)[-1]
+
+
+def write(store: OffsetStore, claim: Claim, status: RunStatus, *errors: JobError) -> None:
+    """Do what a heartbeat does."""
+    with transaction(store.database, name="test") as session:
+        session.write_run(GROUP, claim.token, status, None)
+        session.append_errors(GROUP, claim.token, errors)
+
+
+class RunContract(ContractParts):
+    """Runs and errors, as the job writes them and as they are read."""
+
+    @pytest.mark.behaviour("OPS-11")
+    def test_a_claim_is_a_run_from_its_first_moment(self, store: OffsetStore, claim: Claim) -> None:
+        run = last(store)
+
+        assert (run.group, run.token, run.owner, run.topics) == (GROUP, claim.token, claim.owner, ("payments",))
+        assert (run.state, run.ended_at, run.next_at, run.status.phase) == ("running", None, None, "starting")
+        assert {"python", "offsetstore"} <= run.versions.keys()
+        assert abs(datetime.now(UTC) - run.started_at) < timedelta(seconds=60)
+
+    @pytest.mark.behaviour("OPS-11")
+    def test_what_a_job_does_is_recorded_when_it_closes(self, store: OffsetStore, claim: Claim) -> None:
+        query, on = uuid4(), claim.observers.on
+        on(
+            QueryStarted(
+                group=GROUP, query_id=str(query), run_id=str(uuid4()), application_id="app-1", ui_url="http://driver"
+            )
+        )
+        for batch in (7, 8):
+            on(BatchStarted(group=GROUP, batch=batch, ranges=RANGES))
+            on(BatchWritten(group=GROUP, batch=batch, ranges=RANGES, rows={"": 30, "audit": 1}, seconds={}))
+        claim.close()
+
+        run = last(store)
+        status = run.status
+        assert (run.state, run.ending, run.ended_at) == ("closed", "closed", run.seen_at)
+        assert (status.phase, status.batch, status.batch_offsets) == ("idle", 8, 42)
+        assert status.counters == {"written": 2, "offsets": 84, "rows": 62}
+        assert (status.query_id, status.application_id, status.ui_url) == (query, "app-1", "http://driver")
+        assert status.last_batch_age is not None
+        assert 0 <= status.last_batch_age < 60
+        assert status.memory is not None
+        assert status.memory > 1_000_000
+        assert store.errors(GROUP) == []
+
+    @pytest.mark.behaviour("OPS-11")
+    def test_a_run_that_failed_says_so_and_with_what(self, store: OffsetStore, claim: Claim) -> None:
+        gap = OffsetGap("a gap", topic_partition=P1, found=3, expected=2)
+        claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))
+        claim.observers.on(BatchFailed(group=GROUP, batch=7, ranges=RANGES, error=gap))
+        claim.observers.on(Retried(group=GROUP, attempt=1, error=ValueError("of a row: 4711"), wait=0.1))
+        claim.close()
+
+        run = last(store)
+        assert (run.state, run.status.phase) == ("failed", "failed")
+        assert run.status.counters == {"failed": 1, "retries": 1}
+        first, second = store.errors(GROUP)
+        assert first.at is not None
+        assert replace(first, at=None) == JobError(
+            source="batch",
+            error_class="OffsetGap",
+            text=str(gap),
+            topic_partition=P1,
+            batch=7,
+            ranges=f"{P0} {RANGES[P0]}, {P1} {RANGES[P1]}",
+            epoch=claim.token.epoch,
+        )
+        assert (second.source, second.error_class, second.text) == ("retry", "ValueError", None)
+
+    @pytest.mark.behaviour("OPS-11")
+    def test_the_same_error_again_between_two_heartbeats_is_one_line(
+        self, store: OffsetStore, broker: StaticBroker
+    ) -> None:
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        for attempt in range(5):
+            claim.observers.on(Retried(group=GROUP, attempt=attempt, error=TimeoutError(), wait=0.1))
+            claim.observers.on(MirrorFailed(group=GROUP, reason="no answer", is_over=False))
+        claim.close()
+
+        assert [(one.source, one.times, one.text) for one in store.errors(GROUP)] == [
+            ("mirror", 1, "no answer"),
+            ("retry", 5, None),
+        ]
+        assert last(store).status.mirror_error == "no answer"
+
+    @pytest.mark.behaviour("OPS-11")
+    def test_a_run_that_was_fenced_says_so_once_it_knows(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
+    ) -> None:
+        second = store.claim(GROUP, broker)
+        with pytest.raises(StaleClaim):
+            give(claim, {P0: OffsetRange(0, 4)})
+        claim.close()
+
+        first, run = store.runs(GROUP)
+        assert (first.state, first.ending, first.next_at) == ("fenced", "fenced", run.started_at)
+        assert (run.state, run.token) == ("running", second.token)
+
+    @pytest.mark.behaviour("OPS-11")
+    def test_a_run_that_never_noticed_was_fenced_if_it_was_alive_until_then(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        store.claim(GROUP, broker)
+        store.claim(GROUP, broker)
+
+        assert [run.state for run in store.runs(GROUP)] == ["fenced", "fenced", "running"]
+
+    @pytest.mark.behaviour("OPS-11")
+    def test_a_reset_fences_a_run_without_being_one(self, store: OffsetStore, claim: Claim) -> None:
+        store.reset(GROUP, {P0: 3}, reason="ticket 17")
+
+        [run] = store.runs(GROUP)
+        assert run.state == "fenced"
+        assert run.next_at is not None
+        assert run.next_at > run.started_at
+
+    def test_a_run_is_written_by_its_own_claim_alone(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        with transaction(store.database, name="test") as session:
+            session.write_run(GROUP, replace(claim.token, claim_id=uuid4()), RunStatus(phase="batch"), "failed")
+            session.write_run("other", claim.token, RunStatus(phase="batch"), "failed")
+
+        assert (last(store).state, last(store).status.phase) == ("running", "starting")
+        assert store.runs("other") == []
+
+    def test_an_end_is_taken_back_if_the_query_runs_again(self, store: OffsetStore, claim: Claim) -> None:
+        claim.close()  # its heartbeats would write, too
+        assert last(store).state == "closed"
+        write(store, claim, RunStatus(phase="batch"))
+
+        assert (last(store).state, last(store).ended_at) == ("running", None)
+
+    def test_ages_go_on(self, store: OffsetStore, claim: Claim) -> None:
+        claim.close()  # its heartbeats would write, too
+        write(store, claim, RunStatus(phase="batch", phase_age=600, last_batch_age=601.5, mirror_age=7, batch=4))
+
+        status = last(store).status
+        assert (status.phase, status.batch) == ("batch", 4)
+        assert status.last_batch_age is not None
+        assert status.mirror_age is not None
+        assert 600 <= status.phase_age < 630
+        assert 601.5 <= status.last_batch_age < 631.5
+        assert 7 <= status.mirror_age < 37
+
+    @pytest.mark.behaviour("OPS-11")
+    def test_the_newest_runs_and_errors_are_kept(self, store: OffsetStore, broker: StaticBroker) -> None:
+        claims = [store.claim(GROUP, broker, mirror_every=None) for _ in range(4)]
+        write(store, claims[-1], RunStatus(), *(JobError(source="retry", error_class=f"E{n}") for n in range(7)))
+        other = store.claim("other", broker, mirror_every=None)
+        with transaction(store.database, name="test") as session:
+            session.trim_runs(GROUP, 3)
+
+        assert [run.token for run in store.runs(GROUP)] == [one.token for one in claims[1:]]
+        assert [one.error_class for one in store.errors(GROUP)] == ["E4", "E5", "E6"]
+        assert [run.token for run in store.runs("other")] == [other.token]
+
+    @pytest.mark.behaviour("OPS-5")
+    def test_an_overview_tells_since_when_a_batch_has_been_in_flight(
+        self, store: OffsetStore, broker: StaticBroker
+    ) -> None:
+        def batches() -> Mapping[str, datetime | None]:
+            return read(store.database, lambda session: session.overview(None)).batches
+
+        first = store.claim(GROUP, broker, mirror_every=None)
+        assert batches() == {GROUP: None}
+        first.close()
+        assert batches() == {}
+        second = store.claim(GROUP, broker, mirror_every=None)
+        second.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))  # what a heartbeat would write, too
+        write(store, second, RunStatus(phase="batch"))
+        since = batches()[GROUP]
+        assert since is not None
+        assert abs(datetime.now(UTC) - since) < timedelta(seconds=60)
+        store.reset(GROUP, {P0: 3}, reason="ticket 17")
+        assert batches() == {}
+
+    def test_what_is_read_can_be_limited(self, store: OffsetStore, broker: StaticBroker) -> None:
+        claims = [store.claim(GROUP, broker, mirror_every=None) for _ in range(3)]
+        write(
+            store,
+            claims[-1],
+            RunStatus(),
+            JobError(source="batch", error_class="E1"),
+            JobError(source="retry", error_class="E2"),
+            JobError(source="batch", error_class="E3"),
+        )
+
+        assert [run.token for run in store.runs(GROUP, limit=2)] == [one.token for one in claims[1:]]
+        assert store.runs(GROUP, limit=2)[0].next_at is not None
+        assert [one.error_class for one in store.errors(GROUP, limit=2)] == ["E2", "E3"]
+        assert [one.error_class for one in store.errors(GROUP, sources=["batch"])] == ["E1", "E3"]
+        assert store.errors(GROUP, since=datetime.now(UTC) + timedelta(minutes=5)) == []
+        assert len(store.errors(GROUP, since=datetime.now(UTC) - timedelta(minutes=5))) == 3
+        with pytest.raises(ConfigurationError, match="no such sources"):
+            store.errors(GROUP, sources=["batches"])  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ConfigurationError, match="1 or more"):
+            store.runs(GROUP, limit=0)
+
+    @pytest.mark.behaviour("OPS-11")
+    @pytest.mark.parametrize("of_store", [False, True])
+    def test_an_error_that_no_batch_has_met_ends_the_run_as_failed(
+        self, store: OffsetStore, broker: StaticBroker, *, of_store: bool
+    ) -> None:
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        error = ValueError("of a row: 4711")
+        if of_store:
+            claim.end_with(error)  # as the store does when an error leaves its block
+            claim.close()
+        else:
+            with pytest.raises(ValueError, match="4711"), claim:
+                raise error
+
+        assert last(store).state == "failed"
+        [found] = store.errors(GROUP)
+        assert (found.source, found.error_class, found.text) == ("job", "ValueError", None)
+
+    @pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(0), SystemExit()], ids=repr)
+    def test_an_interrupted_job_has_not_failed(self, store: OffsetStore, claim: Claim, end: BaseException) -> None:
+        with pytest.raises(type(end)), claim:
+            raise end
+
+        assert last(store).state == "closed"
+
+    @pytest.mark.behaviour("OPS-11")
+    def test_a_job_that_ends_with_an_exit_code_of_its_own_has_failed_with_what_it_was_for(
+        self, store: OffsetStore, claim: Claim
+    ) -> None:
+        def work() -> None:
+            try:
+                raise ValueError  # noqa: TRY301 - what awaitTermination() raises
+            except ValueError:
+                sys.exit(5)
+
+        with pytest.raises(SystemExit), claim:
+            work()
+
+        assert last(store).state == "failed"
+        assert [one.error_class for one in store.errors(GROUP)] == ["ValueError"]

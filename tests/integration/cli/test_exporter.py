@@ -1,0 +1,142 @@
+"""``offsetstore exporter`` as a process, through outages of its database and its Kafka."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.local.kafka.server import KafkaBroker
+from tests.support.consumer_groups import consumer_groups_tool
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from offsetstore.local.postgres.server import PostgresServer
+    from tests.integration.cli.conftest import Run
+
+PAGE = Path(__file__).parents[3] / "docs" / "exporter.md"
+GROUP = "billing"
+P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
+
+
+@pytest.fixture
+def private_kafka() -> Iterator[KafkaBroker]:
+    """A broker of this test alone, which it may stop: ten records in each of two partitions."""
+    with KafkaBroker(heap="256m") as kafka:
+        create_topic(kafka.bootstrap_servers, "payments", partitions=2)
+        old = int((time.time() - 3600) * 1000)
+        records = (Record(b"x", partition=number % 2, timestamp_ms=old + number) for number in range(20))
+        produce(kafka.bootstrap_servers, "payments", records)
+        yield kafka
+
+
+def blocks(language: str) -> list[str]:
+    """The page's examples."""
+    text = PAGE.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+@contextmanager
+def running(url: str, kafka: KafkaBroker, directory: Path) -> Generator[str]:
+    """An exporter with a password for Kafka; the address of its metrics."""
+    settings = directory / "kafka.properties"
+    settings.write_text(
+        f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username={kafka.user.name}\n"
+        f"sasl.password={kafka.user.password}\n",
+        encoding="utf-8",
+    )
+    [(_prompt, _program, *arguments)] = map(shlex.split, blocks("console"))
+    arguments = [kafka.sasl_bootstrap_servers if one == "localhost:9092" else one for one in arguments]
+    command = [sys.executable, "-c", "from offsetstore.cli.main import main; main()", *arguments, "--port", "0"]
+    command += ["--broker-config", str(settings), "--interval", "1", "--timeout", "3"]
+    log = directory / "exporter.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OFFSETSTORE_URL": url})
+    try:
+        found = wait_until(lambda: re.search(r"http://\S+", log.read_text()), timeout=60)
+        assert found is not None
+        yield found[0]
+        assert process.poll() is None, log.read_text()
+    finally:
+        process.terminate()
+        process.wait(20)
+    assert kafka.user.password not in log.read_text()
+
+
+def scrape(address: str) -> dict[tuple[str, ...], float]:
+    assert address.startswith("http:")
+    with urlopen(address, timeout=10) as answer:  # noqa: S310 - as the line above says
+        text = answer.read().decode()
+    families = text_string_to_metric_families(text)
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+@pytest.mark.behaviour("OPS-5", "OPS-7", "OPS-12")
+def test_it_agrees_with_kafkas_own_tool_and_goes_on_through_outages(
+    private_postgres: PostgresServer, private_kafka: KafkaBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = private_postgres.url
+    broker = Broker({"bootstrap.servers": private_kafka.bootstrap_servers})
+    with OffsetStore.connect(url) as store, store.claim(GROUP, broker, topics=["payments"]) as claim:
+        ranges = {P0: OffsetRange(0, 4), P1: OffsetRange(0, 10)}
+        with store.transaction(claim) as tx:
+            tx.lock(ranges)
+            tx.advance(ranges)
+        [example] = blocks("python")
+        exec(example, {"store": store, "broker": broker})  # noqa: S102 - the page's own words
+        assert re.fullmatch(r"payments 6 3[56]\d\d\.\d+ \n", capsys.readouterr().out)
+    broker.close()
+    of_tool = consumer_groups_tool(private_kafka, GROUP)
+
+    def up(target: str) -> float:
+        return scrape(address)["offsetstore_exporter_up", target]
+
+    with running(url, private_kafka, tmp_path) as address:
+        found = scrape(address)
+        lags = {number: found["kafka_consumergroup_lag", GROUP, "payments", str(number)] for number in range(2)}
+        assert lags == {number: int(of_tool["payments", str(number)]["LAG"]) for number in range(2)} == {0: 6, 1: 0}
+        assert found["offsetstore_group_lag_seconds", GROUP, "payments"] == pytest.approx(3600, rel=0.03)
+        assert found["offsetstore_group_mirror_lag_offsets", GROUP] == 0
+
+        private_postgres.stop()
+        wait_until(lambda: up("database") == 0)
+        assert ("offsetstore_group_live", GROUP) not in scrape(address)
+        assert up("kafka") == 1
+        private_postgres.start()
+        wait_until(lambda: up("database") == 1, timeout=60)
+
+        private_kafka.stop()
+        wait_until(lambda: up("kafka") == 0, timeout=60)
+        down = scrape(address)
+        assert down["offsetstore_group_live", GROUP] == 0
+        assert ("kafka_consumergroup_lag_sum", GROUP, "payments") not in down
+        private_kafka.start()
+        wait_until(lambda: up("kafka") == 1, timeout=60)
+        assert scrape(address)["kafka_consumergroup_lag_sum", GROUP, "payments"] == 6
+
+
+def test_what_can_never_work_ends_it_with_an_error(
+    run: Run, offsetstore_database: str, offsetstore_kafka: KafkaBroker
+) -> None:
+    servers = offsetstore_kafka.bootstrap_servers
+    refused = run(
+        "exporter", "--port", "0", "-o", "compression.codec=Hunter2", url=offsetstore_database, brokers=servers
+    )
+    assert (refused.exit_code, "compression.codec" in refused.stderr, "Hunter2" in refused.stderr) == (2, True, False)
+    assert run("exporter", "--port", "0", url="mysql://x/y", brokers=servers).exit_code == 2
+    assert run("exporter", "--kafka-group", "billing", url=offsetstore_database, brokers=servers).exit_code == 2
+    assert run("exporter", url=None, brokers=servers).exit_code == 2

@@ -1,0 +1,91 @@
+"""docs/runbook.md: its commands and its SQL run as they stand there, in order, for a group with a live job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from offsetstore import OffsetStore
+from tests.support.kafka_tools import install_kafka_tools
+
+if TYPE_CHECKING:
+    from offsetstore.local.kafka.server import KafkaBroker
+    from tests.integration.cli.conftest import Run
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "runbook.md").read_text(encoding="utf-8")
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Each block's language and text."""
+    found = re.findall(r"^ *```(console|sql)\n(.*?)^ *```$", PAGE, re.DOTALL | re.MULTILINE)
+    return [(language, textwrap.dedent(text)) for language, text in found]
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory with Kafka's own tools, in which the commands are typed."""
+    monkeypatch.chdir(tmp_path)
+    install_kafka_tools(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.behaviour("OPS-13")
+def test_what_the_page_says_to_type_runs(
+    run: Run, billing: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker, tools: Path
+) -> None:
+    names = {"billing": billing, "localhost:9092": offsetstore_kafka.bootstrap_servers}
+    printed: dict[str, str] = {}
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.pause(billing, reason="a night's load")
+        [names["payments"]] = {tp.topic for tp in store.offsets(billing)}
+    for language, text in blocks():
+        if language == "sql":
+            with psycopg.connect(offsetstore_database) as connection:
+                assert connection.execute(text.encode()).fetchall()
+            continue
+        for line in text.splitlines():
+            prompt, program, *words = shlex.split(line, comments=True)
+            arguments = [names.get(word, word) for word in words]
+            assert prompt == "$"
+            if program == "offsetstore":
+                result = run(*arguments, url=offsetstore_database)
+                assert result.exit_code == 0, f"{line}\n{result.output}"
+                printed[line] = result.stdout
+                continue
+            done = subprocess.run(
+                [tools / program, *arguments], capture_output=True, text=True, check=False, timeout=120
+            )
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+            printed[line] = done.stdout
+
+    assert (tools / "rules" / "offsetstore.rules.yml").exists()
+    assert "a night's load" in printed["$ offsetstore history -g billing --event pause --event resume -n 5"]
+    assert "Completed updating config" in next(text for line, text in printed.items() if " --alter " in line)
+    with OffsetStore.connect(offsetstore_database) as store:
+        assert store.group_state(billing).pause is None
+
+
+@pytest.mark.behaviour("OPS-13")
+def test_each_alert_has_a_section_in_the_same_order() -> None:
+    rules = (DOCS.parent / "offsetstore" / "assets" / "prometheus" / "offsetstore.rules.yml").read_text("utf-8")
+    assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == re.findall(r"^ *- alert: (\w+)$", rules, re.MULTILINE)
+
+
+def test_its_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", PAGE)
+    assert len(links) > 15
+    for file, anchor in links:
+        target = (DOCS / file).read_text(encoding="utf-8") if file else PAGE
+        titles = {
+            re.sub(r"[^\w -]", "", one).lower().replace(" ", "-")
+            for one in re.findall(r"^#+ (.*)$", target, re.MULTILINE)
+        }
+        assert not anchor or anchor in titles

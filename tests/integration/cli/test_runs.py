@@ -1,0 +1,115 @@
+"""``offsetstore runs`` and ``offsetstore errors``."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import OffsetGap
+from offsetstore.protocol.events import BatchFailed, BatchStarted, BatchWritten, MirrorFailed, Retried
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.integration.cli.conftest import Run
+
+P0 = TopicPartition("payments", 0)
+RANGES = {P0: OffsetRange(0, 40)}
+
+
+@pytest.fixture
+def store(offsetstore_database: str, offsetstore_group: str) -> Iterator[OffsetStore]:
+    """With a run that was closed, one that failed, and one that runs."""
+    group = offsetstore_group
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.claim(group, topics=["payments"]).close()
+        failing = store.claim(group, topics=["payments"])
+        on = failing.observers.on
+        on(BatchStarted(group=group, batch=6, ranges=RANGES))
+        on(BatchWritten(group=group, batch=6, ranges=RANGES, rows={"": 40}, seconds={}))
+        on(Retried(group=group, attempt=1, error=TimeoutError(), wait=0.1))
+        on(BatchStarted(group=group, batch=7, ranges=RANGES))
+        on(BatchFailed(group=group, batch=7, ranges=RANGES, error=OffsetGap("a gap", topic_partition=P0)))
+        failing.close()
+        last = store.claim(group, topics=["payments"])
+        yield store
+        last.close()
+
+
+@pytest.mark.behaviour("OPS-11", "OPS-1")
+def test_the_runs_have_a_line_each_the_newest_last(
+    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
+) -> None:
+    result = run("runs", "-g", offsetstore_group, url=offsetstore_database)
+
+    assert result.exit_code == 0, result.output
+    head, *lines = [re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines()]
+    assert head == ["started", "until", "state", "phase", "batch", "rows", "epoch", "owner"]
+    assert [line[2:7] for line in lines] == [
+        ["closed", "starting", "-", "0", "1"],
+        ["failed", "failed", "7", "40", "2"],
+        ["running", "starting", "-", "0", "3"],
+    ]
+    assert lines[2][1] == "-"
+
+
+@pytest.mark.behaviour("OPS-11", "OPS-1")
+def test_as_json_a_run_holds_all_that_is_recorded(
+    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
+) -> None:
+    result = run("runs", "-g", offsetstore_group, "-n", "2", "--format", "json", url=offsetstore_database)
+
+    document = json.loads(result.stdout)
+    assert document["group"] == offsetstore_group
+    failed, running = document["runs"]
+    assert (failed["state"], failed["batch"], failed["topics"]) == ("failed", 7, ["payments"])
+    assert failed["counters"] == {"written": 1, "offsets": 40, "rows": 40, "retries": 1, "failed": 1}
+    assert running["ended_at"] is None
+    text = run("runs", "--help").stdout
+    assert [key for key in running if key not in text] == []
+
+
+@pytest.mark.behaviour("OPS-11")
+def test_a_run_that_can_t_copy_its_offsets_says_so_below_the_table(
+    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
+) -> None:
+    claim = store.claim(offsetstore_group, topics=["payments"])
+    claim.observers.on(MirrorFailed(group=offsetstore_group, reason="no answer", is_over=False))
+    claim.close()
+    result = run("runs", "-g", offsetstore_group, url=offsetstore_database)
+
+    assert result.stdout.splitlines()[-1] == "The last run could not copy the offsets to Kafka: no answer"
+
+
+@pytest.mark.behaviour("OPS-11", "OPS-1")
+def test_the_errors_of_jobs_that_are_gone(
+    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
+) -> None:
+    result = run("errors", "-g", offsetstore_group, url=offsetstore_database)
+    assert result.exit_code == 0, result.output
+    head, *lines = [re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines()]
+    assert head == ["at", "source", "times", "batch", "error", "text"]
+    assert [line[1:5] for line in lines] == [["retry", "1", "-", "TimeoutError"], ["batch", "1", "7", "OffsetGap"]]
+    assert lines[1][5].startswith("payments-0: a gap.")
+
+    def found(*arguments: str) -> list[dict[str, Any]]:
+        printed = run("errors", "-g", offsetstore_group, "--format", "json", *arguments, url=offsetstore_database)
+        return json.loads(printed.stdout)["errors"]
+
+    [error] = found("--source", "batch")
+    assert error == found("-n", "1")[0]
+    assert (error["epoch"], error["topic"], error["partition"]) == (2, "payments", 0)
+    assert error["ranges"] == f"{P0} {RANGES[P0]}"
+    assert found("--since", "2100-01-01T00:00Z") == []
+    text = run("errors", "--help").stdout
+    assert [key for key in error if key not in text] == []
+
+
+@pytest.mark.parametrize("command", ["runs", "errors"])
+def test_an_unknown_group_is_told(run: Run, offsetstore_database: str, command: str) -> None:
+    result = run(command, "-g", "biling", url=offsetstore_database)
+    assert (result.exit_code, "'biling'" in result.stderr) == (1, True)

@@ -1,0 +1,196 @@
+"""An overview of many topics and groups on a real Kafka: what can't be had does not spoil the rest."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka import admin as kafka_admin
+
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
+from offsetstore.kafka import Broker
+from offsetstore.kafka.admin import Record, create_topic, delete_records, delete_topic, produce
+from offsetstore.local.free_ports import free_port
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.offsets import CommittedOffset, TopicPartition
+from offsetstore.protocol.snapshot import FoundRecord, LogEnds
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from offsetstore.protocol.ports import BrokerOverview
+    from offsetstore.testing.fixtures import NewTopic
+
+
+@pytest.fixture
+def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
+    yield broker
+    broker.close()
+
+
+def test_topics_and_groups_are_told_at_once_and_a_deleted_topic_spoils_none(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic, other, gone = offsetstore_topic(2), offsetstore_topic(1), offsetstore_topic(1)
+    servers = offsetstore_kafka.bootstrap_servers
+    produce(servers, topic, [Record(b"x", partition=number % 2) for number in range(10)])
+    delete_records(servers, topic, {1: 2})
+    broker.commit(offsetstore_group, {TopicPartition(topic, 0): CommittedOffset(3, "note")})
+    delete_topic(servers, gone)
+    second = f"{offsetstore_group}-2"
+    member = ck.Consumer({"bootstrap.servers": servers, "group.id": second, "auto.offset.reset": "earliest"})
+    member.subscribe([other])
+    try:
+        wait_until(lambda: (member.poll(0.1), broker.has_members(second))[1])
+        port: BrokerOverview = broker
+        shown = port.snapshot({offsetstore_group: [topic, gone], second: [other]})
+    finally:
+        member.close()
+    assert shown.cluster_id == broker.view(offsetstore_group, [topic]).cluster_id
+    assert shown.topics[topic].partitions == {0: LogEnds(0, 5, 5), 1: LogEnds(2, 5, 5)}
+    assert shown.topics[topic].topic_id == broker.topic_ids([topic])[topic]
+    assert (shown.topics[topic].partition_count, shown.topics[topic].error) == (2, None)
+    assert isinstance(shown.topics[gone].error, TopicMissing)
+    assert shown.topics[gone].partitions == {}
+    group = shown.groups[offsetstore_group]
+    assert group.committed == {TopicPartition(topic, 0): CommittedOffset(3, "note")}
+    assert (group.has_members, group.error) == (False, None)
+    assert (shown.groups[second].committed, shown.groups[second].has_members) == ({}, True)
+
+
+def test_an_open_transaction_shows_between_the_last_stable_offset_and_the_end(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
+) -> None:
+    topic, servers = offsetstore_topic(1), offsetstore_kafka.bootstrap_servers
+    produce(servers, topic, [Record(b"x")] * 2)
+    writer = ck.Producer({"bootstrap.servers": servers, "transactional.id": offsetstore_group, "log_level": 0})
+    writer.init_transactions(30)
+    writer.begin_transaction()
+    writer.produce(topic, b"y")
+    writer.flush(30)
+    careful = Broker({"bootstrap.servers": servers, "isolation.level": "read_committed"})
+    try:
+        for one in (broker, careful):
+            assert one.snapshot({offsetstore_group: [topic]}).topics[topic].partitions[0] == LogEnds(0, 3, 2)
+    finally:
+        careful.close()
+        writer.abort_transaction(30)
+
+
+def test_each_partition_is_searched_with_a_time_of_its_own_and_single_records_are_read(
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
+) -> None:
+    topic, noon = offsetstore_topic(2), 1_700_000_000_000
+    p0, p1 = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    records = [Record(b"x", partition=tp.partition, timestamp_ms=noon + 10 * at) for at in range(4) for tp in (p0, p1)]
+    produce(offsetstore_kafka.bootstrap_servers, topic, records)
+    found = {(p0, noon + 15): FoundRecord(2, noon + 20), (p0, noon): FoundRecord(0, noon), (p1, noon + 31): None}
+    assert broker.first_records([*found, (TopicPartition(f"{topic}x", 0), 0)]) == found
+    started = time.monotonic()
+    assert broker.read_records({p0: 3, p1: 4}) == {p0: FoundRecord(3, noon + 30), p1: None}
+    assert time.monotonic() - started < 2
+    assert broker.first_records([]) == broker.read_records({}) == {}
+
+
+def test_the_requests_and_connections_do_not_grow_with_partitions_or_calls(
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_topic: NewTopic,
+    offsetstore_group: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers, "debug": "protocol"})
+    groups = [f"{offsetstore_group}-{number}" for number in range(3)]
+    kept: list[dict[str, object]] = []
+    for partitions in (1, 40):
+        asked = {group: (offsetstore_topic(partitions),) for group in groups}
+
+        def sent(asked: Mapping[str, Collection[str]] = asked, partitions: int = partitions) -> Counter[str]:
+            caplog.clear()
+            with caplog.at_level(logging.DEBUG, logger="offsetstore.kafka"):
+                shown = broker.snapshot(asked)
+            is_whole = sum(len(topic.partitions) for topic in shown.topics.values()) == 3 * partitions
+            return Counter(re.findall(r"Sent (\w+)Request", caplog.text) if is_whole else ())
+
+        def is_constant() -> bool:
+            requests = sent()
+            of_kinds = requests["ListOffsets"], requests["OffsetFetch"], requests["ListGroups"]
+            return of_kinds == (3, 3, 1) and requests.total() <= 20
+
+        wait_until(is_constant)  # at first it makes the connections, and a new topic may be asked for again
+        assert broker._group_connections is not None
+        kept.append({**broker._group_connections._kept})
+    assert kept[0] == kept[1], "the connections are used again"
+    broker.snapshot({groups[0]: ["payments"]})
+    assert broker._group_connections is not None
+    assert broker._group_connections._kept.keys() == {groups[0]}, "others are ended"
+    broker.close()
+
+
+def test_without_a_broker_it_is_unavailable_in_time(offsetstore_group: str) -> None:
+    broker = Broker({"bootstrap.servers": f"127.0.0.1:{free_port()}"}, timeout=1)
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable):
+        broker.snapshot({offsetstore_group: ["payments"]})
+    with pytest.raises(BrokerUnavailable):
+        broker.first_records([(TopicPartition("payments", 0), 0)])
+    assert time.monotonic() - started < 3
+    with pytest.raises(ConfigurationError):
+        broker.snapshot({"": ["payments"]})
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_wrong_credentials_are_refused_without_being_told(
+    offsetstore_kafka: KafkaBroker, offsetstore_group: str
+) -> None:
+    broker = Broker({
+        "bootstrap.servers": offsetstore_kafka.sasl_bootstrap_servers, "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN", "sasl.username": offsetstore_kafka.user.name, "sasl.password": "not-the-password",
+    })  # fmt: skip
+    with pytest.raises(BrokerRefused, match="credentials") as refused:
+        broker.snapshot({offsetstore_group: ["payments"]})
+    assert "not-the-password" not in str(refused.value)
+
+
+def test_what_may_not_be_described_is_told_and_describe_is_enough_for_the_rest() -> None:
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    with KafkaBroker(settings=settings, heap="256m") as kafka:
+        for topic in ("payments", "secret"):
+            create_topic(kafka.bootstrap_servers, topic)
+        produce(kafka.bootstrap_servers, "payments", [Record(b"x", timestamp_ms=5)])
+        allow_describe(kafka, "TOPIC", "payments")
+        allow_describe(kafka, "GROUP", "billing")
+        broker = Broker({
+            "bootstrap.servers": kafka.sasl_bootstrap_servers, "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN", "sasl.username": kafka.user.name, "sasl.password": kafka.user.password,
+        })  # fmt: skip
+        asked = {"billing": ["payments", "secret"], "audit": ["payments"]}
+        wait_until(lambda: broker.snapshot(asked).groups["billing"].error is None)
+        shown = broker.snapshot(asked)
+        assert shown.topics["payments"].partitions == {0: LogEnds(0, 1, 1)}
+        assert isinstance(shown.topics["secret"].error, BrokerRefused)
+        assert shown.groups["billing"].committed == {}
+        assert isinstance(shown.groups["audit"].error, BrokerRefused)
+        p0 = TopicPartition("payments", 0)
+        assert broker.first_records([(p0, 1)]) == {(p0, 1): FoundRecord(0, 5)}
+        assert broker.read_records({p0: 0}) == {}
+        broker.close()
+
+
+def allow_describe(kafka: KafkaBroker, kind: str, name: str) -> None:
+    acl: Any = kafka_admin
+    rule = acl.AclBinding(
+        acl.ResourceType[kind], name, acl.ResourcePatternType.LITERAL, f"User:{kafka.user.name}", "*",
+        acl.AclOperation.DESCRIBE, acl.AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin = acl.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_acls([rule])[rule].result(30)

@@ -1,0 +1,97 @@
+"""docs/tracing.md: its blocks run as they stand there, and the spans of a real job are what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode, get_current_span
+
+from offsetstore import Append, DeadLetters, OffsetStore
+from tests.support.transforms import EVENTS, traced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+    from pyspark.sql import DataFrame
+
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.world import World
+
+PAGE = Path(__file__).parents[3] / "docs" / "tracing.md"
+
+
+def run_page(**names: Any) -> dict[str, Any]:
+    """Run the blocks, each of which connects a store, and close all but the last store."""
+    first, second = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    exec(compile(first, PAGE.name, "exec"), names)  # noqa: S102 - the page's own words
+    names["store"].close()
+    exec(compile(second, PAGE.name, "exec"), names)  # noqa: S102 - the page's own words
+    return names
+
+
+def listed_attributes() -> set[str]:
+    lines = re.findall(r"^\| (`.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name for line in lines for name in re.findall(r"`([\w.]+)`", line)}
+
+
+def batches_of(spans: Sequence[ReadableSpan]) -> list[ReadableSpan]:
+    return [span for span in spans if span.name.startswith("process")]
+
+
+@pytest.mark.behaviour("OPS-15")
+@pytest.mark.parametrize(
+    ("way", "phases"), [("batch", ["plan", "compute", "write", "commit"]), ("partition", ["plan", "tasks"])]
+)
+def test_a_job_has_the_spans_that_the_page_names(
+    world: World, offsetstore_topic: NewTopic, way: str, phases: list[str]
+) -> None:
+    exporter = InMemorySpanExporter()
+    names = run_page(OffsetStore=OffsetStore, url=world.database.url, exporter=exporter)
+    world.store.close()
+    world.store = names["store"]
+    world.database.execute(EVENTS)
+    world.database.execute("ALTER TABLE events ADD CONSTRAINT short CHECK (length(value) = 1)")
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "b"])
+    world.produce(topic, ["c"], partition=1)
+    during: set[int] = set()
+
+    def transform(batch: DataFrame) -> DataFrame:
+        during.add(get_current_span().get_span_context().span_id)
+        return traced(batch)
+
+    first = world.claim(topic)
+    world.run(first, transform, Append("events"), atomicity=way)
+    world.produce(topic, ["d", "toxic", "e"])
+    world.run(world.claim(topic), traced, Append("events"), atomicity=way, dead_letters=DeadLetters(max_retries=0))
+    world.database.execute("DROP TABLE events")
+    world.produce(topic, ["f"])
+    failure = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity=way)
+    names["provider"].shutdown()
+
+    spans = exporter.get_finished_spans()
+    written, with_letter, failed = batches_of(spans)
+    attributes = [dict(span.attributes or {}) for span in (written, with_letter, failed)]
+    assert written.context is not None
+    assert during == {written.context.span_id}
+    children = [span for span in spans if span.parent == written.context]
+    assert [span.name for span in children] == [f"offsetstore.{phase}" for phase in phases]
+    assert all(
+        (written.start_time or 0) <= (span.start_time or 0) < (span.end_time or 0) <= (written.end_time or 0)
+        for span in children
+    )
+    names_of_all = {name for found in attributes for name in found}
+    assert names_of_all == listed_attributes()
+    shown = ("outcome", "rows", "dead_letters", "partitions", "claim.epoch")
+    assert [[found.get(f"offsetstore.{name}") for name in shown] for found in attributes] == [
+        ["written", 3, None, 2, first.token.epoch],
+        ["written", 2, 1, 1, first.token.epoch + 1],
+        ["failed", None, None, 1, first.token.epoch + 2],
+    ]
+    assert [found["messaging.batch.message_count"] for found in attributes] == [3, 3, 1]
+    assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, type(failure.error).__name__)

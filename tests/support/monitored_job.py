@@ -1,0 +1,79 @@
+"""A job that tells of its health, as a process that a test can break.
+
+``python -m tests.support.monitored_job URL SERVERS TOPIC GROUP CHECKPOINTS``, run from the top of the checkout, with
+the limits of `LIMITS`. Its event ``ready`` names its port and its Java. Each line on standard input is a failpoint to
+set.
+
+``spark-submit tests/support/monitored_job.py … [--end] [--on-dead]`` is for the exit codes: the job ends as its query
+does, with ``--end`` in the way that docs/health.md shows, with ``--on-dead`` also when it is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import SparkSession
+
+from offsetstore import Append, Broker, OffsetStore, Retries, TransactionalSink, exit_code
+from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
+from offsetstore.monitoring import Limits, Monitoring
+from offsetstore.protocol import failpoints
+from offsetstore.store import heartbeat
+from offsetstore.testing.job_process import BatchPrinter, print_event
+from tests.support.transforms import events
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from offsetstore import Claim
+
+LIMITS: Final = Limits(starting=120, query=4, batch=5, polling=6, jvm=5, unreachable=3, exit=2)
+
+
+def _start(session: SparkSession, claim: Claim, options: dict[str, str], base: str) -> tuple[Any, StreamingQuery]:
+    sink = TransactionalSink(claim, events, into=Append("events"))
+    query = (
+        session.readStream.format("kafka")
+        .options(**options)
+        .option("startingOffsets", claim.starting_offsets)
+        .load()
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", claim.checkpoint(base))
+        .start()
+    )
+    return sink, query
+
+
+def _main(url: str, servers: str, topic: str, group: str, base: str, *how: str) -> None:
+    options = {"kafka.bootstrap.servers": servers, "subscribe": topic}
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if is_submitted:
+        session = SparkSession.builder.getOrCreate()
+    else:
+        session = local_session("monitored", extra_conf=quick_conf(spark_conf()))
+    heartbeat.INTERVAL = 0.5
+    limits = replace(LIMITS, polling=60) if is_submitted else LIMITS  # several start at a time
+    monitoring = Monitoring(port=0, limits=limits, on_dead="exit" if "--on-dead" in how else None)
+    retries = Retries(attempts=1_000, longest=0.5)
+    with OffsetStore.connect(url, observers=[monitoring, BatchPrinter()], retries=retries) as store:
+        claim = store.claim(group, Broker.from_spark(options, timeout=2), mirror_every=0.5)
+        sink, query = _start(session, claim, options, base)
+        jvm: Any = session._jvm
+        print_event("ready", port=monitoring.port, jvm=jvm.java.lang.ProcessHandle.current().pid())
+        if not is_submitted:
+            for line in sys.stdin:
+                failpoints.follow(line.strip() or None)
+            os._exit(0)
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            if "--end" not in how:
+                raise
+            sys.exit(exit_code(sink.error or error))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

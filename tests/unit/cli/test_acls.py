@@ -1,0 +1,70 @@
+"""What ``acls print`` prints, and what the commands refuse without asking Kafka."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from offsetstore.cli.commands import cli
+from offsetstore.kafka.acls import job_acls
+
+JOB = ("--principal", "User:job", "-t", "payments", "-g", "billing")
+
+
+@pytest.mark.behaviour("OPS-14")
+def test_each_permission_is_a_command_below_what_it_is_for() -> None:
+    result = CliRunner().invoke(cli, ["acls", "print", *JOB, "-b", "localhost:9092"])
+    assert result.exit_code == 0
+    expected = job_acls("User:job", topics=["payments"], groups=["billing"])
+    assert result.stdout.splitlines() == [
+        line for acl in expected for line in (f"# {acl.purpose}", acl.command("localhost:9092"))
+    ]
+
+
+@pytest.mark.behaviour("OPS-14")
+@pytest.mark.parametrize(
+    ("more", "operations"),
+    [
+        ((), ["READ", "READ"]),
+        (("--no-mirror",), ["READ", "DESCRIBE"]),
+        (("--spark-groups", "jobs"), ["READ", "READ", "READ"]),
+        (("--for", "operator"), ["DESCRIBE", "DESCRIBE"]),
+    ],
+)
+def test_the_document_has_all_that_an_acl_is_made_of(more: tuple[str, ...], operations: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["acls", "print", *JOB, *more, "--format", "json"])
+    acls = json.loads(result.stdout)["acls"]
+    assert [acl["operation"] for acl in acls] == operations
+    assert acls[0] | {"purpose": "", "command": ""} == {
+        "principal": "User:job",
+        "resource": "topic",
+        "name": "payments",
+        "pattern": "literal",
+        "operation": operations[0],
+        "host": "*",
+        "permission": "allow",
+        "purpose": "",
+        "command": "",
+    }
+    assert [acl["pattern"] for acl in acls[2:]] == ["prefixed"] * (len(acls) - 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("print", "--principal", "job", "-t", "payments", "-g", "billing"),
+        ("print", *JOB, "-t", ""),
+        ("print", *JOB, "--spark-groups", ""),
+        ("print", *JOB, "--for", "operator", "--no-mirror"),
+        ("print", *JOB, "--for", "operator", "--spark-groups", "jobs"),
+        ("check", *JOB),
+        ("check", *JOB, "-t", "*", "-b", "127.0.0.1:1"),
+        ("check", *JOB, "-g", "*", "-b", "127.0.0.1:1"),
+        ("apply", *JOB),
+    ],
+)
+def test_wrong_usage_is_said_before_kafka_is_asked(wrong: tuple[str, ...]) -> None:
+    result = CliRunner(env={"OFFSETSTORE_BOOTSTRAP_SERVERS": None}).invoke(cli, ["acls", *wrong])
+    assert result.exit_code == 2

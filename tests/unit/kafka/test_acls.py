@@ -1,0 +1,96 @@
+"""Which ACLs a job and an operator need; that a job runs with them is tests/integration/spark/test_acls.py."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.kafka.acls import ALL, Acl, job_acls, operator_acls
+from tests.support.authorized import JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOPICS = ["payments", "refunds"]
+GROUPS = ["billing"]
+
+
+@pytest.mark.behaviour("OPS-14")
+@pytest.mark.parametrize(
+    ("options", "groups"),
+    [
+        ({}, ["READ on group billing"]),
+        ({"mirror": False}, ["DESCRIBE on group billing"]),
+        ({"spark_groups": "spark-kafka-source"}, ["READ on group billing", "READ on group spark-kafka-source-…"]),
+    ],
+)
+def test_a_job_reads_its_topics_and_its_group(options: dict[str, Any], groups: list[str]) -> None:
+    acls = job_acls(JOB, topics=TOPICS, groups=GROUPS, **options)
+    assert [str(acl) for acl in acls] == ["READ on topic payments", "READ on topic refunds", *groups]
+    assert {acl.principal for acl in acls} == {JOB}
+    assert all(acl.purpose for acl in acls)
+
+
+@pytest.mark.behaviour("OPS-14")
+def test_an_operator_only_looks() -> None:
+    acls = operator_acls("User:exporter", topics=[ALL], groups=["billing", "audit"])
+    assert [str(acl) for acl in acls] == [
+        "DESCRIBE on topic *", "DESCRIBE on group billing", "DESCRIBE on group audit"
+    ]  # fmt: skip
+
+
+def test_what_is_named_twice_is_one_permission() -> None:
+    acls = job_acls(JOB, topics=["payments", "payments"], groups=["billing", "billing"])
+    assert len(acls) == len(set(acls)) == 2
+
+
+def test_the_purpose_does_not_tell_two_acls_apart() -> None:
+    assert Acl(JOB, "topic", "payments", "READ", purpose="one") == Acl(JOB, "topic", "payments", "READ", purpose="two")
+    assert Acl(JOB, "topic", "payments", "READ") != Acl(JOB, "topic", "payments", "DESCRIBE")
+
+
+def test_the_command_is_kafkas_own_and_safe_in_a_shell() -> None:
+    [topic, group, prefix] = job_acls(
+        "User:CN=job, O=Sales", topics=["payments"], groups=["it's $HOME"], spark_groups="jobs"
+    )
+    beginning = ["--command-config", "admin.properties", "--add", "--allow-principal", "User:CN=job, O=Sales"]
+    assert topic.command() == (
+        'kafka-acls --bootstrap-server "$OFFSETSTORE_BOOTSTRAP_SERVERS" --command-config admin.properties '
+        "--add --allow-principal 'User:CN=job, O=Sales' --operation READ --topic payments"
+    )
+    assert shlex.split(group.command("localhost:9092")) == [
+        "kafka-acls", "--bootstrap-server", "localhost:9092", *beginning,
+        "--operation", "READ", "--group", "it's $HOME",
+    ]  # fmt: skip
+    assert shlex.split(prefix.command())[-4:] == ["--group", "jobs-", "--resource-pattern-type", "prefixed"]
+
+
+@pytest.mark.parametrize("needed", [job_acls, operator_acls])
+@pytest.mark.parametrize(
+    ("principal", "topics", "groups"),
+    [
+        ("job", TOPICS, GROUPS),
+        ("User:", TOPICS, GROUPS),
+        (":job", TOPICS, GROUPS),
+        (JOB, "payments", GROUPS),
+        (JOB, TOPICS, "billing"),
+        (JOB, [""], GROUPS),
+        (JOB, TOPICS, [""]),
+        (JOB, [], GROUPS),
+        (JOB, TOPICS, []),
+    ],
+)
+def test_a_principal_has_a_type_and_there_are_topics_and_groups(
+    needed: Callable[..., tuple[Acl, ...]], principal: str, topics: Any, groups: Any
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        needed(principal, topics=topics, groups=groups)
+    assert refused.value.expected
+
+
+def test_the_prefix_of_sparks_groups_is_not_all_groups() -> None:
+    with pytest.raises(ConfigurationError, match="prefix"):
+        job_acls(JOB, topics=TOPICS, groups=GROUPS, spark_groups="")

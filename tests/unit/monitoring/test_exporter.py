@@ -1,0 +1,321 @@
+"""The exporter on a store in memory and a broker that is told what to say: its text, and what it does about outages."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import re
+import threading
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from offsetstore import OffsetRange, TopicPartition
+from offsetstore.errors import BrokerUnavailable, ConfigurationError, StoreUnavailable
+from offsetstore.monitoring import exporter as exporter_module
+from offsetstore.monitoring.exporter import Exporter
+from offsetstore.monitoring.exposition import Gauge, Page
+from offsetstore.monitoring.text_server import TextServer
+from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore import OffsetStore
+
+DOCS = Path(__file__).parents[3] / "docs" / "exporter.md"
+P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+ODD = 'a "quoted" \\ group\nwith a line'
+CANARY = "Hunter2-never-shown"
+
+
+@pytest.fixture
+def broker() -> StaticBroker:
+    """Ten records in each of three partitions, one a minute."""
+    broker = StaticBroker.with_topics({"payments": 3}, end=10)
+    now = int(time.time() * 1000)
+    for tp in (P0, P1, P2):
+        broker.records[tp] = {offset: now - (10 - offset) * 60_000 for offset in range(10)}
+    broker.last_stable[P2] = 8
+    return broker
+
+
+@pytest.fixture
+def database(broker: StaticBroker) -> MemoryDatabase:
+    """`billing` runs and has stored 4 and 10 of partitions 0 and 1; another group has left, and is paused."""
+    database = MemoryDatabase()
+    store = InMemoryOffsetStore(database)
+    give(store, "billing", {P0: 4, P1: 10})
+    give(store, ODD, {P0: 1}, stay=False)
+    store.pause(ODD, reason=CANARY)
+    store.reset(ODD, {P0: 2}, reason=CANARY)
+    broker.set_committed({P0: 3})
+    broker.members = {ODD}
+    return database
+
+
+def give(store: OffsetStore, group: str, offsets: dict[TopicPartition, int], *, stay: bool = True) -> None:
+    claim = store.claim(group, topics=["payments"], mirror_every=None)
+    ranges = {tp: OffsetRange(0, until) for tp, until in offsets.items()}
+    with store.transaction(claim) as tx:
+        tx.lock(ranges)
+        tx.advance(ranges, metadata={"secret": CANARY})
+    if not stay:
+        claim.close()
+
+
+@pytest.fixture
+def exporter(database: MemoryDatabase, broker: StaticBroker) -> Iterator[Exporter]:
+    made = Exporter(lambda: InMemoryOffsetStore(database), broker)
+    yield made
+    made.close()
+
+
+def samples(text: bytes) -> dict[tuple[str, ...], float]:
+    """Each sample by its name and its labels' values."""
+    families = text_string_to_metric_families(text.decode())
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+def shown(exporter: Exporter) -> dict[tuple[str, ...], float]:
+    exporter.refresh()
+    return samples(exporter.text)
+
+
+@pytest.mark.behaviour("OPS-5", "OPS-12")
+def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
+    found = shown(exporter)
+    of_billing = {key[0]: value for key, value in found.items() if key[1:] in {("billing",), ("billing", "payments")}}
+    assert of_billing.pop("offsetstore_group_last_advance_timestamp_seconds") == pytest.approx(time.time(), abs=60)
+    assert 0 <= of_billing.pop("offsetstore_group_heartbeat_age_seconds") < 60
+    assert of_billing.pop("offsetstore_group_lag_seconds") == pytest.approx(360, rel=0.05)
+    assert of_billing == {
+        "offsetstore_group_batch_started_timestamp_seconds": 0,
+        "kafka_consumergroup_lag_sum": 6,
+        "offsetstore_group_claim_epoch": 1,
+        "offsetstore_group_has_kafka_members": 0,
+        "offsetstore_group_headroom_offsets": 4,
+        "offsetstore_group_live": 1,
+        "offsetstore_group_mirror_lag_offsets": 1,
+        "offsetstore_group_paused": 0,
+        "offsetstore_group_pinned_partitions": 0,
+        "offsetstore_group_unread_partitions": 1,
+    }
+    for name in ("current_offset", "lag"):
+        partitions = {
+            key[3]: value for key, value in found.items() if key[:2] == (f"kafka_consumergroup_{name}", "billing")
+        }
+        assert partitions == ({"0": 4, "1": 10} if name == "current_offset" else {"0": 6, "1": 0}), "no row, no series"
+    assert found["kafka_topic_partitions", "payments"] == 3
+    assert found["kafka_topic_partition_current_offset", "payments", "2"] == 10
+    assert found["kafka_topic_partition_oldest_offset", "payments", "2"] == 0
+    assert found["offsetstore_topic_open_transaction_offsets", "payments"] == 2
+    assert found["offsetstore_group_dead_letters", "billing", "dead"] == 0
+    assert (found["offsetstore_exporter_up", "database"], found["offsetstore_exporter_up", "kafka"]) == (1, 1)
+    assert abs(found["offsetstore_database_clock_skew_seconds",]) < 5
+    assert found["offsetstore_exporter_partition_series_left_out",] == 0
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_any_name_of_a_group_comes_through_and_its_state_is_told(exporter: Exporter) -> None:
+    found = shown(exporter)
+    state = {name: found.get((f"offsetstore_group_{name}", ODD)) for name in (
+        "live", "paused", "pinned_partitions", "has_kafka_members", "heartbeat_age_seconds"
+    )}  # fmt: skip
+    assert state == {
+        "live": 0, "paused": 1, "pinned_partitions": 1, "has_kafka_members": 1, "heartbeat_age_seconds": None
+    }  # fmt: skip
+
+
+def test_values_and_labels_are_written_as_prometheus_reads_them() -> None:
+    page, plain, labelled = Page(), Gauge("a", "One."), Gauge("b", "Two.", ("x", "y"))
+    page.add(labelled, 2**53, ODD, "größe")
+    page.add(plain, 0.1)
+    page.add(labelled, -1.5e-7, "", "\\n")
+    page.add(labelled, None, "left", "out")
+    assert samples(page.text()) == {("a",): 0.1, ("b", ODD, "größe"): 2**53, ("b", "", "\\n"): -1.5e-7}
+    assert page.text().count(b"# TYPE b gauge\n") == 1
+    assert Page().text() == b""
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_no_text_of_a_person_a_record_or_an_error_gets_out(
+    exporter: Exporter, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter.refresh()
+    broker.error = BrokerUnavailable("down", found=CANARY)
+    exporter.refresh()
+    assert CANARY not in exporter.text.decode() + caplog.text
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_without_kafka_the_stores_part_stays_and_the_rest_is_left_out(
+    exporter: Exporter, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = shown(exporter)
+    broker.error = BrokerUnavailable("no answer from Kafka")
+    down, again = shown(exporter), shown(exporter)
+    assert (down["offsetstore_exporter_up", "database"], down["offsetstore_exporter_up", "kafka"]) == (1, 0)
+    gone = {key[0] for key in before} - {key[0] for key in down}
+    assert gone == {
+        "kafka_topic_partitions", "kafka_topic_partition_current_offset", "kafka_topic_partition_oldest_offset",
+        "kafka_consumergroup_lag", "kafka_consumergroup_lag_sum", "offsetstore_group_lag_seconds",
+        "offsetstore_group_headroom_offsets", "offsetstore_group_mirror_lag_offsets",
+        "offsetstore_group_has_kafka_members", "offsetstore_group_unread_partitions", "offsetstore_topic_up",
+        "offsetstore_topic_open_transaction_offsets",
+    }  # fmt: skip
+    assert again.keys() == down.keys()
+    broker.error = None
+    assert shown(exporter).keys() == before.keys()
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING] == [
+        "Kafka: no answer from Kafka", "Kafka: in order again"
+    ]  # fmt: skip
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_without_the_database_it_waits_for_it_and_still_looks_at_kafka(
+    database: MemoryDatabase, broker: StaticBroker
+) -> None:
+    outage: list[Exception] = [StoreUnavailable("no connection")] * 2
+
+    def connect() -> InMemoryOffsetStore:
+        if outage:
+            raise outage.pop()
+        return InMemoryOffsetStore(database)
+
+    exporter = Exporter(connect, broker)
+    down = shown(exporter)
+    assert {key: value for key, value in down.items() if "seconds" not in key[0]} == {
+        ("offsetstore_exporter_up", "database"): 0, ("offsetstore_exporter_up", "kafka"): 1
+    }  # fmt: skip
+    broker.error = BrokerUnavailable("down")
+    assert shown(exporter)["offsetstore_exporter_up", "kafka"] == 0
+    broker.error = None
+    assert shown(exporter)["offsetstore_exporter_up", "database"] == 1
+    exporter.close()
+
+
+def test_a_topic_that_is_gone_is_told_and_the_others_stay(exporter: Exporter, database: MemoryDatabase) -> None:
+    gone = TopicPartition("gone", 0)
+    store = InMemoryOffsetStore(database)
+    claim = store.claim("audit", topics=["gone"], mirror_every=None)
+    with store.transaction(claim) as tx:
+        tx.lock({gone: OffsetRange(0, 1)})
+        tx.advance({gone: OffsetRange(0, 1)})
+    found = shown(exporter)
+    assert (found["offsetstore_topic_up", "gone"], found["offsetstore_topic_up", "payments"]) == (0, 1)
+    assert ("kafka_consumergroup_lag_sum", "audit", "gone") not in found
+    assert found["kafka_consumergroup_current_offset", "audit", "gone", "0"] == 1
+    assert found["kafka_consumergroup_lag_sum", "billing", "payments"] == 6
+
+
+def test_too_many_series_of_partitions_are_all_left_out(database: MemoryDatabase, broker: StaticBroker) -> None:
+    series = 2 * (3 + 3)
+    for limit in (series, series - 1):
+        found = shown(Exporter(lambda: InMemoryOffsetStore(database), broker, max_partition_series=limit))
+        is_over = limit < series
+        assert found["offsetstore_exporter_partition_series_left_out",] == (series if is_over else 0)
+        of_partitions = [
+            key for key in found if key[0] in {"kafka_consumergroup_lag", "kafka_topic_partition_current_offset"}
+        ]
+        assert len(of_partitions) == (0 if is_over else 6)
+        assert found["kafka_consumergroup_lag_sum", "billing", "payments"] == 6
+
+
+def test_a_group_has_another_name_in_kafka(database: MemoryDatabase, broker: StaticBroker) -> None:
+    broker.members = {"spark-billing"}
+    exporter = Exporter(lambda: InMemoryOffsetStore(database), broker, kafka_groups={"billing": "spark-billing"})
+    assert shown(exporter)["offsetstore_group_has_kafka_members", "billing"] == 1
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_no_error_ends_it_and_an_unknown_one_is_named_without_its_text(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter.refresh()
+    trouble: list[Exception] = [ConfigurationError("no such setting"), ZeroDivisionError(CANARY)]
+
+    def read() -> None:
+        if trouble:
+            raise trouble.pop()
+        stop.set()
+
+    monkeypatch.setattr(exporter, "_read_lag", read)
+    stop = threading.Event()
+    running = threading.Thread(target=exporter.run, args=(0.01, stop))
+    running.start()
+    running.join(10)
+    assert not running.is_alive()
+    assert not trouble
+    assert samples(exporter.text)["offsetstore_exporter_up", "database"] == 0
+    assert "ZeroDivisionError" in caplog.text
+    assert CANARY not in caplog.text
+    with pytest.raises(ConfigurationError):
+        Exporter(lambda: _raise(ConfigurationError("a wrong URL")), StaticBroker.with_topics({})).refresh()
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+@pytest.mark.behaviour("OPS-5")
+def test_a_scrape_gets_the_latest_text_packed_or_not_and_waits_for_the_first() -> None:
+    texts = [b"first 1\n"]
+    server = TextServer(lambda: texts[-1], host="127.0.0.1", port=0)
+    got: list[bytes] = []
+    early = threading.Thread(target=lambda: got.append(fetch(server)))
+    early.start()
+    server.start()
+    early.join(10)
+    texts.append(b"second 2\n" * 1000)
+    assert got == [b"first 1\n"]
+    assert fetch(server) == texts[-1]
+    assert gzip.decompress(fetch(server, packed=True)) == texts[-1]
+    texts.append(b"third 3\n")
+    assert gzip.decompress(fetch(server, packed=True)) == texts[-1]
+    assert b"/metrics" in fetch(server, path="/", status=404)
+    with pytest.raises(ConfigurationError, match="metrics can't be served there"):
+        TextServer(lambda: b"", host="127.0.0.1", port=server.port)
+    server.close()
+
+
+def fetch(server: TextServer, *, path: str = "/metrics", packed: bool = False, status: int = 200) -> bytes:
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("GET", path, headers={"Accept-Encoding": "gzip"} if packed else {})
+    answer = connection.getresponse()
+    assert answer.status == status
+    body = answer.read()
+    connection.close()
+    return body
+
+
+def test_a_server_that_never_started_can_be_closed() -> None:
+    TextServer(lambda: b"", host="127.0.0.1", port=0).close()
+
+
+def test_the_page_lists_each_metric_with_its_labels(exporter: Exporter) -> None:
+    listed = dict(re.findall(r"^\| `(\w+)` \|(.*?)\|", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
+    exporter.refresh()
+    made: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(exporter.text.decode()):
+        assert (family.type, bool(family.documentation)) == ("gauge", True)
+        made[family.name] = {label for sample in family.samples for label in sample.labels}
+    assert {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in listed.items()} == made
+    gauges = {one.name for one in vars(exporter_module).values() if isinstance(one, Gauge)}
+    assert gauges == made.keys()
+
+
+def test_a_refresh_follows_the_other(exporter: Exporter) -> None:
+    stop = threading.Event()
+    running = threading.Thread(target=exporter.run, args=(0.01, stop))
+    running.start()
+    first = wait_until(lambda: exporter.text)
+    wait_until(lambda: exporter.text != first)
+    stop.set()
+    running.join(10)
+    assert not running.is_alive()

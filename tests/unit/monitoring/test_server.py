@@ -1,0 +1,268 @@
+"""The probes over HTTP, what they show to whom, and what a supervisor is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+from uuid import uuid4
+
+import pytest
+
+from offsetstore import Token
+from offsetstore.errors import ConfigurationError, ExitCode, StoreUnavailable
+from offsetstore.monitoring import Limits, Monitoring
+from offsetstore.monitoring.health import Code, Finding, Verdict
+from offsetstore.monitoring.supervision import Supervision
+from offsetstore.offsets import Pause
+from offsetstore.protocol.events import BatchStarted, ClaimLost, ClaimTaken, HeartbeatMissed, Paused
+from offsetstore.store import heartbeat
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+GROUP = "billing"
+SECRET = "0123456789abcdef0123456789abcdef"
+TOKEN = Token(7, uuid4())
+TAKEN = ClaimTaken(group=GROUP, token=TOKEN, owner="host", starting=None)
+
+
+def get(monitoring: Monitoring, path: str, token: str | None = None) -> tuple[int, dict[str, Any]]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with urlopen(Request(f"http://127.0.0.1:{monitoring.port}{path}", headers=headers), timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as refused:
+        with refused:
+            return refused.code, json.load(refused)
+
+
+@pytest.fixture
+def monitoring() -> Iterator[Monitoring]:
+    with Monitoring(port=0) as made:
+        yield made
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_the_probes_follow_the_job(monitoring: Monitoring) -> None:
+    starting = {"live": True, "ready": False, "codes": ["starting"]}
+    status, found = get(monitoring, "/livez")
+    assert (status, {key: found[key] for key in starting}) == (200, starting)
+    assert get(monitoring, "/readyz")[0] == 503
+
+    monitoring.on(TAKEN)
+    well: dict[str, Any] = {"live": True, "ready": True, "codes": [], "reasons": []}
+    assert get(monitoring, "/livez") == (200, well)
+    assert get(monitoring, "/readyz") == (200, well)
+
+    monitoring.on(ClaimLost(group=GROUP, token=TOKEN))
+    lost = {
+        "live": False,
+        "ready": False,
+        "codes": ["claim-lost"],
+        "reasons": [{"code": "claim-lost", "group": GROUP, "text": "billing: another claim has taken over"}],
+    }
+    assert get(monitoring, "/livez") == (500, lost)
+    assert get(monitoring, "/readyz") == (503, lost)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_an_outage_is_told_by_readyz_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
+    with Monitoring(port=0, limits=Limits(unreachable=0.2)) as monitoring:
+        monitoring.on(TAKEN)
+        monitoring.on(HeartbeatMissed(group=GROUP, error=StoreUnavailable("no")))
+        wait_until(lambda: get(monitoring, "/readyz")[0] == 503)
+        assert get(monitoring, "/readyz")[1]["codes"] == ["database-unreachable"]
+        assert get(monitoring, "/livez")[0] == 200
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_no_text_of_an_error_or_of_a_person_gets_into_an_answer(monitoring: Monitoring) -> None:
+    monitoring.on(TAKEN)
+    monitoring.on(BatchStarted(group=GROUP, batch=1, ranges={}))
+    monitoring.on(Paused(group=GROUP, pause=Pause(datetime.now(UTC), None, "canary")))
+    monitoring.on(HeartbeatMissed(group=GROUP, error=StoreUnavailable("canary", found="canary")))
+    status, found = get(monitoring, "/readyz")
+    assert (status, found["codes"]) == (200, ["paused"])
+    assert "canary" not in json.dumps(found)
+
+
+@pytest.mark.behaviour("OPS-4", "OPS-7")
+@pytest.mark.parametrize(
+    ("host", "token", "sent", "has_details"),
+    [
+        ("127.0.0.1", None, None, True),
+        ("127.0.0.1", SECRET, None, False),
+        ("127.0.0.1", SECRET, SECRET, True),
+        ("0.0.0.0", None, None, False),  # noqa: S104
+        ("0.0.0.0", SECRET, None, False),  # noqa: S104
+        ("0.0.0.0", SECRET, SECRET[:-1], False),  # noqa: S104
+        ("0.0.0.0", SECRET, "\xe4" * 32, False),  # noqa: S104
+        ("0.0.0.0", SECRET, SECRET, True),  # noqa: S104
+    ],
+)
+def test_on_another_address_details_need_the_token(
+    host: str, token: str | None, sent: str | None, *, has_details: bool
+) -> None:
+    with Monitoring(port=0, host=host, token=token) as monitoring:
+        monitoring.on(TAKEN)
+        monitoring.on(ClaimLost(group=GROUP, token=TOKEN))
+        status, found = get(monitoring, "/livez", sent)
+    assert (status, found["codes"]) == (500, ["claim-lost"])
+    assert (GROUP in json.dumps(found)) == has_details
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": 0, "token": "x" * 31},
+        {"port": 0, "on_dead": "restart"},
+        {"port": 70_000},
+        {"port": 0, "limits": Limits(unreachable=9)},
+    ],
+)
+def test_settings_that_can_t_be_are_refused_and_leave_nothing_behind(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Monitoring(**wrong)
+    assert "xxx" not in str(caught.value)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_it_listens_on_ipv6_too() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        with pytest.raises(ConfigurationError):
+            Monitoring(port=0, host="::1")
+        return
+    with Monitoring(port=0, host="::1") as monitoring, urlopen(f"http://[::1]:{monitoring.port}/livez") as answer:
+        assert json.load(answer)["reasons"]
+
+
+DEAD = Verdict((Finding(Code.JVM_GONE, GROUP, "billing: no answer"),))
+PAUSED = Verdict((Finding(Code.PAUSED, GROUP, "billing: paused", is_live=True, is_ready=True),))
+STARTING = Verdict((Finding(Code.STARTING, GROUP, "billing: starts", is_live=True),))
+
+
+@pytest.mark.behaviour("OPS-4")
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_systemd_hears_of_readiness_once_and_of_life_only_while_there_is_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_abstract: bool
+) -> None:
+    name = f"health-{uuid4().hex[:8]}"  # a path of a socket has 107 bytes at most
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.settimeout(20)
+        systemd.bind(f"\0{name}" if is_abstract else str(tmp_path / name))
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}" if is_abstract else str(tmp_path / name))
+        verdicts = [STARTING, Verdict(), Verdict(), DEAD, DEAD, PAUSED]
+
+        supervision = Supervision(lambda: verdicts.pop(0) if len(verdicts) > 1 else verdicts[0], time.monotonic, None)
+        monkeypatch.setattr("offsetstore.monitoring.supervision.INTERVAL", 0.01)
+        heard = [systemd.recv(1000).decode().split("\n") for _ in range(6)]
+        supervision.close()
+
+    assert heard == [
+        ["STATUS=starting", "WATCHDOG=1"],
+        ["STATUS=ok", "WATCHDOG=1", "READY=1"],
+        ["WATCHDOG=1"],
+        ["STATUS=jvm-gone"],
+        ["STATUS=paused", "WATCHDOG=1"],
+        ["WATCHDOG=1"],
+    ]
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_systemd_that_is_gone_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offsetstore.monitoring.supervision.INTERVAL", 0.01)
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/at/all")
+    turns: list[int] = []
+
+    def judge() -> Verdict:
+        turns.append(0)
+        return Verdict()
+
+    supervision = Supervision(judge, time.monotonic, None)
+    wait_until(lambda: len(turns) > 2)
+    supervision.close()
+
+
+PROGRAM = """\
+import threading, time
+from offsetstore.monitoring import Limits, Monitoring
+from offsetstore.protocol.events import ClaimLost
+from offsetstore.protocol.query_status import QueryStatus
+from offsetstore.testing import InMemoryOffsetStore
+
+def hangs_for_ever():
+    time.sleep(600)
+
+monitoring = Monitoring(port=0, on_dead={on_dead!r}, limits=Limits(starting={starting}, exit=0.5))
+with InMemoryOffsetStore(observers=[monitoring]) as store:
+    if {fenced}:
+        store.claim("billing", topics=["payments"]).lose()
+    print(monitoring.port, flush=True)
+    hangs_for_ever()
+"""
+
+
+def run(*, on_dead: str | None, fenced: bool = False, starting: float = 600) -> subprocess.Popen[str]:
+    program = PROGRAM.format(on_dead=on_dead, fenced=fenced, starting=starting)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.behaviour("OPS-4")
+@pytest.mark.parametrize(
+    ("fenced", "code", "reason"),
+    [(True, ExitCode.FENCED, "claim-lost: billing: "), (False, ExitCode.DEAD, "starting: no group was claimed yet")],
+)
+def test_a_dead_job_shows_its_stacks_and_ends(*, fenced: bool, code: ExitCode, reason: str) -> None:
+    with run(on_dead="exit", fenced=fenced, starting=0.5) as process:
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert f"the job is not live, and ends with exit code {int(code)}\n  {reason}" in told
+    assert "in hangs_for_ever" in told
+    assert told.lower().count("thread 0x") >= 3
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_dead_job_goes_on_unless_it_is_told_to_end() -> None:
+    with run(on_dead=None, fenced=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            with pytest.raises(HTTPError) as refused:
+                urlopen(f"http://127.0.0.1:{port}/livez", timeout=10)
+            with refused.value:
+                assert refused.value.code == 500
+            time.sleep(0.2)
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_job_that_was_stopped_is_live_when_it_goes_on() -> None:
+    with run(on_dead="exit", starting=4) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            urlopen(f"http://127.0.0.1:{port}/livez", timeout=4.5)
+        os.kill(process.pid, signal.SIGCONT)
+        with urlopen(f"http://127.0.0.1:{port}/livez", timeout=10) as answer:
+            assert json.load(answer)["live"]
+        assert process.wait(30) == ExitCode.DEAD, "its time has run on since"

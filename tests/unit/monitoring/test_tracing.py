@@ -1,0 +1,257 @@
+"""A job's traces: the spans that its events make. No Spark, no database, and the SDK's exporter in memory."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv import schemas
+from opentelemetry.semconv._incubating.attributes import (  # pyright: ignore[reportMissingTypeStubs]
+    messaging_attributes as messaging,
+)
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
+from opentelemetry.trace import SpanKind, StatusCode, get_current_span
+
+from offsetstore import OffsetRange, Pause, Token, TopicPartition
+from offsetstore.errors import LockTimeout, MissingDependency, RowsRefused
+from offsetstore.monitoring import Tracing, tracing
+from offsetstore.protocol.events import (
+    BatchFailed,
+    BatchInterrupted,
+    BatchKept,
+    BatchSkipped,
+    BatchStarted,
+    BatchWritten,
+    BufferFlushed,
+    ClaimTaken,
+    CommitResolved,
+    LettersWritten,
+    MirrorCopied,
+    Paused,
+    Resumed,
+    Retried,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from offsetstore.protocol.events import Event
+
+GROUP = "billing"
+CANARY = "canary"
+P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
+BATCH: dict[str, Any] = {"group": GROUP, "batch": 3, "ranges": {P0: OffsetRange(0, 5), P1: OffsetRange(2, 4)}}
+TAKEN = ClaimTaken(group=GROUP, token=Token(7, uuid4()), owner="host", starting=None)
+STARTED = BatchStarted(**BATCH)
+SECONDS = {"plan": 0.5, "compute": 20.0, "write": 1.25, "commit": 0.25}
+WRITTEN = BatchWritten(**BATCH, rows={"": 8, "sums": 2}, seconds=SECONDS)
+FAILED = BatchFailed(**BATCH, error=RowsRefused(f"refused {CANARY}", found=CANARY, sqlstate="23514"))
+MEANWHILE: list[Event] = [
+    Paused(group=GROUP, pause=Pause(datetime.now(UTC), None, CANARY)),
+    Resumed(group=GROUP),
+    Retried(group=GROUP, attempt=1, error=LockTimeout(CANARY), wait=0.25),
+    CommitResolved(group=GROUP, topic_partition=P0, happened=None),
+    LettersWritten(group=GROUP, batch=3, ranges={}, letters={"refused": 2, "rejected": 1}),
+    LettersWritten(group=GROUP, batch=3, ranges={}, letters={"refused": 1}),
+]
+
+
+class Traced:
+    """A `Tracing` and the spans that it has ended."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = provider.get_tracer("application")
+        self.observer = Tracing(provider)
+
+    def on(self, *events: Event) -> Traced:
+        for event in events:
+            self.observer.on(event)
+        return self
+
+    @property
+    def spans(self) -> Sequence[ReadableSpan]:
+        return self.exporter.get_finished_spans()
+
+    def named(self, name: str) -> ReadableSpan:
+        [span] = [span for span in self.spans if span.name == name]
+        return span
+
+
+def seconds(span: ReadableSpan) -> float:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
+def children(traced: Traced, parent: ReadableSpan) -> list[ReadableSpan]:
+    found = [span for span in traced.spans if span.parent is not None and span.parent == parent.context]
+    return sorted(found, key=lambda span: span.start_time or 0)
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_a_batch_is_a_span_with_the_names_of_the_messaging_conventions() -> None:
+    traced = Traced().on(TAKEN, STARTED, WRITTEN)
+    batch = traced.named("process payments")
+    assert (batch.kind, batch.parent, batch.status.status_code) == (SpanKind.CONSUMER, None, StatusCode.UNSET)
+    assert batch.attributes == {
+        messaging.MESSAGING_SYSTEM: "kafka",
+        messaging.MESSAGING_OPERATION_NAME: "process",
+        messaging.MESSAGING_OPERATION_TYPE: messaging.MessagingOperationTypeValues.PROCESS.value,
+        messaging.MESSAGING_CONSUMER_GROUP_NAME: GROUP,
+        messaging.MESSAGING_DESTINATION_NAME: "payments",
+        messaging.MESSAGING_BATCH_MESSAGE_COUNT: 7,
+        "offsetstore.batch": 3,
+        "offsetstore.partitions": 2,
+        "offsetstore.claim.epoch": 7,
+        "offsetstore.outcome": "written",
+        "offsetstore.rows": 10,
+    }
+    scope = batch.instrumentation_scope
+    assert scope is not None
+    assert (scope.name, scope.schema_url) == ("offsetstore", tracing.SCHEMA)
+    assert tracing.SCHEMA in {schema.value for schema in schemas.Schemas}
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_its_phases_are_its_children_one_after_the_other_to_its_end() -> None:
+    traced = Traced().on(STARTED, WRITTEN)
+    batch = traced.named("process payments")
+    phases = children(traced, batch)
+    assert {span.name: seconds(span) for span in phases} == {
+        f"offsetstore.{name}": spent for name, spent in SECONDS.items()
+    }
+    assert [span.name for span in phases] == [f"offsetstore.{name}" for name in SECONDS]
+    assert [span.start_time for span in phases[1:]] + [batch.end_time] == [span.end_time for span in phases]
+    assert all(span.attributes == {messaging.MESSAGING_CONSUMER_GROUP_NAME: GROUP} for span in phases)
+
+
+@pytest.mark.behaviour("OPS-15")
+@pytest.mark.parametrize(
+    ("end", "outcome", "rows"),
+    [
+        (BatchSkipped(**BATCH), "skipped", None),
+        (BatchKept(**BATCH, rows={"": 8}, seconds={"plan": 1.0}), "kept", 8),
+        (FAILED, "failed", None),
+        (BatchInterrupted(**BATCH), "interrupted", None),
+    ],
+)
+def test_its_outcome_is_told(end: Event, outcome: str, rows: int | None) -> None:
+    attributes = Traced().on(STARTED, end).named("process payments").attributes or {}
+    assert (attributes["offsetstore.outcome"], attributes.get("offsetstore.rows")) == (outcome, rows)
+
+
+@pytest.mark.behaviour("OPS-7", "OPS-15")
+def test_a_failure_is_told_by_its_class_and_no_text_gets_into_a_span() -> None:
+    traced = Traced().on(TAKEN, STARTED, *MEANWHILE, FAILED)
+    [failed] = traced.spans
+    assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "RowsRefused")
+    assert (failed.attributes or {})[ERROR_TYPE] == "RowsRefused"
+    assert CANARY not in failed.to_json()
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_a_query_that_is_refused_before_its_batch_begins_has_a_span_too() -> None:
+    refused = BatchFailed(group=GROUP, batch=0, ranges={}, error=ValueError(CANARY))
+    failed = Traced().on(STARTED, WRITTEN, refused).named("process")
+    assert failed.status.description == "ValueError"
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_what_happens_meanwhile_is_noted_on_the_batch() -> None:
+    batch = Traced().on(STARTED, *MEANWHILE, WRITTEN).named("process payments")
+    assert [(event.name, dict(event.attributes or {})) for event in batch.events] == [
+        ("paused", {}),
+        ("resumed", {}),
+        ("retried", {ERROR_TYPE: "LockTimeout", "offsetstore.attempt": 1, "offsetstore.wait": 0.25}),
+        ("commit resolved", {"offsetstore.outcome": "unknown"}),
+    ]
+    assert (batch.attributes or {})["offsetstore.dead_letters"] == 4
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_a_batch_of_several_topics_is_named_after_none() -> None:
+    ranges = {P0: OffsetRange(0, 1), TopicPartition("refunds", 0): OffsetRange(0, 1)}
+    event = BatchStarted(group=GROUP, batch=0, ranges=ranges)
+    [batch] = Traced().on(event, BatchSkipped(group=GROUP, batch=0, ranges=ranges)).spans
+    assert batch.name == "process"
+    assert messaging.MESSAGING_DESTINATION_NAME not in (batch.attributes or {})
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_the_applications_spans_of_a_batch_are_its_children_and_later_ones_are_not() -> None:
+    traced = Traced().on(STARTED)
+    with traced.tracer.start_as_current_span("own"):
+        pass
+    traced.on(WRITTEN)
+    with traced.tracer.start_as_current_span("later"):
+        pass
+    batch = traced.named("process payments")
+    assert traced.named("own") in children(traced, batch)
+    assert traced.named("later").parent is None
+    assert not get_current_span().is_recording()
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_batches_in_two_threads_of_one_group_are_kept_apart() -> None:
+    traced = Traced().on(TAKEN, STARTED)
+    other: dict[str, Any] = {**BATCH, "batch": 0}
+    elsewhere: Callable[[], object] = lambda: traced.on(  # noqa: E731 - the new claim's job, in its own thread
+        BatchStarted(**other), MEANWHILE[2], BatchSkipped(**other)
+    )
+    thread = Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    traced.on(WRITTEN)
+    told = {(span.attributes or {})["offsetstore.batch"]: span for span in traced.spans if span.parent is None}
+    assert {number: (span.attributes or {})["offsetstore.outcome"] for number, span in told.items()} == {
+        0: "skipped",
+        3: "written",
+    }
+    assert (len(told[0].events), len(told[3].events)) == (1, 0)
+
+
+FLUSHED = BufferFlushed(group=GROUP, batches=(1, 3), ranges=BATCH["ranges"], rows={"": 9}, seconds={"write": 2.0})
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_a_flush_is_a_span_and_a_kept_batchs_phases_end_where_its_flush_begins() -> None:
+    traced = Traced().on(STARTED, FLUSHED, BatchKept(**BATCH, rows={"": 8}, seconds={"compute": 4.0}))
+    batch, flush, compute = map(traced.named, ("process payments", "offsetstore.flush", "offsetstore.compute"))
+    assert children(traced, batch) == [compute, flush]
+    assert compute.end_time == flush.start_time
+    assert seconds(flush) == seconds(traced.named("offsetstore.write")) == 2.0
+    assert (flush.attributes or {})["offsetstore.batches"] == (1, 3)
+    assert (flush.attributes or {})[messaging.MESSAGING_BATCH_MESSAGE_COUNT] == 7
+
+
+@pytest.mark.behaviour("OPS-15")
+def test_between_batches_a_flush_stands_alone_and_other_events_make_no_span() -> None:
+    traced = Traced().on(TAKEN, *MEANWHILE, MirrorCopied(group=GROUP, offsets={}), FLUSHED)
+    assert {span.name for span in traced.spans} == {"offsetstore.flush", "offsetstore.write"}
+    assert traced.named("offsetstore.flush").parent is None
+
+
+def test_without_the_sdk_nothing_is_recorded_and_nothing_fails() -> None:
+    observer = Tracing()  # the global provider, which no test sets
+    for event in (TAKEN, STARTED, *MEANWHILE, FLUSHED, WRITTEN, STARTED, FAILED):
+        observer.on(event)
+    assert not get_current_span().get_span_context().is_valid
+
+
+def test_without_opentelemetry_it_says_which_extra_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "offsetstore.monitoring.tracing")
+    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
+    with pytest.raises(MissingDependency, match=r"offsetstore\[opentelemetry\]"):
+        from offsetstore.monitoring import Tracing  # noqa: F401, PLC0415 # pyright: ignore[reportUnusedImport]

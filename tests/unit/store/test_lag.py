@@ -1,0 +1,215 @@
+"""How far groups are behind: in memory, with a broker that is told what to say."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetRange, StoredOffset, TopicPartition
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, TopicMissing, TopicRecreated
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore import PartitionLag
+    from offsetstore.protocol.snapshot import KafkaSnapshot
+
+P0, P1, P2, P3 = (TopicPartition("payments", number) for number in range(4))
+R0 = TopicPartition("refunds", 0)
+HOUR = 3600
+
+
+@pytest.fixture
+def broker() -> StaticBroker:
+    """Ten records in each partition, one an hour, the newest an hour old."""
+    broker = StaticBroker.with_topics({"payments": 3, "refunds": 1}, end=10)
+    now = int(time.time() * 1000)
+    for tp in (P0, P1, P2, R0):
+        broker.records[tp] = {offset: now - (10 - offset) * HOUR * 1000 for offset in range(10)}
+    return broker
+
+
+@pytest.fixture
+def store(broker: StaticBroker) -> Iterator[InMemoryOffsetStore]:
+    """Of `billing`, 4 and 10 are stored and a third is not; of `refunds` 7."""
+    with InMemoryOffsetStore() as store:
+        give(store, "billing", broker, {P0: 4, P1: 10, R0: 7})
+        yield store
+
+
+def give(store: InMemoryOffsetStore, group: str, broker: StaticBroker, offsets: dict[TopicPartition, int]) -> None:
+    """Let a job process the partitions up to these offsets."""
+    with store.claim(group, topics=sorted({tp.topic for tp in offsets}), mirror_every=None) as claim:
+        ranges = {tp: OffsetRange(0, until) for tp, until in offsets.items()}
+        with store.transaction(claim) as tx:
+            tx.lock(ranges)
+            tx.advance(ranges)
+
+
+def hours(partition: PartitionLag) -> float | None:
+    return None if partition.seconds is None else partition.seconds / HOUR
+
+
+@pytest.mark.behaviour("OPS-12")
+def test_it_is_told_in_records_and_in_time_for_each_partition_topic_and_group(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    found = store.lag(None, broker)
+    group = found.groups["billing"]
+    payments, refunds = group.topics["payments"], group.topics["refunds"]
+    assert [one.records for one in payments.partitions.values()] == [6, 0, None]
+    assert hours(payments.partitions[0]) == pytest.approx(6, rel=0.02)
+    assert (payments.partitions[1].seconds, payments.partitions[2].seconds) == (0, None)
+    assert (payments.records, refunds.records, group.records) == (6, 3, 9)
+    assert payments.seconds == group.seconds == payments.partitions[0].seconds
+    assert hours(refunds.partitions[0]) == pytest.approx(3, rel=0.02)
+    assert (payments.without_offset, refunds.without_offset) == (1, 0)
+    assert (payments.headroom, payments.is_bound, found.broker_error) == (4, False, None)
+    assert group.owner == store.owner("billing")
+
+
+@pytest.mark.behaviour("OPS-12")
+def test_an_idle_group_is_not_behind_and_asks_for_no_times(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    give(store, "idle", broker, {P0: 10})
+    found = store.lag(["idle", "nobody"], broker).groups
+    assert [*found] == ["idle"]
+    assert (found["idle"].records, found["idle"].seconds, found["idle"].topics["payments"].headroom) == (0, 0, None)
+    assert broker.lookups == 0
+
+
+@pytest.mark.behaviour("OPS-12")
+def test_groups_and_partitions_share_the_rounds(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    store.lag(None, broker)
+    alone, broker.lookups = broker.lookups, 0
+    for number in range(5):
+        give(store, f"copy-{number}", broker, {P0: 4 + number, P1: 2})
+    found = store.lag(None, broker).groups
+    assert [round(hours(found[f"copy-{number}"].topics["payments"].partitions[0]) or 0) for number in range(5)] == [
+        6, 5, 4, 3, 2
+    ]  # fmt: skip
+    assert broker.lookups <= alone + 3
+
+
+@pytest.mark.behaviour("OPS-12")
+def test_where_kafkas_answers_do_not_tell_a_few_records_are_read(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    del broker.records[P0][4], broker.records[P0][5]  # compacted: the next record is the one at 6
+    partition = store.lag(None, broker).groups["billing"].topics["payments"].partitions[0]
+    assert (hours(partition), partition.is_bound) == (pytest.approx(4, rel=0.001), False)
+
+    broker.may_read = False
+    topic = store.lag(None, broker).groups["billing"].topics["payments"]
+    assert (hours(topic.partitions[0]), topic.is_bound) == (pytest.approx(7, rel=0.02), True), "as old as the one read"
+
+    broker.may_read = True
+    broker.records[P0] = {offset: at for offset, at in broker.records[P0].items() if offset < 4}
+    nothing = store.lag(None, broker).groups["billing"].topics["payments"].partitions[0]
+    assert (nothing.records, nothing.seconds) == (6, 0), "no record is unread: compaction has removed them"
+
+
+def test_the_store_is_read_before_kafka_so_that_a_job_in_between_does_not_make_it_too_small(
+    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = broker.snapshot
+
+    def meanwhile(groups: dict[str, list[str]]) -> KafkaSnapshot:
+        store.reset("billing", {R0: 9}, reason="meanwhile")
+        return snapshot(groups)
+
+    monkeypatch.setattr(broker, "snapshot", meanwhile)
+    assert store.lag(None, broker).groups["billing"].topics["refunds"].records == 3
+
+
+def test_no_more_than_twenty_records_are_read(broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = int(time.time() * 1000)
+    many = [TopicPartition("events", number) for number in range(30)]
+    for tp in many:
+        broker.set_log(tp, 0, 10)
+        broker.records[tp] = {3: now - (100 - tp.partition) * HOUR * 1000, 9: now - HOUR * 1000}
+    asked: list[dict[TopicPartition, int]] = []
+
+    def read(wanted: dict[TopicPartition, int]) -> dict[TopicPartition, None]:
+        asked.append(wanted)
+        return {}
+
+    monkeypatch.setattr(broker, "read_records", read)
+    with InMemoryOffsetStore() as store:
+        give(store, "billing", broker, dict.fromkeys(many, 6))
+        store.lag(None, broker)
+    assert asked == [dict.fromkeys(many[:20], 6)], "those that may be the oldest"
+
+
+def test_a_topic_or_group_without_an_answer_leaves_the_others_alone(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    give(store, "audit", broker, {R0: 2, TopicPartition("gone", 0): 1})
+    broker.unanswered["audit"] = BrokerRefused("no DESCRIBE")
+    found = store.lag(None, broker)
+    audit = found.groups["audit"]
+    assert isinstance(audit.topics["gone"].error, TopicMissing)
+    assert (audit.topics["gone"].records, audit.topics["gone"].seconds) == (None, None)
+    assert isinstance(audit.topics["gone"].partitions[0].stored, StoredOffset)
+    assert (audit.records, audit.mirror_lag, type(audit.kafka.error)) == (8, None, BrokerRefused)
+    assert found.groups["billing"].records == 9
+    assert found.broker_error is None
+
+
+def test_without_kafka_what_is_stored_is_there_all_the_same(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    broker.error = BrokerUnavailable("down")
+    found = store.lag(None, broker)
+    assert (found.kafka, found.broker_error) == (None, broker.error)
+    group = found.groups["billing"]
+    assert (group.records, group.seconds, group.mirror_lag, group.topics["payments"].headroom) == (None,) * 4
+    assert [*group.topics["payments"].partitions] == [0, 1]
+
+
+def test_a_kafka_that_goes_away_meanwhile_costs_the_times_alone(
+    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = BrokerUnavailable("down")
+
+    def fail(_asked: object) -> None:
+        raise down
+
+    monkeypatch.setattr(broker, "first_records", fail)
+    found = store.lag(None, broker)
+    assert (found.groups["billing"].records, found.groups["billing"].seconds) == (9, None)
+    assert found.groups["billing"].topics["refunds"].seconds is None
+    assert found.broker_error is down
+
+
+def test_copies_are_compared_under_the_groups_name_in_kafka(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    assert store.lag(None, broker).groups["billing"].mirror_lag is None
+    broker.set_committed({P0: 1, P1: 12, P2: 3})
+    assert store.lag(None, broker).groups["billing"].mirror_lag == 3, "ahead of the store does not make up for it"
+    broker.members = {"spark-billing"}
+    other = store.lag(None, broker, kafka_groups={"billing": "spark-billing"}).groups["billing"]
+    assert (other.mirror_lag, other.kafka.has_members) == (3, True)
+    assert store.lag(None, broker).groups["billing"].kafka.has_members is False
+
+
+def test_records_that_were_removed_unread_make_the_headroom_negative(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    broker.set_log(P0, 6, 10)
+    payments = store.lag(None, broker).groups["billing"].topics["payments"]
+    assert (payments.headroom, hours(payments.partitions[0])) == (-2, pytest.approx(4, rel=0.001))
+
+
+@pytest.mark.behaviour("OPS-12")
+def test_a_topic_that_was_created_anew_has_no_lag_and_says_so(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    store.claim("billing", broker, topics=["payments"], mirror_every=None)  # learns the topic's id
+    log = broker.current.topics["payments"]
+    broker.current = replace(
+        broker.current, topics={**broker.current.topics, "payments": replace(log, topic_id="another")}
+    )
+
+    topic = store.lag(None, broker).groups["billing"].topics["payments"]
+    assert (topic.records, topic.seconds) == (None, None)
+    assert isinstance(topic.error, TopicRecreated)
+    assert store.lag(None, broker).groups["billing"].topics["refunds"].records == 3
