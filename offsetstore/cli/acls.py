@@ -8,9 +8,10 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import ExitCode
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.acls import Acl, job_acls, operator_acls
+from offsetstore.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

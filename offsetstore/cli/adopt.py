@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.protocol.policy import OnUncertain
 from offsetstore.store.adoption import read_or_fail
 from offsetstore.store.checkpoint_files import LocalFiles
 from offsetstore.store.reads import read_adoption
+from offsetstore.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

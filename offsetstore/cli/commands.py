@@ -66,6 +66,12 @@ COMMANDS: Final = {
             "Serve all groups' lag and state for Prometheus.",
             extra="cli,kafka,monitoring",
         ),
+        LazyCommand(
+            "dashboard",
+            "offsetstore.cli.dashboard",
+            "Serve pages that show how groups, jobs and dead letters are.",
+            extra="cli,dashboard,kafka",
+        ),
         LazyCommand("history", "offsetstore.cli.history", "Show what was decided about a consumer group, and by whom."),
         LazyCommand("runs", "offsetstore.cli.runs", "Show the runs of a consumer group's job, and how each ended."),
         LazyCommand("errors", "offsetstore.cli.errors", "Show the errors that a consumer group's jobs met."),

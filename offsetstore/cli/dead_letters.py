@@ -12,11 +12,12 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
 from offsetstore.protocol.stored_letters import CAUSES, STATES, LetterFilter
 from offsetstore.store.letters import MOST
+from offsetstore.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

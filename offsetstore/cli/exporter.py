@@ -10,6 +10,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.output import print_lines
+from offsetstore.monitoring.addresses import url_host
 from offsetstore.monitoring.exporter import MAX_PARTITION_SERIES, Exporter
 from offsetstore.monitoring.text_server import TextServer
 from offsetstore.store.store import OffsetStore
@@ -18,24 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _kafka_groups(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    if any(not group or not name for group, _separator, name in pairs):
-        raise click.BadParameter("write GROUP=NAME.")
-    return {group: name for group, _separator, name in pairs}
-
-
 @click.command()
 @options.broker_options(required=True, kafka_group=False)
+@options.kafka_groups_option
 @options.database_options
-@click.option(
-    "--kafka-group",
-    "kafka_groups",
-    multiple=True,
-    callback=_kafka_groups,
-    metavar="GROUP=NAME",
-    help="The name in Kafka of a group that has another one there. May be repeated.",
-)
 @click.option("--port", type=click.IntRange(0, 65535), default=9465, show_default=True, help="0 takes any free port.")
 @click.option(
     "--host",
@@ -100,7 +87,7 @@ def exporter(
     try:
         made.refresh()  # settings that are invalid end it here
         server.start()
-        print_lines(f"Metrics are at http://{f'[{host}]' if ':' in host else host}:{server.port}/metrics")
+        print_lines(f"Metrics are at http://{url_host(host)}:{server.port}/metrics")
         made.run(interval, threading.Event())
     finally:
         server.close()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table, visible
+from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.cli.pause import document as pause_document
-from offsetstore.cli.status import short
+from offsetstore.text import counted, short, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import print_json, print_lines
 from offsetstore.cli.pause import document as pause_document
-from offsetstore.cli.status import short
 from offsetstore.errors import ExitCode
 from offsetstore.store.group_health import judge_group
+from offsetstore.text import short
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Column, print_error, print_json, print_lines, print_table
-from offsetstore.cli.status import short
 from offsetstore.errors import ExitCode
 from offsetstore.store.group_health import judge_lag
+from offsetstore.text import short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -116,6 +116,25 @@ def _format(formats: Sequence[str], text: str) -> Callable[[_F], _F]:
     )
 
 
+def kafka_groups_option(function: _F) -> _F:
+    """``--kafka-group`` for many groups, as a mapping."""
+
+    def parse(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+        pairs = [value.partition("=") for value in values]
+        if any(not group or not name for group, _separator, name in pairs):
+            raise click.BadParameter("write GROUP=NAME.")
+        return {group: name for group, _separator, name in pairs}
+
+    return click.option(
+        "--kafka-group",
+        "kafka_groups",
+        multiple=True,
+        callback=parse,
+        metavar="GROUP=NAME",
+        help="The name in Kafka of a group that has another one there. May be repeated.",
+    )(function)
+
+
 def broker_options(*, required: bool, use: str = "", kafka_group: bool = True) -> Callable[[_F], _F]:
     """``--bootstrap-servers`` and how to connect to them; `make_broker` takes the values.
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 
+from offsetstore.text import NOTHING, visible
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console
 
 _T = TypeVar("_T")
-
-NOTHING = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,6 @@ class Column:
 
     name: str
     number: bool = False
-
-
-def visible(value: object) -> str:
-    """Return the text with control characters escaped, and ``-`` for ``None``."""
-    if value is None:
-        return NOTHING
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 partition``, ``2 partitions``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_json(value: object) -> None:

@@ -11,10 +11,11 @@ from typing import IO, TYPE_CHECKING, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table, visible
+from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.store.admin import ShiftBy
+from offsetstore.text import counted, visible
 
 if TYPE_CHECKING:
     from datetime import timedelta

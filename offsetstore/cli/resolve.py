@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.errors import (
     KafkaGroupContested,
     NoStartingOffset,
@@ -24,6 +24,7 @@ from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Pref
 from offsetstore.protocol.starting import Reason
 from offsetstore.store.reads import lag_of
 from offsetstore.store.resolving import resolve_starting_offsets
+from offsetstore.text import counted
 
 if TYPE_CHECKING:
     from pathlib import Path

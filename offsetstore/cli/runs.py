@@ -8,7 +8,8 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.text import counted
 
 if TYPE_CHECKING:
     from datetime import datetime

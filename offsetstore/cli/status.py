@@ -9,9 +9,10 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, counted, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.cli.pause import document as pause_document
 from offsetstore.protocol.letters import OPEN
+from offsetstore.text import counted, short
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,15 +141,6 @@ def _owner_in_words(state: GroupState) -> str:
             f"{'live' if owner.is_live else 'silent'}, last heartbeat {short(max(timedelta(0), owner.alive_for))} ago"
         )
     return f"epoch {owner.token.epoch} of {owner.owner}, claimed {since}, {life}"
-
-
-def short(time: timedelta) -> str:
-    """A time for people: ``5s``, ``3h``."""
-    seconds = int(time.total_seconds())
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"
 
 
 def _document(state: GroupState) -> dict[str, object]:

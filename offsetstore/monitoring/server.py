@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hmac
 import json
-import socket
 import threading
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import exposition
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.monitoring.addresses import check_token, family, is_loopback, listening
 from offsetstore.monitoring.facts import FactCollector, RunningClock
 from offsetstore.monitoring.health import Limits, judge
 from offsetstore.monitoring.metrics import Metrics
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
 PORT: Final = 9464
 """OpenTelemetry's port for an application's Prometheus metrics."""
-
-SHORTEST_TOKEN: Final = 32
-"""Characters."""
 
 _FAILURES: Final = {"/livez": HTTPStatus.INTERNAL_SERVER_ERROR, "/readyz": HTTPStatus.SERVICE_UNAVAILABLE}
 _SLOWEST: Final = 10  # seconds for a request to arrive
@@ -74,18 +70,11 @@ class Monitoring(Metrics):
         self._clock = RunningClock()
         self._facts = FactCollector(self._clock, self._limits)
         self._token = token
-        self._is_local = _is_loopback(host)
+        self._is_local = is_loopback(host)
         untyped = cast("Any", exposition)
         self._metrics: WSGIApplication = untyped.make_wsgi_app(self.registry)
-        try:
+        with listening("metrics", host, port):
             self._server = make_server(host, port, self._answer, _server_class(host), handler_class=_Handler)
-        except (OSError, OverflowError) as error:
-            raise ConfigurationError(
-                "metrics can't be served there",
-                found=f"{host}:{port}, {error}",
-                expected="a free port and an address of this machine",
-                next_step="Choose another one: Monitoring(port=...), or 0 for any free one.",
-            ) from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="offsetstore-monitoring", daemon=True)
         self._thread.start()
         exit_after = self._limits.exit if on_dead == "exit" else None
@@ -158,19 +147,12 @@ class _Handler(WSGIRequestHandler):
 
 
 def _server_class(host: str) -> type[exposition.ThreadingWSGIServer]:
-    """One for the address's family: IPv4 by default."""
+    """One for the address's family."""
 
     class Server(exposition.ThreadingWSGIServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address_family = family(host)
 
     return Server
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check(on_dead: object, token: str | None, limits: Limits) -> None:
@@ -182,10 +164,4 @@ def _check(on_dead: object, token: str | None, limits: Limits) -> None:
         )
     if on_dead not in {None, "exit"}:
         raise ConfigurationError('on_dead must be "exit" or None', found=repr(on_dead))
-    if token is not None and len(token) < SHORTEST_TOKEN:
-        raise ConfigurationError(
-            "the token of Monitoring is too short",
-            found=f"{len(token)} characters",
-            expected=f"at least {SHORTEST_TOKEN}",
-            next_step='Make one: python -c "import secrets; print(secrets.token_urlsafe(32))".',
-        )
+    check_token(token)

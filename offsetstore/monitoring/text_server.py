@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.monitoring.addresses import family, listening
 from offsetstore.monitoring.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -29,15 +28,9 @@ class TextServer:
 
     def __init__(self, text: Callable[[], bytes], *, host: str, port: int) -> None:
         handler = type("Handler", (_Handler,), {"texts": _Texts(text)})
-        try:
-            self._server = (_ServerOnIPv6 if ":" in host else _Server)((host, port), handler)
-        except (OSError, OverflowError) as error:
-            raise ConfigurationError(
-                "metrics can't be served there",
-                found=f"{host}:{port}, {error}",
-                expected="a free port and an address of this machine",
-                next_step="Choose another one; 0 takes any free port.",
-            ) from None
+        server = type("Server", (_Server,), {"address_family": family(host)})
+        with listening("metrics", host, port):
+            self._server = server((host, port), handler)
         self._thread = Thread(target=self._server.serve_forever, name="offsetstore-metrics", daemon=True)
 
     @property
@@ -62,10 +55,6 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that has gone away."""
-
-
-class _ServerOnIPv6(_Server):
-    address_family = socket.AF_INET6
 
 
 class _Texts:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from offsetstore.store.lag import GroupLag
     from offsetstore.store.reads import GroupState
 
 Problem: TypeAlias = Literal["no-live-job", "lag-too-high", "lag-unknown"]
+
+Condition: TypeAlias = Literal["stalled", "silent", "paused", "live"]
+"""``stalled``: there are unread records, and no progress. ``silent``: no job sends heartbeats."""
+
+STALLED: Final = timedelta(minutes=15)
+"""The time without progress after which the alert ``Stalled`` fires, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +69,34 @@ def judge_group(state: GroupState, lag: GroupLag | None = None, *, limit: LagLim
     if limit is not None and state.pause is None:
         problems.extend(judge_lag(lag, limit) if lag is not None and lag.topics else ("lag-unknown",))
     return GroupHealth(state, tuple(problems), lag)
+
+
+def condition(lag: GroupLag, at: datetime) -> Condition:
+    """Say in one word how a group is.
+
+    It is stalled if its job fell silent without having closed its claim, with records unread; and if the oldest unread
+    record and the last advance are both older than `STALLED`. A record that comes after an idle time makes no job
+    stalled, nor does a deploy.
+
+    :param at: when the lag was measured, by the database's clock.
+    """
+    owner = lag.owner
+    if owner.pause is not None:
+        return "paused"
+    if lag.records:
+        has_vanished = owner.alive_for is not None and not owner.is_live
+        if has_vanished or _is_behind(lag, at):
+            return "stalled"
+    return "live" if owner.is_live else "silent"
+
+
+def _is_behind(lag: GroupLag, at: datetime) -> bool:
+    advanced = last_advance(lag)
+    is_old = advanced is None or at - advanced > STALLED
+    return is_old and lag.seconds is not None and lag.seconds > STALLED.total_seconds()
+
+
+def last_advance(lag: GroupLag) -> datetime | None:
+    """When a stored offset of the group last changed."""
+    rows = (part.stored for topic in lag.topics.values() for part in topic.partitions.values())
+    return max((row.updated_at for row in rows if row is not None and row.updated_at is not None), default=None)

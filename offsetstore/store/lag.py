@@ -110,6 +110,11 @@ class GroupLag:
         return max((lag for one in self.topics.values() if (lag := one.seconds) is not None), default=None)
 
     @property
+    def is_bound(self) -> bool:
+        """Whether the topic that is the furthest behind in time may be less far behind."""
+        return any(one.is_bound and one.seconds == self.seconds for one in self.topics.values())
+
+    @property
     def mirror_lag(self) -> int | None:
         """Offsets by which the copies in Kafka are behind the store; ``None`` if there are none, or it is not known."""
         committed = self.kafka.committed or {}

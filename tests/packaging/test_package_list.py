@@ -28,9 +28,14 @@ def test_the_migrations_are_taken_from_the_top_of_the_checkout() -> None:
 
 def test_every_file_that_is_not_python_is_package_data() -> None:
     found: set[str] = set()
-    for package, directory in (("offsetstore", "offsetstore"), ("offsetstore.migrations", "migrations")):
-        patterns = SETUPTOOLS["package-data"][package]
-        found |= {str(file.relative_to(ROOT)) for pattern in patterns for file in (ROOT / directory).glob(pattern)}
+    for package, patterns in SETUPTOOLS["package-data"].items():
+        directory = SETUPTOOLS["package-dir"].get(package, package.replace(".", "/"))
+        found |= {
+            str(file.relative_to(ROOT))
+            for pattern in patterns
+            for file in (ROOT / directory).glob(pattern)
+            if file.is_file()
+        }
     others = {
         str(file.relative_to(ROOT))
         for directory in ("offsetstore", "migrations")

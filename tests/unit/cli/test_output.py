@@ -5,7 +5,8 @@ import re
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
 
-from offsetstore.cli.output import Column, print_error, print_lines, print_table, visible
+from offsetstore.cli.output import Column, print_error, print_lines, print_table
+from offsetstore.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -1,0 +1,68 @@
+"""Where a server of ours listens, and what it asks of those who connect from elsewhere."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final
+
+from offsetstore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+SHORTEST_TOKEN: Final = 32
+"""Characters."""
+
+MAKE_A_TOKEN: Final = 'Make one: python -c "import secrets; print(secrets.token_urlsafe(32))".'  # noqa: S105 - advice
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to that address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def family(host: str) -> socket.AddressFamily:
+    """The address's family, IPv4 for a name."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def url_host(host: str) -> str:
+    """The address as a URL has it."""
+    return f"[{host}]" if ":" in host else host
+
+
+@contextmanager
+def listening(what: str, host: str, port: int) -> Generator[None]:
+    """Begin to listen in the block.
+
+    :param what: is served, for the message.
+    :raises ConfigurationError: it can't listen there.
+    """
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{what} can't be served there",
+            found=f"{host}:{port}, {error}",
+            expected="a free port and an address of this machine",
+            next_step="Choose another one; 0 takes any free port.",
+        ) from None
+
+
+def check_token(token: str | None) -> None:
+    """Refuse a token that can be guessed.
+
+    :raises ConfigurationError: it is too short.
+    """
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise ConfigurationError(
+            "the token is too short",
+            found=f"{len(token)} characters",
+            expected=f"at least {SHORTEST_TOKEN}",
+            next_step=MAKE_A_TOKEN,
+        )

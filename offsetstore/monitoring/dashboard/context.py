@@ -1,0 +1,78 @@
+"""What a page has at hand, and what all pages show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+
+from offsetstore.monitoring.dashboard.rendering import respond
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from offsetstore.monitoring.dashboard.security import Access
+    from offsetstore.monitoring.dashboard.snapshots import Snapshots
+    from offsetstore.store.lag import GroupLag, Lag
+    from offsetstore.store.store import OffsetStore
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """One server's parts.
+
+    :param store: with a role that may read all but the contents of dead letters.
+    """
+
+    store: OffsetStore
+    snapshots: Snapshots
+    access: Access
+
+
+def dashboard_of(request: Request) -> Dashboard:
+    """The server that the request came to."""
+    return request.app.state.dashboard
+
+
+def show(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+    """Render a page, with what all of them show."""
+    snapshot = dashboard_of(request).snapshots.latest()
+    common = {
+        "snapshot": snapshot,
+        "path": request.url.path,
+        "has_login": dashboard_of(request).access.token is not None,
+    }
+    return respond(request, template, common | values, status=status)
+
+
+def lag_of(request: Request) -> Lag:
+    """The last snapshot's lag.
+
+    :raises HTTPException: there is none yet.
+    """
+    lag = dashboard_of(request).snapshots.latest().lag
+    if lag is None:
+        raise HTTPException(503, "The database has not been read yet.")
+    return lag
+
+
+def group_of(request: Request) -> tuple[str, GroupLag]:
+    """The group that the page is about, by the parameter ``group``, and its lag in the last snapshot.
+
+    :raises HTTPException: there is no such group.
+    """
+    name = request.query_params.get("group", "")
+    found = lag_of(request).groups.get(name)
+    if found is None:
+        raise HTTPException(404, "No such group has been claimed. A new one appears within ten seconds of its claim.")
+    return name, found
+
+
+def page_of(request: Request) -> int:
+    """The number of the page of a long list, from 1."""
+    try:
+        return max(1, int(request.query_params.get("page", "1")))
+    except ValueError:
+        return 1

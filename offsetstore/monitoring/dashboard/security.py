@@ -1,0 +1,133 @@
+"""What is asked of each request before a page sees it, and what each answer tells the browser to forbid."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_log = logging.getLogger(__name__)
+
+COOKIE: Final = "offsetstore"
+SESSION: Final = 12 * 3600
+"""Seconds for which a token that was entered is remembered."""
+
+LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+_OPEN: Final = ("/login", "/static/")
+_SAFE: Final = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may see the pages.
+
+    :param hosts: the names under which browsers may ask for the server, without a port: a page of elsewhere that has
+        its own name lead here (DNS rebinding) is refused.
+    :param token: who enters it may see the pages; ``None``: all who can connect.
+    """
+
+    hosts: Collection[str] = LOCAL
+    token: str | None = field(default=None, repr=False)
+
+    def session(self) -> str:
+        """The value of a cookie that proves that the token was entered, until its time is over."""
+        until = str(int(time.time()) + SESSION)
+        return f"{until}.{self._sign(until)}"
+
+    def has_session(self, cookie: str) -> bool:
+        """Whether the cookie is one of ours, and its time is not over."""
+        until, _dot, signature = cookie.partition(".")
+        is_ours = hmac.compare_digest(signature.encode(errors="replace"), self._sign(until).encode())
+        return is_ours and int(until) > time.time()
+
+    def is_token(self, text: str) -> bool:
+        """Whether it is the token."""
+        return self.token is not None and hmac.compare_digest(text.encode(errors="replace"), self.token.encode())
+
+    def _sign(self, text: str) -> str:
+        key = (self.token or "").encode()
+        return hmac.new(key, f"session {text}".encode(errors="replace"), hashlib.sha256).hexdigest()
+
+
+class Guard:
+    """Lets a request through to the pages, or answers it; and adds `HEADERS` to each answer."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        try:
+            await (self._refusal(scope) or self._app)(scope, receive, send_guarded)
+        except Exception as error:  # noqa: BLE001 - the page has been answered; the text may hold values
+            places = traceback.extract_tb(error.__traceback__)
+            where = ", ".join(f"{Path(one.filename).name}:{one.lineno}" for one in places[-3:])
+            _log.error("%s %s failed: %s at %s", scope["method"], scope["path"], type(error).__name__, where)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if _name(host) not in self._access.hosts:
+            return PlainTextResponse("This server does not go by that name; see --allowed-host.\n", 421)
+        if scope["method"] not in _SAFE and not is_same_origin(headers, host):
+            return PlainTextResponse("The request comes from another page.\n", 403)
+        if self._access.token is None or scope["path"].startswith(_OPEN) or self._is_known(scope, headers):
+            return None
+        if scope["method"] in _SAFE and "text/html" in headers.get("accept", ""):
+            return RedirectResponse("/login", 303)
+        return PlainTextResponse("A token is needed: open /login, or send it as Authorization: Bearer.\n", 401)
+
+    def _is_known(self, scope: Scope, headers: Headers) -> bool:
+        scheme, _space, sent = headers.get("authorization", "").partition(" ")
+        is_sent = scheme.lower() == "bearer" and self._access.is_token(sent)
+        return is_sent or self._access.has_session(Request(scope).cookies.get(COOKIE, ""))
+
+
+def is_same_origin(headers: Headers, host: str) -> bool:
+    """Whether the browser says that one of our own pages sends the request. One that says nothing is refused."""
+    return urlsplit(headers.get("origin", "")).netloc == host and headers.get("sec-fetch-site") in {None, "same-origin"}
+
+
+def _name(host: str) -> str:
+    """The host without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0].lower()

@@ -1,0 +1,140 @@
+"""Listens, and serves the pages until it is told to end."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import TYPE_CHECKING, Final, Self
+
+import uvicorn
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.monitoring.addresses import MAKE_A_TOKEN, check_token, family, is_loopback, listening, url_host
+from offsetstore.monitoring.dashboard.application import make_application
+from offsetstore.monitoring.dashboard.context import Dashboard
+from offsetstore.monitoring.dashboard.security import LOCAL, Access
+from offsetstore.monitoring.dashboard.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from offsetstore.protocol.ports import BrokerOverview
+    from offsetstore.store.store import OffsetStore
+
+PORT: Final = 9466
+
+_PATIENCE: Final = 5  # seconds for requests that are being answered
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where to listen, and who may see the pages.
+
+    :param port: 0 for any free one.
+    :param allowed_hosts: names under which browsers may ask for the pages, besides those of this machine.
+    :param token: who enters it may see the pages; ``None``: all who can connect.
+    :raises ConfigurationError: the token is too short, or there is none and others than this machine can connect.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    allowed_hosts: tuple[str, ...] = ()
+    token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the token."""
+        check_token(self.token)
+        if self.token is None and not is_loopback(self.host):
+            raise ConfigurationError(
+                "others can connect to the dashboard, and it has no token",
+                found=self.host,
+                expected="a token in OFFSETSTORE_DASHBOARD_TOKEN, or --host 127.0.0.1",
+                next_step=MAKE_A_TOKEN,
+            )
+
+    @property
+    def access(self) -> Access:
+        """What is asked of requests. The address that it listens on is a name of the server, too."""
+        return Access((*LOCAL, url_host(self.host.lower()), *(name.lower() for name in self.allowed_hosts)), self.token)
+
+
+class DashboardServer:
+    """The pages at ``http://host:port/``.
+
+    It listens from the start. `run` answers until the process is told to end; `start` and `close` do so beside other
+    work.
+
+    :param store: it is left open, as is the broker.
+    :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+    :raises ConfigurationError: it can't listen there.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        broker: BrokerOverview,
+        settings: Settings | None = None,
+        *,
+        kafka_groups: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings = settings or Settings()
+        self._snapshots = Snapshots(store, broker, kafka_groups=kafka_groups)
+        app = make_application(Dashboard(store, self._snapshots, self._settings.access))
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_PATIENCE,
+        )
+        self._server = uvicorn.Server(config)
+        self._socket = _listen(self._settings)
+        self._thread: Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of the first page."""
+        return f"http://{url_host(self._settings.host)}:{self._socket.getsockname()[1]}/"
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """What the pages show of Kafka."""
+        return self._snapshots
+
+    def run(self) -> None:
+        """Answer until SIGINT or SIGTERM."""
+        self._snapshots.start()
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._snapshots.close()
+
+    def start(self) -> None:
+        """Answer in a thread of its own."""
+        self._thread = Thread(target=self.run, name="offsetstore-dashboard", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _listen(settings: Settings) -> socket.socket:
+    address = settings.host, settings.port
+    with listening("the dashboard", *address):
+        return socket.create_server(address, family=family(settings.host))

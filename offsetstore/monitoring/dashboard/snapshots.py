@@ -1,0 +1,106 @@
+"""What all pages share: how far the groups are behind, measured at intervals, so that no page waits for Kafka."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from offsetstore.errors import OffsetStoreError
+from offsetstore.protocol.background import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.protocol.ports import BrokerOverview
+    from offsetstore.store.lag import Lag
+    from offsetstore.store.store import OffsetStore
+
+_log = logging.getLogger(__name__)
+
+INTERVAL: Final = 10.0
+"""Seconds from one snapshot to the next."""
+
+_PATIENCE: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The last lag that could be measured.
+
+    :param lag: ``None`` before the first one.
+    :param taken_at: when it was measured, by this machine's clock.
+    :param trouble: why it is older than it should be, or lacks Kafka's part: our own words.
+    """
+
+    lag: Lag | None = None
+    taken_at: datetime | None = None
+    trouble: str | None = None
+
+
+class Snapshots:
+    """Takes a snapshot every `INTERVAL` seconds in a daemon thread, and adds it to the samples in the database.
+
+    :param store: it is left open, as is the broker.
+    :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+    """
+
+    def __init__(
+        self, store: OffsetStore, broker: BrokerOverview, *, kafka_groups: Mapping[str, str] | None = None
+    ) -> None:
+        self._store = store
+        self._broker = broker
+        self._kafka_groups = kafka_groups or {}
+        self._latest = Snapshot()
+        self._told: set[str] = set()
+        self._guard = threading.Lock()
+        self._turns: Background | None = None
+
+    def start(self) -> None:
+        """Take the first snapshot now, and go on."""
+        self.take()
+        self._turns = Background("offsetstore-snapshots", self._turn, lambda: INTERVAL)
+
+    def close(self) -> None:
+        """Take no more."""
+        if self._turns is not None:
+            self._turns.stop(_PATIENCE)
+
+    def latest(self) -> Snapshot:
+        """The last one. It never waits."""
+        return self._latest
+
+    def take(self) -> None:
+        """Take one now. If the database does not answer, the last one is kept, and says why."""
+        with self._guard:
+            now = datetime.now(UTC)
+            try:
+                lag = self._store.lag(None, self._broker, kafka_groups=self._kafka_groups)
+            except OffsetStoreError as error:
+                self._latest = replace(self._latest, trouble=error.what)
+                self._tell(error.what)
+                return
+            error = lag.broker_error
+            self._latest = Snapshot(lag, now, None if error is None else error.what)
+            if error is None:
+                self._told.clear()
+            else:
+                self._tell(error.what)
+
+    def _turn(self) -> bool:
+        try:
+            self.take()
+        except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values
+            self._latest = replace(self._latest, trouble=type(error).__name__)
+            with suppress(Exception):
+                self._tell(type(error).__name__)
+        return True
+
+    def _tell(self, trouble: str) -> None:
+        """Log a trouble once, until there is none."""
+        if trouble not in self._told:
+            self._told.add(trouble)
+            _log.warning("%s", trouble)

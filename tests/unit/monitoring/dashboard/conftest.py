@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from offsetstore import OffsetRange, TopicPartition
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore import OffsetStore
+
+P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+
+
+def give(store: OffsetStore, group: str, offsets: dict[TopicPartition, int], *, stay: bool = True) -> None:
+    """Let a job store offsets, from 0, and run on or leave."""
+    claim = store.claim(group, topics=sorted({tp.topic for tp in offsets}), mirror_every=None)
+    ranges = {tp: OffsetRange(0, until) for tp, until in offsets.items()}
+    with store.transaction(claim) as tx:
+        tx.lock(ranges)
+        tx.advance(ranges)
+    if not stay:
+        claim.close()
+
+
+@pytest.fixture
+def broker() -> StaticBroker:
+    """Ten records in each of three partitions, one a minute."""
+    broker = StaticBroker.with_topics({"payments": 3}, end=10)
+    now = int(time.time() * 1000)
+    for tp in (P0, P1, P2):
+        broker.records[tp] = {offset: now - (10 - offset) * 60_000 for offset in range(10)}
+    return broker
+
+
+@pytest.fixture
+def database() -> MemoryDatabase:
+    return MemoryDatabase()
+
+
+@pytest.fixture
+def store(database: MemoryDatabase) -> Iterator[OffsetStore]:
+    with InMemoryOffsetStore(database) as store:
+        yield store
+
+
+@pytest.fixture
+def server(store: OffsetStore, broker: StaticBroker) -> Iterator[DashboardServer]:
+    """The pages, with a snapshot that a test takes again when it has changed something."""
+    with DashboardServer(store, broker, Settings(port=0)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: DashboardServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}) as client:
+        yield client
