@@ -28,7 +28,7 @@ help: ## this list
 setup: $(STAMP) ## make .venv with everything pinned, and offsetstore in it; quick when nothing changed
 
 demo: setup ## flights from Kafka to PostgreSQL, exactly once, while the job is being killed (needs Java 17)
-	@$(BIN)/offsetstore demo
+	@$(BIN)/offsetstore demo --dashboard
 
 test: setup ## every test, on real PostgreSQL (the store's on 16 and 18), Kafka and Spark; half an hour
 	@if $(BIN)/python -c 'import pgserver' 2>/dev/null; \

@@ -64,6 +64,7 @@ _LEAST_GOOD = 10  # flights for each broken one
     help="So many of the flights are broken, scattered by the seed, and must become dead letters. Runs our job alone: "
     "the other would end at the first of them.",
 )
+@click.option("--dashboard", is_flag=True, help="Serve the dashboard meanwhile; its address is printed.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -81,6 +82,7 @@ def demo(
     atomicity: Atomicity,
     staging: Staging,
     poison: int,
+    dashboard: bool,
     output: Path,
 ) -> None:
     """Land 336,776 flights exactly once, while the job is killed.
@@ -101,7 +103,7 @@ def demo(
     logs.mkdir(parents=True)
     jobs: list[JobName] = [job for job in POINTS if only in {None, job}]
     with open_screen() as screen:
-        produced, results = run_demo(Plan(flights, seed, jobs, atomicity, staging, poison), screen, logs)
+        produced, results = run_demo(Plan(flights, seed, jobs, atomicity, staging, poison, dashboard), screen, logs)
     click.echo()
     (head, *jobs_of), rows = summary(produced, results)
     print_table([Column(head), *(Column(name, number=True) for name in jobs_of)], rows)

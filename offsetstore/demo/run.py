@@ -6,12 +6,14 @@ import math
 import signal
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from offsetstore.demo.flights import Ledger, count_produced, produce_flights, read_flights
 from offsetstore.demo.job_settings import BATCHES, JobSettings
+from offsetstore.demo.pages import serve_dashboard
 from offsetstore.demo.poison import add_rules, choose, records_of
 from offsetstore.demo.supervise import JOBS, Supervisor
 from offsetstore.demo.tables import create_tables, verify
@@ -45,6 +47,7 @@ class Plan:
 
     :param flights: how many in all.
     :param poison: how many of them are broken, and become dead letters.
+    :param dashboard: whether the dashboard is served meanwhile.
     """
 
     flights: int
@@ -53,6 +56,7 @@ class Plan:
     atomicity: Atomicity = "batch"
     staging: Staging = "auto"
     poison: int = 0
+    dashboard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +123,13 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
         tempfile.TemporaryDirectory(prefix="offsetstore-demo-") as checkpoints,
         PostgresServer() as postgres,
         KafkaBroker(notice=notice) as kafka,
+        ExitStack() as pages,
     ):
         _migrate(postgres.url)
         bar.end("PostgreSQL and Kafka are up")
+        if plan.dashboard:
+            address = pages.enter_context(serve_dashboard(postgres.url, kafka.bootstrap_servers))
+            screen.say(f"The dashboard, until the demo ends: {address}")
         bar = screen.bar("Flights into Kafka", plan.flights)
         broken = choose(plan.poison, plan.flights, plan.seed)
         records = records_of(read_flights(plan.flights), broken, ledger)

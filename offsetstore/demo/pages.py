@@ -1,0 +1,36 @@
+"""The dashboard, while the demo runs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from offsetstore.kafka.broker import Broker
+from offsetstore.lazy import load
+from offsetstore.store.store import OffsetStore
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_LAZY = {
+    "DashboardServer": ("offsetstore.monitoring.dashboard.serving", "dashboard"),
+    "Settings": ("offsetstore.monitoring.dashboard.serving", "dashboard"),
+}
+
+
+@contextmanager
+def serve_dashboard(url: str, bootstrap_servers: str) -> Generator[str]:
+    """Serve it on a free port, and yield its address.
+
+    :raises MissingDependency: a package that it needs is not installed.
+    """
+    settings = load(__name__, "Settings", _LAZY)(port=0)
+    broker = Broker({"bootstrap.servers": bootstrap_servers})
+    try:
+        with (
+            OffsetStore.connect(url) as store,
+            load(__name__, "DashboardServer", _LAZY)(store, broker, settings) as server,
+        ):
+            yield server.url
+    finally:
+        broker.close()
