@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.support.chromium import find_axe, find_chromium
 from tests.support.promtool import find_promtool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 VARIABLE: Final = "OFFSETSTORE_EVERY_TEST"
-FINDERS: Final[Mapping[str, Callable[[], object]]] = {"promtool": find_promtool}
+FINDERS: Final[Mapping[str, Callable[[], object]]] = {
+    "chromium": lambda: find_axe() and find_chromium(),  # no page is tested without axe-core
+    "promtool": find_promtool,
+}
 
 _LEFT_OUT: Final = pytest.StashKey[dict[str, int]]()
 
@@ -55,6 +59,4 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for name, count in sorted(config.stash[_LEFT_OUT].items()):
         terminalreporter.section("NOT EVERY TEST WAS RUN", red=True, bold=True)
-        terminalreporter.line(
-            f"Left out: {count}, for lack of {name}, which is not installed and can't be had from apt."
-        )
+        terminalreporter.line(f"Left out: {count}, for lack of {name}, which is not installed and can't be downloaded.")

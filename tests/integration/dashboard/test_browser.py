@@ -1,0 +1,230 @@
+"""What the tests of the dashboard would notice, on pages made to be noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import keyboard
+from tests.support.browser import Pages, Scheme, axe, screenshot
+from tests.support.keyboard import Stop, tab_order, unreachable
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.needs_program("chromium")
+
+PAGE = """\
+<!doctype html>
+<html lang="en">
+<head><title>Flights</title><meta name="viewport" content="width=device-width"><link rel="stylesheet" href="/style.css">
+</head>
+<body><main><h1>Flights</h1>{body}</main><script src="/script.js"></script></body>
+</html>
+"""
+STRICT = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
+CLEAN = "<p>Five groups → <code>flights</code></p><label>Reason <input></label> <button>Pause</button>"
+
+
+@dataclass
+class Site:
+    """One page, with its style and script, at a port of this machine."""
+
+    url: str
+    files: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    policy: str = STRICT
+
+    def show(self, body: str, *, style: str = "", script: str = "", policy: str = STRICT) -> str:
+        self.policy = policy
+        self.files["/"] = ("text/html", PAGE.format(body=body))
+        self.files["/style.css"] = ("text/css", ":root { color-scheme: light dark; background: Canvas }" + style)
+        self.files["/script.js"] = ("text/javascript", script)
+        return self.url
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/hang-up":
+                return
+            kind, text = made.files.get(self.path, ("", ""))
+            self.send_response(200 if kind else 404)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Security-Policy", made.policy)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name it has above
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        made = Site(f"http://127.0.0.1:{server.server_port}/")
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()  # seconds until it sees its end
+        yield made
+        server.shutdown()
+
+
+@pytest.fixture
+def watched(browser: Browser) -> Iterator[Pages]:
+    """Pages whose faults fail nothing."""
+    pages = Pages(browser)
+    yield pages
+    pages.close()
+
+
+def wait_for_fault(pages: Pages, start: str) -> None:
+    wait_until(lambda: any(fault.startswith(start) for fault in pages.take_faults()))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_page_without_fault(pages: Pages, site: Site, width: int, scheme: Scheme) -> None:
+    page = pages.open(site.show(CLEAN), width=width, scheme=scheme)
+    assert page.evaluate("innerWidth") == width
+    assert page.evaluate(f"matchMedia('(prefers-color-scheme: {scheme})').matches")
+    assert axe(page) == []
+    assert tab_order(page) == [Stop("textbox", "Reason"), Stop("button", "Pause")]
+    assert unreachable(page) == []
+    path = screenshot(page, "harness")
+    assert path.name == f"harness-{scheme}-{width}.png"
+    assert path.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        ("console.error('broken')", "console, error: broken"),
+        ("console.log('hello')", "console, log: hello"),
+        ("throw new Error('broken')", "error: broken"),
+        ("Promise.reject(new Error('broken'))", "error: broken"),
+        ("fetch('/missing')", "console, error: Failed to load resource: the server responded with a status of 404"),
+        ("fetch('/hang-up')", "request failed: {url}hang-up: net::ERR_EMPTY_RESPONSE"),
+        ("document.querySelector('main').setAttribute('style', 'color: red')", "console, error: "),
+        ("fetch('http://elsewhere.invalid/')", "console, error: "),
+    ],
+)
+def test_what_goes_wrong_in_a_page(watched: Pages, site: Site, script: str, fault: str) -> None:
+    watched.open(site.show(CLEAN, script=script))
+    wait_for_fault(watched, fault.format(url=site.url))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "fetch('http://elsewhere.invalid/').catch(() => 0)",
+        "new Image().src = 'http://elsewhere.invalid/'",
+        "new WebSocket('ws://elsewhere.invalid/')",
+        "fetch('http://127.0.0.1:9/').catch(() => 0)",
+    ],
+)
+def test_a_request_to_elsewhere_where_no_policy_forbids_it(watched: Pages, site: Site, script: str) -> None:
+    watched.open(site.show(CLEAN, script=script, policy=""))
+    wait_for_fault(watched, "request to elsewhere: ")
+
+
+def test_nothing_leaves_this_machine(watched: Pages, site: Site) -> None:
+    watched.open(site.show(CLEAN, script="fetch('http://127.0.0.2/')", policy=""))
+    wait_for_fault(watched, "request failed: http://127.0.0.2/: net::ERR_NAME_NOT_RESOLVED")
+
+
+def test_a_request_given_up_is_no_fault(pages: Pages, site: Site) -> None:
+    script = "const given = new AbortController(); fetch('/style.css', {signal: given.signal}).catch(() => 0); "
+    pages.open(site.show(CLEAN, script=script + "given.abort()")).reload()
+    assert pages.take_faults() == []
+
+
+def test_a_fault_fails_the_test(tmp_path: Path, site: Site) -> None:
+    url = site.show(CLEAN, script="console.error('broken')")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {Path(__file__).parents[3]}")
+    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text(f"def test_it(pages):\n    pages.open({url!r})")
+    done = subprocess.run((sys.executable, "-m", "pytest"), cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "console, error: broken" in done.stdout
+
+
+def test_a_field_without_label(pages: Pages, site: Site) -> None:
+    (violation,) = axe(pages.open(site.show("<input>")))
+    assert (violation.rule, violation.parts) == ("label", ("<input>",))
+
+
+def test_contrast_in_one_scheme_alone(pages: Pages, site: Site) -> None:
+    url = site.show("<p>Lag</p>", style="p { color: #444 }")
+    assert axe(pages.open(url, scheme="light")) == []
+    assert [violation.rule for violation in axe(pages.open(url, scheme="dark"))] == ["color-contrast"]
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_small_targets(pages: Pages, site: Site, width: int) -> None:
+    style = "button { width: 12px; height: 12px; padding: 0; margin: 0; border: 0; display: block }"
+    body = '<button aria-label="Pause"></button><button aria-label="Resume"></button>'
+    assert [violation.rule for violation in axe(pages.open(site.show(body, style=style), width=width))] == [
+        "target-size"
+    ]
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        '<button tabindex="-1">Pause</button>',
+        '<a href="/" tabindex="-1">Flights</a>',
+        '<span role="button">Pause</span>',
+        '<div id="clicked">Pause</div>',
+        '<div id="clicked" aria-hidden="true">Pause</div>',
+        '<input type="radio" name="a" tabindex="-1">',
+    ],
+)
+def test_what_the_keyboard_does_not_reach(pages: Pages, site: Site, control: str) -> None:
+    script = "document.getElementById('clicked')?.addEventListener('click', () => 0)"
+    page = pages.open(site.show(CLEAN + control, script=script))
+    assert unreachable(page) == [control]
+
+
+@pytest.mark.parametrize(
+    "controls",
+    [
+        "",
+        "<p>Nothing to do</p>",
+        '<button disabled>Pause</button><input type="checkbox" disabled><input type="hidden"><b hidden>Go</b>',
+        '<label><input type="radio" name="a">Stop</label><label><input type="radio" name="a">Retry</label>',
+        '<select><option>Stop<option>Retry</select><input type="date"><input type="time"><textarea></textarea>',
+        '<details><summary>More</summary><a href="/">Inside</a></details>',
+        '<div inert><button>Pause</button></div><button aria-disabled="true" tabindex="-1">Pause</button>',
+        '<table class="clicked"><tr><td><a href="/">Flights</a></table><button><b class="clicked">Pause</b></button>',
+        '<h2 tabindex="-1">Letters</h2><p style="visibility: hidden"><a href="/">Flights</a></p>',
+        '<button>Behind</button><div class="clicked">Behind</div><dialog><button>Cancel</button></dialog>',
+    ],
+)
+def test_what_need_not_be_reached_or_is(pages: Pages, site: Site, controls: str) -> None:
+    script = """
+    for (const element of document.querySelectorAll('.clicked')) element.addEventListener('click', () => 0);
+    document.body.addEventListener('click', () => 0);
+    document.querySelector('dialog')?.showModal();
+    """
+    page = pages.open(site.show(controls, script=script, policy=""))
+    assert unreachable(page) == []
+
+
+def test_the_order_of_tab_wherever_it_starts(pages: Pages, site: Site) -> None:
+    page = pages.open(site.show('<a href="/">One</a><input type="date" aria-label="Two"><button>Three</button>'))
+    page.get_by_role("button").focus()
+    assert [stop.name for stop in tab_order(page)] == ["One", "Two", "Three"]
+
+
+def test_a_page_that_holds_the_focus(pages: Pages, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyboard, "_PRESSES", 10)
+    page = pages.open(site.show(CLEAN, script="addEventListener('keydown', event => event.preventDefault())"))
+    page.get_by_role("button").focus()
+    with pytest.raises(AssertionError, match="holds the focus"):
+        tab_order(page)
