@@ -58,7 +58,7 @@ class Pages:
     def open(self, url: str, *, width: int = 1280, scheme: Scheme = "light") -> Page:
         """Open an address in a browser without a past; ``width`` is the window's, in CSS pixels."""
         context = self._browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=scheme, reduced_motion="reduce"
+            viewport={"width": width, "height": 800}, color_scheme=scheme, reduced_motion="reduce", locale="en-GB"
         )
         self._contexts.append(context)
         own = urlsplit(url).netloc

@@ -23,7 +23,7 @@ function same(node, fresh) {
 
 function replace(node, fresh) {
   const next = document.importNode(fresh, true);
-  remember(next);
+  for (const one of [next, ...next.querySelectorAll("[data-live]")]) remember(one);
   node.replaceWith(next);
   return next;
 }
@@ -60,6 +60,8 @@ function update(fresh) {
   const focused = document.activeElement;
   const row = focused.closest("[data-key]")?.dataset.key;
   const href = focused.getAttribute("href");
+  const isNew = [...fresh.querySelectorAll("[data-live]")].some((one) => !document.getElementById(one.id));
+  if (isNew) replace(document.querySelector("main"), fresh.querySelector("main"));
   for (const region of document.querySelectorAll("[data-live]")) {
     const next = fresh.getElementById(region.id);
     if (!next || same(region, next)) continue;

@@ -1,0 +1,193 @@
+"""An open page follows what happens, without a reload, and leaves the reader's place alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import BrokerUnavailable
+from offsetstore.monitoring.dashboard import snapshots
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.testing import StaticBroker
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Locator, Page
+
+    from tests.integration.conftest import Query
+    from tests.support.browser import Pages
+
+pytestmark = [pytest.mark.behaviour("DASH-2"), pytest.mark.needs_program("chromium")]
+
+ROOT = Path(__file__).parents[3]
+TP = TopicPartition("payments", 0)
+SOON = 15_000  # milliseconds: a snapshot, and a poll
+
+JOB = """
+import sys, time
+from offsetstore import OffsetStore
+store = OffsetStore.connect(sys.argv[1])
+store.claim("billing", topics=["payments"], mirror_every=None)
+print("claimed", flush=True)
+time.sleep(600)
+"""
+
+
+def give(store: OffsetStore, group: str, until: int) -> None:
+    """Let a job store an offset, and leave."""
+    claim = store.claim(group, topics=["payments"], mirror_every=None)
+    ranges = {TP: OffsetRange(0, until)}
+    with store.transaction(claim) as tx:
+        tx.lock(ranges)
+        tx.advance(ranges)
+    claim.close()
+
+
+@pytest.fixture
+def broker() -> StaticBroker:
+    """One partition with a hundred records of a minute ago."""
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    now = int(time.time() * 1000)
+    broker.records[TP] = dict.fromkeys(range(1000), now - 60_000)
+    return broker
+
+
+@pytest.fixture
+def server(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[DashboardServer]:
+    monkeypatch.setattr(snapshots, "INTERVAL", 0.5)
+    with DashboardServer(store, broker, Settings(port=0)) as server:
+        yield server
+
+
+def open_now(pages: Pages, server: DashboardServer, query: str = "") -> Page:
+    server.snapshots.take()
+    return pages.open(server.url + query)
+
+
+def row(page: Page, group: str) -> Locator:
+    return page.locator(f'tr[data-key="{group}"]')
+
+
+def test_a_job_that_is_killed_turns_stalled(
+    store: OffsetStore, offsetstore_database: str, query: Query, server: DashboardServer, pages: Pages
+) -> None:
+    give(store, "billing", 40)
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB, offsetstore_database], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "claimed\n"
+            page = open_now(pages, server)
+            expect(row(page, "billing")).to_contain_text("live", timeout=SOON)
+            expect(row(page, "billing")).to_contain_text("60")
+        finally:
+            job.send_signal(signal.SIGKILL)
+    query("UPDATE heartbeats SET beat_at = beat_at - interval '20 seconds'")  # so much later
+    expect(row(page, "billing")).to_contain_text("STALLED", timeout=SOON)
+
+
+def test_a_paused_group_s_lag_goes_on_moving(
+    store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
+) -> None:
+    give(store, "billing", 40)
+    store.pause("billing", reason="maintenance")
+    page = open_now(pages, server)
+    expect(row(page, "billing")).to_contain_text("paused", timeout=SOON)
+    expect(row(page, "billing")).to_contain_text("60")
+    broker.set_log(TP, 0, 105)
+    expect(row(page, "billing")).to_contain_text("65", timeout=SOON)
+    store.resume("billing", reason="done")
+    expect(row(page, "billing")).to_contain_text("silent", timeout=SOON)
+
+
+def test_the_first_group_appears_on_a_page_that_had_none(
+    store: OffsetStore, server: DashboardServer, pages: Pages
+) -> None:
+    page = open_now(pages, server)
+    expect(page.locator("main")).to_contain_text("No group has been claimed yet")
+    give(store, "billing", 40)
+    expect(row(page, "billing")).to_contain_text("60", timeout=SOON)
+
+
+def test_focus_selection_and_scroll_survive(
+    store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
+) -> None:
+    for number in range(45):
+        give(store, f"group-{number:02}", number)
+    page = open_now(pages, server, "?sort=group")
+    row(page, "group-30").get_by_role("link").focus()
+    page.evaluate("scrollTo(0, 500)")
+    page.evaluate("""() => {
+        const cell = document.querySelector('tr[data-key="group-25"] a');
+        getSelection().selectAllChildren(cell);
+    }""")
+    is_same = row(page, "group-25").element_handle()
+    broker.set_log(TP, 0, 1100)
+    expect(row(page, "group-25")).to_contain_text("1,075", timeout=SOON)
+    assert page.evaluate("document.activeElement.textContent") == "group-30"
+    assert page.evaluate("getSelection().toString()") == "group-25"
+    assert page.evaluate("scrollY") == 500
+    assert page.evaluate("(row) => row.isConnected", is_same)
+
+
+def test_groups_come_move_and_go(store: OffsetStore, server: DashboardServer, pages: Pages) -> None:
+    give(store, "billing", 40)
+    give(store, "shipping", 50)
+    page = open_now(pages, server, "?sort=lag")
+    names = page.locator("tbody th a")
+    expect(names).to_have_text(["billing", "shipping"], timeout=SOON)
+    page.get_by_role("link", name="shipping").focus()
+    store.reset("shipping", {TP: 0}, reason="again")
+    expect(names).to_have_text(["shipping", "billing"], timeout=SOON)
+    assert page.evaluate("document.activeElement.textContent") == "shipping"
+    give(store, "auditing", 10)
+    expect(names).to_have_text(["shipping", "auditing", "billing"], timeout=SOON)
+
+
+def test_a_page_says_when_nothing_answers(
+    store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
+) -> None:
+    give(store, "billing", 40)
+    page = open_now(pages, server)
+    broker.error = BrokerUnavailable("no answer")
+    expect(page.locator("#trouble")).to_contain_text("Not up to date", timeout=SOON)
+    expect(row(page, "billing")).to_contain_text("billing")
+    broker.error = None
+    expect(page.locator("#trouble")).to_be_empty(timeout=SOON)
+    server.close()
+    expect(page.locator("#silence")).to_contain_text("No answer from the dashboard for 15s", timeout=2 * SOON)
+    assert all("ERR_CONNECTION_REFUSED" in fault for fault in pages.take_faults())
+    assert "ago" in page.locator("#measured time").inner_text()
+
+
+def test_a_page_that_is_hidden_or_typed_into_asks_for_nothing(
+    server: DashboardServer, store: OffsetStore, pages: Pages
+) -> None:
+    give(store, "billing", 40)
+    page = open_now(pages, server)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    wait_until(lambda: page.evaluate("1") and bool(asked), timeout=10)
+    page.evaluate("Object.defineProperty(document, 'hidden', {get: () => true, configurable: true})")
+    asked.clear()
+    page.wait_for_timeout(6_000)
+    assert asked == []
+    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    wait_until(lambda: page.evaluate("1") and bool(asked), timeout=3)  # at once
+    asked.clear()
+    for letter in "billing":
+        page.get_by_role("searchbox").press_sequentially(letter)
+        page.wait_for_timeout(1_000)
+    assert asked == []
+    assert page.get_by_role("searchbox").input_value() == "billing"
