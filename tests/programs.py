@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.support.chromium import find_axe, find_chromium
-from tests.support.promtool import find_promtool
+from tests.support.prometheus import find_prometheus, find_promtool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "OFFSETSTORE_EVERY_TEST"
 FINDERS: Final[Mapping[str, Callable[[], object]]] = {
     "chromium": lambda: find_axe() and find_chromium(),  # no page is tested without axe-core
+    "prometheus": find_prometheus,
     "promtool": find_promtool,
 }
 

@@ -11,7 +11,7 @@ pytest_plugins = ["pytester"]
 TESTS = """
 import pytest
 
-from tests.support.promtool import find_promtool
+from tests.support.prometheus import find_promtool
 
 @pytest.mark.needs_program("promtool")
 def test_rules():

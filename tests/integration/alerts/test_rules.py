@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.promtool import find_promtool
+from tests.support.prometheus import find_promtool
 
 RULES = Path(__file__).parents[3] / "offsetstore" / "assets" / "prometheus" / "offsetstore.rules.yml"
 GROUPS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
