@@ -1,8 +1,9 @@
 """A job that tells of its health, as a process that a test can break.
 
-``python -m tests.support.monitored_job URL SERVERS TOPIC GROUP CHECKPOINTS``, run from the top of the checkout, with
-the limits of `LIMITS`. Its event ``ready`` names its port and its Java. Each line on standard input is a failpoint to
-set.
+``python -m tests.support.monitored_job URL SERVERS TOPIC GROUP CHECKPOINTS [--wait]``, run from the top of the
+checkout, with the limits of `LIMITS`. Its event ``ready`` names its port and its Java. Each line on standard input is a
+failpoint to set. SIGTERM stops it in good order. With ``--wait`` it prints ``waiting`` when its Spark runs, and waits
+for a line before it claims the group.
 
 ``spark-submit tests/support/monitored_job.py … [--end] [--on-dead]`` is for the exit codes: the job ends as its query
 does, with ``--end`` in the way that docs/health.md shows, with ``--on-dead`` also when it is dead.
@@ -11,6 +12,7 @@ does, with ``--end`` in the way that docs/health.md shows, with ``--on-dead`` al
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +28,7 @@ from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.support.transforms import events
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
     from offsetstore import Claim
@@ -33,8 +36,12 @@ if TYPE_CHECKING:
 LIMITS: Final = Limits(starting=120, query=4, batch=5, polling=6, jvm=5, unreachable=3, exit=2)
 
 
+def _named(batch: DataFrame) -> dict[str, DataFrame]:
+    return {"events": events(batch)}
+
+
 def _start(session: SparkSession, claim: Claim, options: dict[str, str], base: str) -> tuple[Any, StreamingQuery]:
-    sink = TransactionalSink(claim, events, into=Append("events"))
+    sink = TransactionalSink(claim, _named, into={"events": Append("events")})
     query = (
         session.readStream.format("kafka")
         .options(**options)
@@ -47,6 +54,10 @@ def _start(session: SparkSession, claim: Claim, options: dict[str, str], base: s
     return sink, query
 
 
+def _leave(*_: object) -> None:
+    sys.exit()
+
+
 def _main(url: str, servers: str, topic: str, group: str, base: str, *how: str) -> None:
     options = {"kafka.bootstrap.servers": servers, "subscribe": topic}
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -54,6 +65,12 @@ def _main(url: str, servers: str, topic: str, group: str, base: str, *how: str) 
         session = SparkSession.builder.getOrCreate()
     else:
         session = local_session("monitored", extra_conf=quick_conf(spark_conf()))
+        signal.signal(signal.SIGTERM, _leave)
+    jvm: Any = session._jvm
+    java = jvm.java.lang.ProcessHandle.current().pid()
+    if "--wait" in how:
+        print_event("waiting", jvm=java)
+        sys.stdin.readline()
     heartbeat.INTERVAL = 0.5
     limits = replace(LIMITS, polling=60) if is_submitted else LIMITS  # several start at a time
     monitoring = Monitoring(port=0, limits=limits, on_dead="exit" if "--on-dead" in how else None)
@@ -61,12 +78,14 @@ def _main(url: str, servers: str, topic: str, group: str, base: str, *how: str) 
     with OffsetStore.connect(url, observers=[monitoring, BatchPrinter()], retries=retries) as store:
         claim = store.claim(group, Broker.from_spark(options, timeout=2), mirror_every=0.5)
         sink, query = _start(session, claim, options, base)
-        jvm: Any = session._jvm
-        print_event("ready", port=monitoring.port, jvm=jvm.java.lang.ProcessHandle.current().pid())
+        print_event("ready", port=monitoring.port, jvm=java)
         if not is_submitted:
-            for line in sys.stdin:
-                failpoints.follow(line.strip() or None)
-            os._exit(0)
+            try:
+                for line in sys.stdin:
+                    failpoints.follow(line.strip() or None)
+                os._exit(0)
+            finally:
+                query.stop()
         try:
             query.awaitTermination()
         except Exception as error:

@@ -26,6 +26,7 @@ from offsetstore.monitoring.facts import LOOKS
 from offsetstore.testing.job_process import JobProcess, parse_event
 from tests.support.examples import configure_spark
 from tests.support.monitored_job import LIMITS
+from tests.support.signals import stopped
 from tests.support.transforms import EVENTS
 from tests.support.waiting import wait_until
 
@@ -84,15 +85,6 @@ class Probe:
             is_over.set()
             thread.join()
         assert set(seen) == {200}
-
-
-@contextmanager
-def stopped(pid: int) -> Generator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_each_state_has_its_code_in_time_and_no_outage_ends_a_job(

@@ -1,0 +1,223 @@
+"""A real Prometheus with the rules scrapes a real exporter and real jobs, through a pause, a deploy and a stall."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import yaml
+
+from offsetstore import OffsetStore
+from offsetstore.kafka import admin
+from offsetstore.testing.job_process import JobProcess
+from tests.support import prometheus
+from tests.support.background import repeating
+from tests.support.postgres import Database
+from tests.support.queries import ALERTS, OURS, PANELS, RULES, of_alert, of_panel
+from tests.support.signals import stopped
+from tests.support.transforms import EVENTS
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore.local.kafka.server import KafkaBroker
+    from offsetstore.testing.fixtures import NewTopic
+    from tests.support.prometheus import Prometheus
+
+pytestmark = [pytest.mark.behaviour("OPS-13", "OPS-5"), pytest.mark.needs_program("prometheus")]
+
+ROOT: Final = Path(__file__).parents[3]
+STALLED: Final = 15
+"""Seconds after which Stalled fires, here."""
+
+# The first batch fails once, as one that meets another transaction does.
+CONFLICT: Final = """
+CREATE SEQUENCE attempts;
+CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF nextval('attempts') = 1 THEN RAISE EXCEPTION 'could not serialize' USING ERRCODE = '40001'; END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER conflict BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION conflict();
+"""
+
+SETTINGS: Final = {
+    "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+    "rule_files": ["rules.yml"],
+    "scrape_configs": [
+        {"job_name": name, "file_sd_configs": [{"files": [f"{name}.json"], "refresh_interval": "1s"}]}
+        for name in ("exporter", "drivers")
+    ],
+}
+
+
+def faster(query: str) -> str:
+    """The same query, or duration, where a minute lasts a second; a number of three digits is one of seconds."""
+    unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    query = re.sub(r"\b\d{3,}\b", lambda found: str(int(found[0]) / 60), query)
+    return re.sub(r"\b(\d+)([smhd])\b", lambda found: f"{int(found[1]) * unit[found[2]] * 1000 // 60}ms", query)
+
+
+def faster_rules() -> dict[str, Any]:
+    """The rules that are shipped, but for their times."""
+
+    def rule(shipped: dict[str, Any]) -> dict[str, Any]:
+        return {**shipped, **{name: faster(shipped[name]) for name in ("expr", "for") if name in shipped}}
+
+    return {"groups": [{**group, "rules": [*map(rule, group["rules"])]} for group in RULES["groups"]]}
+
+
+def as_grafana_sends(query: str, group: str) -> str:
+    """With a group chosen and a scrape a second; a day lasts 20 of them."""
+    query = query.replace("$consumergroup", group).replace("$__rate_interval", "4s")
+    return query.replace("offset 1d", "offset 20s")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Prometheus, the exporter, and the jobs of a group, whose topic gets records all the time."""
+
+    server: Prometheus
+    directory: Path
+    arguments: list[str]
+    stack: ExitStack
+
+    def job(self, name: str, *how: str) -> JobProcess:
+        """Start a job."""
+        command = ["-m", "tests.support.monitored_job", *self.arguments, *how]
+        return self.stack.enter_context(JobProcess(command, self.directory / f"{name}.log", cwd=ROOT))
+
+    def scrape(self, job: JobProcess) -> None:
+        """Have Prometheus scrape this job, and no other."""
+        write_targets(self.directory / "drivers.json", job.wait_for("ready", timeout=240).what["port"])
+
+    def wait_for(self, query: str) -> None:
+        """Wait until the query has a result."""
+        wait_until(lambda: self.server.now(query), timeout=60)
+
+
+def write_targets(file: Path, port: int) -> None:
+    file.with_suffix(".new").write_text(json.dumps([{"targets": [f"127.0.0.1:{port}"]}]), encoding="utf-8")
+    file.with_suffix(".new").rename(file)
+
+
+@pytest.fixture
+def scene(
+    offsetstore_database: str,
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_topic: NewTopic,
+    offsetstore_group: str,
+    tmp_path: Path,
+) -> Iterator[Scene]:
+    url, servers, topic = offsetstore_database, offsetstore_kafka.bootstrap_servers, offsetstore_topic(1)
+    with ExitStack() as stack:
+        command = ["-c", "from offsetstore.cli.main import main; main()", "exporter", "-b", servers]
+        log = tmp_path / "exporter.log"
+        address = {"OFFSETSTORE_URL": url}
+        stack.enter_context(JobProcess([*command, "--port", "0", "--interval", "1"], log, environment=address))
+        wait_until(log.exists)
+        found = wait_until(lambda: re.search(r"http://127.0.0.1:(\d+)", log.read_text()), timeout=60)
+        assert found is not None
+        write_targets(tmp_path / "exporter.json", int(found[1]))
+        (tmp_path / "rules.yml").write_text(yaml.safe_dump(faster_rules()), encoding="utf-8")
+        server = stack.enter_context(prometheus.running(tmp_path, SETTINGS))
+        stack.enter_context(repeating(lambda: produce(servers, topic), every=0.5))
+        arguments = [url, servers, topic, offsetstore_group, str(tmp_path / "checkpoints")]
+        yield Scene(server, tmp_path, arguments, stack)
+
+
+def produce(servers: str, topic: str) -> None:
+    admin.produce(servers, topic, [admin.Record(b"a", None, 0)], settings={"enable.idempotence": False})
+
+
+def test_a_pause_and_a_deploy_fire_nothing_a_stall_does_and_every_name_and_panel_has_data(
+    scene: Scene, offsetstore_database: str, offsetstore_group: str
+) -> None:
+    server, group = scene.server, offsetstore_group
+    with closing(Database(offsetstore_database)) as database:
+        database.execute(EVENTS)
+        database.execute(CONFLICT)
+    began = time.time()
+    first = scene.job("first")
+    scene.scrape(first)
+    scene.wait_for("offsetstore_retries_total")
+
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.pause(group, reason="a test")
+        second = scene.job("second", "--wait")
+        second.wait_for("waiting", timeout=240)
+        is_late = f"time() - offsetstore_group_last_advance_timestamp_seconds > {STALLED + 3}"
+        scene.wait_for(f"{is_late} and ignoring (topic) kafka_consumergroup_lag_sum > 0")
+        store.resume(group, reason="a test")
+    first.wait_for("done", since=len(first.events))
+
+    os.kill(first.pid, signal.SIGTERM)
+    wait_until(lambda: first.exit_status is not None, timeout=60)
+    assert first.exit_status == 0, first.end_of_log
+    second.write("")
+    scene.scrape(second)
+    second.wait_for("done")
+    scene.wait_for("min_over_time(offsetstore_group_claim_epoch[6s]) == 2")  # what a rule waits `for`, and more
+    calm = time.time()
+
+    stalled = 'ALERTS{alertname="Stalled", alertstate="firing"}'
+    with stopped(second.pid):
+        scene.wait_for(stalled)
+        [alert] = [one for one in server.get("alerts")["alerts"] if one["labels"]["alertname"] == "Stalled"]
+        assert alert["annotations"]["summary"] == f"{group} makes no progress"
+    wait_until(lambda: server.now(stalled) == [], timeout=60)
+
+    second.write("in_copy:raise")
+    scene.wait_for("count_over_time(offsetstore_errors_total[4s]) > 2")
+    ended = time.time()
+
+    assert server.between('ALERTS{alertstate="firing"}', began, calm) == []
+    rules = [rule for one in server.get("rules")["groups"] for rule in one["rules"]]
+    assert [rule["health"] for rule in rules] == ["ok"] * len(ALERTS)
+    failures = re.findall(r"^prometheus_rule_evaluation_failures_total{.*} (.*)$", server.own_metrics, re.MULTILINE)
+    assert set(failures) == {"0"}
+    assert server.get("label/consumergroup/values", match="offsetstore_group_live") == [group]
+    wrong = without_a_series(server, group) + without_data(server, group, began, ended)
+    assert wrong == [], "\n".join(wrong)
+    assert scraped(server) == OURS
+
+
+def without_a_series(server: Prometheus, group: str) -> list[str]:
+    """Where the board and the rules name a metric, a label or a label's value that was never scraped."""
+    wrong: list[str] = []
+    for query in [*map(of_alert, ALERTS), *(query for panel in PANELS for query in of_panel(panel))]:
+        found = [server.series(as_grafana_sends(selector, group)) for selector in query.selectors]
+        labels = {label for series in found for one in series for label in one}
+        absent = [selector for selector, series in zip(query.selectors, found, strict=True) if not series]
+        wrong += [f"{query.where}: {name}" for name in (*absent, *sorted(query.labels - labels))]
+    return wrong
+
+
+def without_data(server: Prometheus, group: str, began: float, ended: float) -> list[str]:
+    """The panels' queries that had no result at any time, or one without a label that its legend shows."""
+    wrong: list[str] = []
+    for query in [query for panel in PANELS for query in of_panel(panel)]:
+        series = server.between(as_grafana_sends(query.expression, group), began, ended)
+        told = [one["metric"] for one in series if any(math.isfinite(float(value)) for _, value in one["values"])]
+        if not any(query.shown <= metric.keys() for metric in told):
+            wrong.append(f"{query.where}: {query.expression}")
+    return wrong
+
+
+def scraped(server: Prometheus) -> dict[str, set[str]]:
+    """Our metrics, with their own labels."""
+    names = [one for one in server.get("label/__name__/values") if one.startswith(("offsetstore_", "kafka_"))]
+    return {
+        name: {label for one in server.series(name) for label in one} - {"__name__", "instance", "job"}
+        for name in names
+        if not name.endswith("_created")
+    }
