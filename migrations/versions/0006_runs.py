@@ -1,4 +1,4 @@
-"""The runs of a job and their errors; and which database role wrote a line of the history.
+"""The runs of a job, their errors, and samples of groups; and which database role wrote a line of the history.
 
 Revision: 0006
 After: 0005
@@ -17,7 +17,7 @@ NAME = sa.Text(collation="C")
 
 
 def upgrade() -> None:
-    """Add both tables, which are empty, and the column, which is NULL in the lines that are there."""
+    """Add the tables, which are empty, and the column, which is NULL in the lines that are there."""
     op.create_table(
         "job_runs",
         sa.Column("consumer_group", NAME, nullable=False),
@@ -64,6 +64,25 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="job_errors_pkey"),
     )
     op.create_index("job_errors_consumer_group_idx", "job_errors", ["consumer_group", "id"])
+    op.create_table(
+        "samples",
+        sa.Column("consumer_group", NAME, nullable=False),
+        sa.Column("resolution", sa.Integer, nullable=False),
+        sa.Column("slot", sa.Integer, nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("stored", sa.BigInteger, nullable=False),
+        sa.Column("log_end", sa.BigInteger),
+        sa.Column("lag", sa.BigInteger),
+        sa.Column("lag_seconds", sa.Double),
+        sa.Column("headroom", sa.BigInteger),
+        sa.Column("batches", sa.BigInteger),
+        sa.Column("batch_seconds", sa.Double),
+        sa.Column("rows", sa.BigInteger),
+        sa.Column("memory", sa.BigInteger),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("consumer_group", "resolution", "slot", name="samples_pkey"),
+        postgresql_with={"fillfactor": 50},
+    )
     # The default comes second, so that the lines that are there stay NULL: which role wrote them is not known.
     op.add_column("offset_history", sa.Column("db_role", sa.Text))
     op.alter_column("offset_history", "db_role", server_default=sa.text("SESSION_USER"))
@@ -72,5 +91,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Drop them. What past runs did and which role decided are then recorded nowhere."""
     op.drop_column("offset_history", "db_role")
+    op.drop_table("samples")
     op.drop_table("job_errors")
     op.drop_table("job_runs")

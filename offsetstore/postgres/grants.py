@@ -1,4 +1,7 @@
-"""Each role's privileges, as SQL: a job's role has DDL in the staging schema only, a dashboard's only reads."""
+"""Each role's privileges, as SQL: a job's role has DDL in the staging schema only, a dashboard's only reads.
+
+It writes nothing but samples.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ if TYPE_CHECKING:
 
 _USUAL = ("SELECT", "INSERT", "UPDATE")
 
-# The exceptions: a job only adds to the history, and only reads the store's identity.
+# The exceptions: a job only adds to the history, only reads the store's identity, and only renames samples.
 _DIFFERENT: Final = {
     "heartbeats": (*_USUAL, "DELETE"),
     "offset_history": ("SELECT", "INSERT"),
     "failures": (*_USUAL, "DELETE"),
     "job_runs": (*_USUAL, "DELETE"),
     "job_errors": ("SELECT", "INSERT", "DELETE"),
+    "samples": ("SELECT", "UPDATE"),
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
@@ -53,14 +57,16 @@ def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
 
 
 def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
-    """Statements that let ``role`` read all our tables; they may be repeated. The owner of the tables must run them.
+    """Statements that let ``role`` read all our tables and write samples; they may be repeated.
 
-    Of dead letters it may read all but the record's key, value and headers, and what may quote them.
+    The owner of the tables must run them. Of dead letters it may read all but the record's key, value and headers, and
+    what may quote them.
     """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     for table in privileges():
         columns = _columns(table, _HIDDEN.get(table))
         yield f"GRANT SELECT{columns} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
+    yield f"GRANT INSERT, UPDATE ON TABLE {quoted(schema)}.samples TO {quoted(role)}"
 
 
 def _columns(table: str, without: Collection[str] | None) -> str:

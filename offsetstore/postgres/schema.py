@@ -12,6 +12,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     Identity,
     Index,
     Integer,
@@ -262,3 +263,26 @@ job_errors = Table(
     Index("job_errors_consumer_group_idx", "consumer_group", "id"),
 )
 """What jobs stumbled over. ``error_text`` is our own errors' text: others' may quote the values of rows."""
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("consumer_group", _NAME, nullable=False),
+    Column("resolution", Integer, nullable=False),
+    Column("slot", Integer, nullable=False),
+    Column("at", DateTime(timezone=True), nullable=False),
+    Column("stored", BigInteger, nullable=False),
+    Column("log_end", BigInteger),
+    Column("lag", BigInteger),
+    Column("lag_seconds", Double),
+    Column("headroom", BigInteger),
+    Column("batches", BigInteger),
+    Column("batch_seconds", Double),
+    Column("rows", BigInteger),
+    Column("memory", BigInteger),
+    Column("epoch", BigInteger, nullable=False),
+    PrimaryKeyConstraint("consumer_group", "resolution", "slot", name="samples_pkey"),
+    postgresql_with={"fillfactor": 50},
+)
+"""Rings of slots, see `offsetstore.protocol.samples`. A page has room for a second version of each of its rows: one
+statement writes a slot of all groups, and those are on the same pages."""

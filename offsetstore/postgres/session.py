@@ -18,6 +18,7 @@ from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import refusals, translate, translated
 from offsetstore.postgres.letters import RENAME_FAILURES, RENAME_LETTERS, LetterStatements
 from offsetstore.postgres.runs import RunStatements
+from offsetstore.postgres.samples import LOCK_SAMPLES, SampleStatements
 from offsetstore.postgres.schema import quoted
 from offsetstore.postgres.stored_letters import StoredLetterStatements
 from offsetstore.postgres.together import Result, execute_together
@@ -26,6 +27,7 @@ from offsetstore.protocol.database import (
     Advance,
     GroupRow,
     HistoryEvent,
+    LastRun,
     ListedGroup,
     LockedRow,
     MetadataRow,
@@ -46,7 +48,7 @@ _log = logging.getLogger(__name__)
 _OVER: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
 _NO_CLAIM = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
-_OF_GROUP: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures")
+_OF_GROUP: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures", "samples")
 # How many ids are consumed after each failed attempt; some millions in all, which takes a minute.
 _IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))
 
@@ -60,7 +62,7 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
-class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
+class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, SampleStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
     BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a
@@ -233,7 +235,10 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
             {name: _stored(rows) for name, rows in by_group},
             counts,
             last.oldest,
-            {row.consumer_group: row.batch_since for row in runs.rows},
+            {
+                row.consumer_group: LastRun(row.batch_since, row.ending, row.counters, row.memory_bytes)
+                for row in runs.rows
+            },
         )
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
@@ -332,6 +337,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
         self._run(sql.RENAME_GROUP, group=group, new=new)
         for rename in (sql.RENAME_MARKS, RENAME_LETTERS, RENAME_FAILURES):
             self._run(rename, group=group, new=new)
+        self._rename_samples(group, new)
 
     def expect_delete(self) -> None:
         if rows := self._rows(sql.NOT_DELETABLE, tables=[*_OF_GROUP], place=self._place):
@@ -341,6 +347,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
             )
 
     def delete_group(self, group: str) -> None:
+        self._rows(LOCK_SAMPLES, group=group)
         for table in _OF_GROUP:
             self._run(sql.DELETE_OF_GROUP % table, group=group)
 

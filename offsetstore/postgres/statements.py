@@ -133,10 +133,11 @@ WHERE {_ASKED.format(group="g.consumer_group")}
 """  # noqa: S608 - constants alone
 
 OVERVIEW_RUNS = f"""
-SELECT g.consumer_group, CASE WHEN r.phase = 'batch' THEN r.phase_since END AS batch_since
+SELECT g.consumer_group, CASE WHEN r.phase = 'batch' THEN r.phase_since END AS batch_since, r.ending, r.counters,
+       r.memory_bytes
 FROM {{s}}consumer_groups AS g
 JOIN {{s}}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id
-WHERE r.ending IS NULL AND {_ASKED.format(group="g.consumer_group")}
+WHERE {_ASKED.format(group="g.consumer_group")}
 """  # noqa: S608 - constants alone
 
 # Of other roles' transactions, the server shows when they began to members of pg_read_all_stats alone.

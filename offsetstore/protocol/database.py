@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.liveness import is_live
 from offsetstore.protocol.runs import RunSession
+from offsetstore.protocol.samples import SampleSession
 from offsetstore.protocol.stored_letters import StoredLetterSession
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
     from offsetstore.protocol.letters import State
     from offsetstore.protocol.metadata import Text
+    from offsetstore.protocol.runs import Ending
 
 EVENTS: Final = (
     "claim",
@@ -133,14 +135,27 @@ class ListedGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class LastRun:
+    """The run of a group's last claim, as the job recorded it with its last heartbeat.
+
+    ``batch_since`` is since when a batch has been in flight, ``None`` if none is. The others are those of `Run`.
+    """
+
+    batch_since: datetime | None
+    ending: Ending | None
+    counters: Mapping[str, int]
+    memory: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOverview:
     """What the database has of many groups, ``at`` a time of its own clock.
 
     ``groups`` are those that were ever claimed, by name. ``partitions`` holds their rows without the metadata, in order
     of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
-    both. ``batches`` holds since when a batch has been in flight, as the job recorded with its last heartbeat, ``None``
-    if none was; groups whose last run has ended, or recorded nothing, are left out. ``oldest_transaction`` is how long
-    the oldest open transaction of the database has been running, of those that this role may see.
+    both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
+    are left out. ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
+    those that this role may see.
     """
 
     at: datetime
@@ -148,7 +163,12 @@ class StoreOverview:
     partitions: Mapping[str, Mapping[TopicPartition, StoredOffset]]
     letters: Mapping[str, Mapping[State, int]]
     oldest_transaction: timedelta
-    batches: Mapping[str, datetime | None]
+    runs: Mapping[str, LastRun]
+
+    @property
+    def batches(self) -> Mapping[str, datetime | None]:
+        """Since when a batch has been in flight, ``None`` if none is, of the groups whose last run has not ended."""
+        return {group: run.batch_since for group, run in self.runs.items() if run.ending is None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +241,7 @@ class Savepoints(Protocol):
         ...
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -351,7 +371,7 @@ class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protoc
         ...
 
     def delete_group(self, group: str) -> None:
-        """Delete the group's rows, batch marks, dead letters and failed attempts; its own row and its history stay.
+        """Delete all that belongs to the group but its own row, its history, its runs and their errors.
 
         Needs the locks of the group and of the rows.
         """

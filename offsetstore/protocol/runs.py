@@ -53,7 +53,8 @@ class RunStatus:
     :param batch: the number of the batch in flight, or of the last one.
     :param batch_offsets: how many offsets it reads.
     :param last_batch_age: since a batch last ended well.
-    :param counters: what was done since the claim, such as ``written``, ``rows`` or ``letters``.
+    :param counters: what was done since the claim, such as ``written``, ``rows`` or ``letters``; and how long batches
+        took in all, in ``batch_milliseconds``.
     :param memory: resident bytes of the driver's Python process, ``None`` if unknown.
     :param mirror_age: since the offsets in Kafka were last found or made equal.
     :param mirror_error: why they could not be since.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import BrokerError, OffsetStoreError, TopicRecreated
 from offsetstore.protocol.first_unread import FirstUnread, find_first_unread
+from offsetstore.protocol.samples import Sample
 from offsetstore.protocol.snapshot import GroupSnapshot, TopicSnapshot
 from offsetstore.store.reads import lag_of
 
@@ -115,6 +116,11 @@ class GroupLag:
         return any(one.is_bound and one.seconds == self.seconds for one in self.topics.values())
 
     @property
+    def headroom(self) -> int | None:
+        """The smallest of the topics' headrooms, ``None`` if nothing is unread."""
+        return min((one.headroom for one in self.topics.values() if one.headroom is not None), default=None)
+
+    @property
     def mirror_lag(self) -> int | None:
         """Offsets by which the copies in Kafka are behind the store; ``None`` if there are none, or it is not known."""
         committed = self.kafka.committed or {}
@@ -145,6 +151,30 @@ class Lag:
     def topics(self) -> Mapping[str, TopicSnapshot]:
         """Kafka's topics; empty if it did not answer."""
         return self.kafka.topics if self.kafka is not None else {}
+
+    def samples(self) -> dict[str, Sample]:
+        """What is kept of it, of each group that has partitions; see `OffsetStore.record_samples`."""
+        return {name: self._sample(name, one) for name, one in self.groups.items() if one.topics}
+
+    def _sample(self, name: str, group: GroupLag) -> Sample:
+        partitions = [one for topic in group.topics.values() for one in topic.partitions.values()]
+        offsets = [(one.stored.next_offset, one.log) for one in partitions if one.stored is not None]
+        ends = [log.end for _, log in offsets if log is not None]
+        run = self.store.runs.get(name)
+        counters = dict[str, int]() if run is None else run.counters
+        return Sample(
+            at=self.store.at,
+            stored=sum(stored for stored, _ in offsets),
+            log_end=sum(ends) if len(ends) == len(offsets) else None,
+            lag=group.records,
+            lag_seconds=group.seconds,
+            headroom=group.headroom,
+            batches=None if run is None else counters.get("written", 0) + counters.get("kept", 0),
+            batch_seconds=None if run is None else counters.get("batch_milliseconds", 0) / 1000,
+            rows=None if run is None else counters.get("rows", 0),
+            memory=None if run is None else run.memory,
+            epoch=group.owner.token.epoch,
+        )
 
 
 def measure_lag(store: StoreOverview, broker: BrokerOverview, kafka_groups: Mapping[str, str]) -> Lag:

@@ -41,7 +41,7 @@ from offsetstore.protocol.events import (
 from offsetstore.protocol.runs import KEPT, Ending, JobError, NewRun, Phase, RunStatus, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from contextlib import AbstractContextManager
 
     from offsetstore.offsets import Token
@@ -130,6 +130,7 @@ class RunRecord:
         match event:
             case BufferFlushed():
                 self._count("flushed")
+                self._count_time(event.seconds)
                 self._count("rows", sum(event.rows.values()))
             case LettersWritten():
                 self._count("letters", sum(event.letters.values()))
@@ -158,8 +159,13 @@ class RunRecord:
         self._ended_well = time.monotonic()
         self._count({BatchWritten: "written", BatchSkipped: "skipped", BatchKept: "kept"}[type(event)])
         self._count("offsets", count_offsets(event.ranges))
+        if not isinstance(event, BatchSkipped):
+            self._count_time(event.seconds)
         if isinstance(event, BatchWritten):
             self._count("rows", sum(event.rows.values()))
+
+    def _count_time(self, seconds: Mapping[str, float]) -> None:
+        self._count("batch_milliseconds", round(sum(seconds.values()) * 1000))
 
     def _fail(self, event: BatchFailed | FlushFailed | IdleWorkFailed | Retried) -> None:
         match event:

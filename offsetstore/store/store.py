@@ -18,6 +18,7 @@ from offsetstore.protocol.metadata import load
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.protocol.samples import Selection
 from offsetstore.protocol.stored_letters import LetterFilter
 from offsetstore.store import admin, names, reads
 from offsetstore.store.acquire import acquire
@@ -26,7 +27,7 @@ from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
 from offsetstore.store.lag import measure_lag
 from offsetstore.store.letters import MOST, LetterDecision, prune, read_errors, read_letter, read_page
 from offsetstore.store.mirror import INTERVAL
-from offsetstore.store.sessions import read
+from offsetstore.store.sessions import read, transaction
 from offsetstore.store.transaction import new_transaction, run_in_transaction
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.observers import Observer
     from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
     from offsetstore.protocol.runs import JobError, Run, Source
+    from offsetstore.protocol.samples import Sample
     from offsetstore.protocol.stored_letters import ErrorGroup
     from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import ClaimInfo
@@ -690,6 +692,34 @@ class OffsetStore:
         stored = self._read(lambda session: session.overview(groups))
         skew = stored.at.timestamp() - (before + time.time()) / 2
         return replace(measure_lag(stored, broker, kafka_groups or {}), clock_skew=skew)
+
+    def record_samples(self, lag: Lag) -> None:
+        """Keep what `lag` measured, for trends: a sample of each group that has partitions, in one round trip.
+
+        It is meant to be called every ten seconds, by any number of processes. `samples` reads them back. It needs
+        INSERT and UPDATE on the table ``samples``, which a dashboard's role is granted.
+
+        :raises MissingPrivilege: the role may not write samples.
+        :raises LockTimeout, TransactionLost: nothing was written; the next measurement will be.
+        :raises StoreUnavailable: no connection.
+        """
+        if samples := lag.samples():
+            with transaction(self.database, name="offsetstore:samples", lock_timeout=self.timeouts.lock) as session:
+                session.record_samples(samples)
+
+    def samples(
+        self, groups: Collection[str], span: timedelta, *, points: int | None = None
+    ) -> dict[str, list[Sample]]:
+        """The samples of each of these groups, oldest first, from the last hour every 10 s, day 60 s, month 30 min.
+
+        :param span: up to now, at most 31 days. The finest of those three that covers it is read.
+        :param points: at most so many of each group, evenly spaced. `Selection.every` of the same arguments tells how
+            far they are apart.
+        :raises ConfigurationError: an argument is invalid.
+        :raises StoreUnavailable: the connection was lost, or the server can't serve it.
+        """
+        selection = Selection.of(span, points)
+        return self._read(lambda session: session.samples(groups, selection))
 
     def _read(self, query: Callable[[Session], _T]) -> _T:
         return read(self.database, query)

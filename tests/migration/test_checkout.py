@@ -28,6 +28,7 @@ OURS = {
     "kafka_partitions",
     "offset_history",
     "offsetstore_version",
+    "samples",
     "store_identity",
 }
 

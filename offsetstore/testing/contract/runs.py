@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from offsetstore.testing.contract.parts import Give
 
 RANGES = {P0: OffsetRange(0, 40), P1: OffsetRange(3, 5)}
+SECONDS = {"compute": 1.5, "commit": 0.25}
 
 
 def last(store: OffsetStore) -> Run:
@@ -71,14 +72,14 @@ class RunContract(ContractParts):
         )
         for batch in (7, 8):
             on(BatchStarted(group=GROUP, batch=batch, ranges=RANGES))
-            on(BatchWritten(group=GROUP, batch=batch, ranges=RANGES, rows={"": 30, "audit": 1}, seconds={}))
+            on(BatchWritten(group=GROUP, batch=batch, ranges=RANGES, rows={"": 30, "audit": 1}, seconds=SECONDS))
         claim.close()
 
         run = last(store)
         status = run.status
         assert (run.state, run.ending, run.ended_at) == ("closed", "closed", run.seen_at)
         assert (status.phase, status.batch, status.batch_offsets) == ("idle", 8, 42)
-        assert status.counters == {"written": 2, "offsets": 84, "rows": 62}
+        assert status.counters == {"written": 2, "offsets": 84, "rows": 62, "batch_milliseconds": 3_500}
         assert (status.query_id, status.application_id, status.ui_url) == (query, "app-1", "http://driver")
         assert status.last_batch_age is not None
         assert 0 <= status.last_batch_age < 60

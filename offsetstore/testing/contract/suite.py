@@ -29,6 +29,7 @@ from offsetstore.testing.contract.misuse import MisuseContract
 from offsetstore.testing.contract.pauses import PauseContract
 from offsetstore.testing.contract.replays import ReplayContract
 from offsetstore.testing.contract.runs import RunContract
+from offsetstore.testing.contract.samples import SampleContract
 from offsetstore.testing.contract.together import TogetherContract
 
 
@@ -45,5 +46,6 @@ class OffsetStoreContract(
     PauseContract,
     LetterContract,
     RunContract,
+    SampleContract,
 ):
     """The whole suite; see the module."""

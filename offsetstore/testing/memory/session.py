@@ -17,6 +17,7 @@ from offsetstore.protocol.database import (
     Advance,
     GroupRow,
     HistoryEvent,
+    LastRun,
     ListedGroup,
     LockedRow,
     MetadataRow,
@@ -28,6 +29,7 @@ from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.letters import LetterContents, LetterRow
 from offsetstore.testing.memory.locks import Mode, RowLocks
 from offsetstore.testing.memory.runs import RunContents, RunMemory
+from offsetstore.testing.memory.samples import SampleContents, SampleMemory, SampleRow
 from offsetstore.testing.memory.stored_letters import StoredLetterMemory
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class Contents:
     removed_marks: list[tuple[str, UUID]] = field(default_factory=list)
     of_letters: LetterContents = field(default_factory=LetterContents)
     of_runs: RunContents = field(default_factory=RunContents)
+    of_samples: SampleContents = field(default_factory=SampleContents)
 
     def apply(self, changes: Contents) -> None:
         """Take over what a transaction wrote."""
@@ -78,6 +81,7 @@ class Contents:
             self.marks.pop(key, None)
         self.of_letters.apply(changes.of_letters)
         self.of_runs.apply(changes.of_runs)
+        self.of_samples.apply(changes.of_samples)
 
 
 @dataclass(slots=True)
@@ -99,6 +103,7 @@ class Changes(Contents):
             [*self.removed_marks],
             self.of_letters.copy(),
             self.of_runs.copy(),
+            self.of_samples.copy(),
             self.moved,
         )
 
@@ -113,7 +118,7 @@ class Shared:
         self.locks = RowLocks(self.changed)
 
 
-class MemorySession(StoredLetterMemory, RunMemory):
+class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
     """One transaction; any thread may use it, one at a time, as with a connection."""
 
     def __init__(self, shared: Shared, name: str, lock_timeout: float | None) -> None:
@@ -127,6 +132,7 @@ class MemorySession(StoredLetterMemory, RunMemory):
         self._moved = 0
         StoredLetterMemory.__init__(self, shared.contents.of_letters, lambda: self._changes.of_letters, shared.clock)
         RunMemory.__init__(self, shared.contents.of_runs, lambda: self._changes.of_runs, shared.clock)
+        SampleMemory.__init__(self, shared.contents.of_samples, lambda: self._changes.of_samples, shared.clock)
         self.was_ended = False
         """Whether user code has tried to end the transaction."""
         self._savepoints = 0
@@ -280,10 +286,15 @@ class MemorySession(StoredLetterMemory, RunMemory):
             {name: counts for name, counts in letters.items() if counts},
             timedelta(0),  # it does not record when they began
             {
-                name: now - timedelta(seconds=run.status.phase_age) if run.status.phase == "batch" else None
+                name: LastRun(
+                    now - timedelta(seconds=run.status.phase_age) if run.status.phase == "batch" else None,
+                    run.ending,
+                    run.status.counters,
+                    run.status.memory,
+                )
                 for name, found in runs.items()
                 for run in found
-                if run.token == owners[name].token and run.ending is None
+                if run.token == owners[name].token
             },
         )
 
@@ -307,6 +318,10 @@ class MemorySession(StoredLetterMemory, RunMemory):
 
     def _group(self, group: str) -> Group | None:
         return self._changes.groups.get(group) or self._shared.contents.groups.get(group)
+
+    def _epoch(self, group: str) -> int | None:
+        row = self._group(group)
+        return None if row is None else row.token.epoch
 
     # -- kafka_partitions
 
@@ -411,6 +426,7 @@ class MemorySession(StoredLetterMemory, RunMemory):
     def rename_group(self, group: str, new: str) -> None:
         with self._statement():
             self._rename_letters(group, new)
+            self._rename_samples(group, new)
             for tp, row in self._rows(group).items():
                 self._locks.take(self, _key(new, tp), Mode.UPDATE)
                 self._changes.partitions[new, tp] = row
@@ -428,6 +444,7 @@ class MemorySession(StoredLetterMemory, RunMemory):
     def delete_group(self, group: str) -> None:
         with self._statement():
             self._delete_letters(group)
+            self._delete_samples(group)
             for tp in self._rows(group):
                 self._changes.partitions.pop((group, tp), None)
                 self._changes.removed.append((group, tp))
@@ -456,6 +473,9 @@ class MemorySession(StoredLetterMemory, RunMemory):
 
     def _take_letter(self, row: LetterRow) -> None:
         self._locks.take(self, ("dead_letters", *row), Mode.UPDATE)
+
+    def _take_sample(self, row: SampleRow) -> None:
+        self._locks.take(self, ("samples", *row), Mode.UPDATE)
 
     # -- batch_marks
 

@@ -30,7 +30,7 @@ def store(offsetstore_database: str, offsetstore_group: str) -> Iterator[OffsetS
         failing = store.claim(group, topics=["payments"])
         on = failing.observers.on
         on(BatchStarted(group=group, batch=6, ranges=RANGES))
-        on(BatchWritten(group=group, batch=6, ranges=RANGES, rows={"": 40}, seconds={}))
+        on(BatchWritten(group=group, batch=6, ranges=RANGES, rows={"": 40}, seconds={"write": 1.5}))
         on(Retried(group=group, attempt=1, error=TimeoutError(), wait=0.1))
         on(BatchStarted(group=group, batch=7, ranges=RANGES))
         on(BatchFailed(group=group, batch=7, ranges=RANGES, error=OffsetGap("a gap", topic_partition=P0)))
@@ -67,7 +67,14 @@ def test_as_json_a_run_holds_all_that_is_recorded(
     assert document["group"] == offsetstore_group
     failed, running = document["runs"]
     assert (failed["state"], failed["batch"], failed["topics"]) == ("failed", 7, ["payments"])
-    assert failed["counters"] == {"written": 1, "offsets": 40, "rows": 40, "retries": 1, "failed": 1}
+    assert failed["counters"] == {
+        "written": 1,
+        "offsets": 40,
+        "batch_milliseconds": 1500,
+        "rows": 40,
+        "retries": 1,
+        "failed": 1,
+    }
     assert running["ended_at"] is None
     text = run("runs", "--help").stdout
     assert [key for key in running if key not in text] == []

@@ -6,15 +6,16 @@ import re
 
 import pytest
 
-from offsetstore.postgres import letters, runs, statements, stored_letters
+from offsetstore.postgres import letters, runs, samples, statements, stored_letters
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime, privileges
 from offsetstore.postgres.schema import metadata
 
 SQL = [
     value
-    for module in (statements, letters, runs, stored_letters)
+    for module in (statements, letters, runs, samples, stored_letters)
     for value in vars(module).values()
-    if isinstance(value, str) and "{s}" in value and value != stored_letters.PRUNE_LETTERS  # the owner's
+    if isinstance(value, str) and "{s}" in value
+    if value not in {stored_letters.PRUNE_LETTERS, samples.RECORD_SAMPLES}  # the owner's and the dashboard's
 ]
 NEEDS = [
     ("SELECT", r"(?:FROM|JOIN) \{s\}(\w+)"),
@@ -54,9 +55,11 @@ def test_the_database_alone_says_when_and_by_which_role_a_line_of_the_history_wa
     assert hidden == {"id", "at", "db_role"}
 
 
-def test_a_dashboard_only_reads() -> None:
-    rights = {line.partition(" ON ")[0].partition(" (")[0] for line in grant_dashboard("reader", schema="public")}
+def test_a_dashboard_only_reads_but_for_the_samples() -> None:
+    *lines, last = grant_dashboard("reader", schema="public")
+    rights = {line.partition(" ON ")[0].partition(" (")[0] for line in lines}
     assert rights == {"GRANT USAGE", "GRANT SELECT"}
+    assert last == 'GRANT INSERT, UPDATE ON TABLE "public".samples TO "reader"'
 
 
 def test_a_dashboard_sees_no_records_bytes_and_no_text_that_may_quote_them() -> None:

@@ -1,0 +1,166 @@
+"""Samples of groups, for trends: three rings of slots for each group, which are written over in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+
+from offsetstore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from datetime import datetime
+
+_LONGEST_GAP: Final = 3
+"""Slots. Between samples that are further apart, no rate is known: nobody has measured."""
+
+
+class Ring(NamedTuple):
+    """So many slots, each of so many seconds."""
+
+    seconds: int
+    slots: int
+
+    @property
+    def span(self) -> timedelta:
+        """The time that it holds."""
+        return timedelta(seconds=self.seconds * self.slots)
+
+
+RINGS: Final = (Ring(10, 360), Ring(60, 1_440), Ring(1_800, 1_488))
+"""One hour, 24 hours and 31 days, the finest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A group, as it was last measured in a slot. What could not be measured is ``None``.
+
+    :param at: when, by the database's clock.
+    :param stored: the sum of the stored offsets of its partitions.
+    :param log_end: the sum of the ends of their logs.
+    :param lag: offsets, the most in the slot.
+    :param lag_seconds: the age of the oldest unread record, the most in the slot.
+    :param headroom: offsets from the beginning of a log to the stored offset, the least of all partitions in the slot.
+    :param batches: how many the current run has written or kept.
+    :param batch_seconds: how long these took, in all.
+    :param rows: how many rows the current run has written.
+    :param memory: resident bytes of the driver's Python process.
+    :param epoch: of the claim: with another one, ``batches``, ``batch_seconds`` and ``rows`` begin at 0.
+    """
+
+    at: datetime
+    stored: int
+    log_end: int | None = None
+    lag: int | None = None
+    lag_seconds: float | None = None
+    headroom: int | None = None
+    batches: int | None = None
+    batch_seconds: float | None = None
+    rows: int | None = None
+    memory: int | None = None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which samples to read: in each of ``windows`` windows of ``step`` slots, the last of which is now, the newest.
+
+    ``step`` divides the ring, so that no window lies across its end.
+    """
+
+    ring: Ring
+    span: timedelta
+    step: int
+
+    @classmethod
+    def of(cls, span: timedelta, points: int | None = None) -> Self:
+        """Choose the finest ring that covers the span.
+
+        :param points: at most so many windows.
+        :raises ConfigurationError: an argument is invalid.
+        """
+        if not timedelta(0) < span <= RINGS[-1].span:
+            raise ConfigurationError("span must be more than 0 and at most 31 days", found=span)
+        if points is not None and points < 1:
+            raise ConfigurationError("points must be 1 or more", found=points)
+        ring = next(ring for ring in RINGS if span <= ring.span)
+        slots = _ceil(span, ring.seconds)
+        least = 1 if points is None else -(-slots // points)
+        return cls(ring, span, next(step for step in range(least, ring.slots + 1) if ring.slots % step == 0))
+
+    @property
+    def every(self) -> timedelta:
+        """The time of one window."""
+        return timedelta(seconds=self.ring.seconds * self.step)
+
+    @property
+    def windows(self) -> int:
+        """How many windows cover the span."""
+        return _ceil(self.span, self.ring.seconds * self.step)
+
+
+def _ceil(span: timedelta, seconds: int) -> int:
+    return -(-span // timedelta(seconds=seconds))
+
+
+class Rate(NamedTuple):
+    """What a group did from one sample to the next, ``None`` where that is not known.
+
+    ``records`` are offsets a second; they do not depend on the run. ``rows`` are those written a second, and
+    ``batch_seconds`` is how long a batch took; both are ``None`` from one run to another.
+    """
+
+    records: float | None = None
+    rows: float | None = None
+    batch_seconds: float | None = None
+
+
+def rates(samples: Sequence[Sample], every: timedelta) -> list[Rate]:
+    """Return a rate for each sample: since the one before it. The first has none.
+
+    :param samples: oldest first.
+    :param every: the time of a slot, as in `Selection.every`. Over more than three there is no rate.
+    """
+    return [Rate() for _ in samples[:1]] + [
+        _rate(before, after) if after.at - before.at <= _LONGEST_GAP * every else Rate()
+        for before, after in pairwise(samples)
+    ]
+
+
+def _rate(before: Sample, after: Sample) -> Rate:
+    seconds = (after.at - before.at) / timedelta(seconds=1)
+    records = _grown(before.stored, after.stored)
+    if before.epoch != after.epoch:
+        return Rate(_divided(records, seconds))
+    batches = _grown(before.batches, after.batches)
+    return Rate(
+        _divided(records, seconds),
+        _divided(_grown(before.rows, after.rows), seconds),
+        _divided(_grown(before.batch_seconds, after.batch_seconds), batches),
+    )
+
+
+def _grown(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None or after < before else after - before
+
+
+def _divided(number: float | None, by: float | None) -> float | None:
+    return None if number is None or not by else number / by
+
+
+class SampleSession(Protocol):
+    """The part of a `Session` for samples."""
+
+    def record_samples(self, samples: Mapping[str, Sample]) -> None:
+        """Write the groups' samples into all rings, in one statement.
+
+        In a slot that has a sample of the same time, the newer one keeps the larger lags and the smaller headroom. A
+        group that was claimed or moved since its sample was taken is left out.
+        """
+        ...
+
+    def samples(self, groups: Collection[str], selection: Selection) -> dict[str, list[Sample]]:
+        """The samples of these groups, oldest first, in one statement."""
+        ...

@@ -1,0 +1,239 @@
+"""Samples of groups are kept in rings, for trends. See `offsetstore.testing.contract.suite`."""
+# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore.errors import BrokerUnavailable, ConfigurationError
+from offsetstore.offsets import OffsetRange
+from offsetstore.protocol.events import BatchStarted, BatchWritten
+from offsetstore.protocol.samples import Sample
+from offsetstore.store.sessions import transaction
+from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
+
+if TYPE_CHECKING:
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.lag import Lag
+    from offsetstore.store.store import OffsetStore
+    from offsetstore.testing.broker import StaticBroker
+    from offsetstore.testing.contract.parts import Give
+
+HOUR, DAY, MONTH = timedelta(hours=1), timedelta(days=1), timedelta(days=31)
+SECOND = timedelta(seconds=1)
+
+
+def ago(span: timedelta) -> datetime:
+    """The beginning of a slot of ten seconds that long ago."""
+    return datetime.fromtimestamp((datetime.now(UTC) - span).timestamp() // 10 * 10, UTC)
+
+
+def measured(store: OffsetStore, broker: StaticBroker, at: datetime) -> Lag:
+    """What is measured now, as if it were then."""
+    lag = store.lag(None, broker)
+    return replace(lag, store=replace(lag.store, at=at))
+
+
+class SampleContract(ContractParts):
+    """What is kept of measurements, and for how long."""
+
+    @pytest.mark.behaviour("DASH-1")
+    def test_a_sample_holds_what_was_measured_and_what_the_run_has_counted(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
+    ) -> None:
+        ranges = {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)}
+        give(claim, ranges)
+        claim.observers.on(BatchStarted(group=GROUP, batch=1, ranges=ranges))
+        claim.observers.on(
+            BatchWritten(group=GROUP, batch=1, ranges=ranges, rows={"": 70}, seconds={"compute": 1.5, "commit": 0.25})
+        )
+        claim.close()
+        broker.set_log(P1, 10, 100)
+        lag = store.lag(None, broker)
+        store.record_samples(lag)
+
+        run = store.runs(GROUP)[-1]
+        expected = Sample(
+            at=lag.store.at,
+            stored=70,
+            log_end=300,
+            lag=230,
+            lag_seconds=lag.groups[GROUP].seconds,
+            headroom=0,
+            batches=1,
+            batch_seconds=1.75,
+            rows=70,
+            memory=run.status.memory,
+            epoch=claim.token.epoch,
+        )
+        for span in (HOUR, DAY, MONTH):
+            assert store.samples([GROUP, "unknown"], span) == {GROUP: [expected], "unknown": []}
+
+    @pytest.mark.behaviour("DASH-1")
+    def test_in_a_slot_the_worst_is_kept_of_the_lag_and_the_last_of_all_else(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
+    ) -> None:
+        at = ago(timedelta(minutes=2))
+        give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30), P2: OffsetRange(0, 20)})
+        store.record_samples(measured(store, broker, at))
+        broker.set_log(P1, 25, 100)
+        store.record_samples(measured(store, broker, at + SECOND))
+        give(claim, {P0: OffsetRange(40, 100), P1: OffsetRange(30, 100), P2: OffsetRange(20, 50)})
+        store.record_samples(measured(store, broker, at + 2 * SECOND))
+        broker.error = BrokerUnavailable("away")
+        store.record_samples(measured(store, broker, at + 3 * SECOND))
+        [sample] = store.samples([GROUP], HOUR)[GROUP]
+        assert (sample.at, sample.stored, sample.log_end) == (at + 3 * SECOND, 250, None)
+        assert (sample.lag, sample.headroom) == (210, 5)
+
+        store.record_samples(measured(store, broker, at + SECOND))
+        assert store.samples([GROUP], HOUR)[GROUP] == [sample], "an older measurement changes nothing"
+        broker.error = None
+        store.record_samples(measured(store, broker, at + 10 * SECOND))
+        _, after = store.samples([GROUP], HOUR)[GROUP]
+        assert (after.lag, after.headroom) == (50, 50), "of its own slot"
+
+    @pytest.mark.behaviour("DASH-1")
+    def test_a_ring_is_written_over_and_keeps_its_size(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
+    ) -> None:
+        first = ago(timedelta(seconds=3_640))
+        store.record_samples(measured(store, broker, first))
+        give(claim, {P0: OffsetRange(0, 100)})
+        lag = measured(store, broker, first)
+        for number in range(1, 365):
+            at = first + 10 * number * SECOND
+            store.record_samples(replace(lag, store=replace(lag.store, at=at)))
+
+        hour = store.samples([GROUP], HOUR)[GROUP]
+        assert 345 < len(hour) <= 360
+        assert hour[-1].at == first + 3_640 * SECOND
+        assert {after.at - before.at for before, after in pairwise(hour)} == {10 * SECOND}
+        assert {one.lag for one in hour} == {200}, "nothing of what was there"
+        assert 60 <= len(store.samples([GROUP], DAY)[GROUP]) <= 62
+        assert 2 <= len(store.samples([GROUP], MONTH)[GROUP]) <= 3
+
+    @pytest.mark.behaviour("DASH-1")
+    def test_the_finest_ring_that_covers_the_span_is_read_and_nothing_before_it(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        minute, day = timedelta(minutes=1), timedelta(days=1)
+        times = [
+            ago(span) for span in (30 * day, 2 * day, 23 * HOUR, 50 * minute, 4 * minute, 4 * minute - 10 * SECOND)
+        ]
+        for at in times:
+            store.record_samples(measured(store, broker, at))
+
+        def found(span: timedelta) -> list[datetime]:
+            return [one.at for one in store.samples([GROUP], span)[GROUP]]
+
+        assert found(3 * minute) == []
+        assert found(5 * minute) == times[4:]
+        assert found(HOUR) == times[3:]
+        assert found(HOUR + SECOND)[0] == times[3]
+        assert found(DAY)[:2] == times[2:4]
+        assert found(DAY + SECOND)[:1] == times[2:3]
+        assert found(3 * day)[:2] == times[1:3]
+        assert found(MONTH)[:3] == times[:3]
+
+    @pytest.mark.behaviour("DASH-1")
+    @pytest.mark.parametrize("points", [1, 7, 60, 1_000])
+    def test_no_more_than_a_number_of_points_and_the_newest_is_among_them(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim, points: int
+    ) -> None:
+        lag, first = store.lag(None, broker), ago(timedelta(minutes=20))
+        times = [first + 10 * number * SECOND for number in range(120)]
+        for at in times:
+            store.record_samples(replace(lag, store=replace(lag.store, at=at)))
+
+        half = store.samples([GROUP], HOUR / 2, points=points)[GROUP]
+        assert min(points, 120) / 4 <= len(half) <= points
+        if points > 1:  # the only window may have begun since
+            assert half[-1].at == times[-1]
+            assert half[0].at < times[0] + HOUR / 4
+        assert [one.at for one in half] == sorted({one.at for one in half} & set(times))
+
+    @pytest.mark.behaviour("DASH-1")
+    def test_any_number_of_processes_may_record_at_once(self, store: OffsetStore, broker: StaticBroker) -> None:
+        groups = [f"{GROUP}-{number}" for number in range(20)]
+        for group in reversed(groups):
+            store.claim(group, broker, mirror_every=None)
+        lag, first = store.lag(None, broker), ago(timedelta(minutes=10))
+        barrier = threading.Barrier(4)
+
+        def record(writer: int) -> None:
+            order = reversed(groups) if writer % 2 else groups
+            ours = replace(lag, groups={group: lag.groups[group] for group in order})
+            barrier.wait(WAIT)
+            for number in range(25):
+                at = first + 10 * number * SECOND + writer * SECOND
+                store.record_samples(replace(ours, store=replace(lag.store, at=at)))
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(record, writer) for writer in range(4)]:
+                done.result(60)
+
+        found = store.samples(groups, HOUR)
+        assert found.keys() == set(groups)
+        last = first + 3 * SECOND
+        for samples in found.values():
+            assert [one.at for one in samples] == [last + 10 * number * SECOND for number in range(25)]
+
+    @pytest.mark.behaviour("DASH-1")
+    def test_samples_go_with_a_rename_and_end_with_a_delete(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        claim.close()
+        late = measured(store, broker, ago(timedelta(minutes=2)))
+        store.record_samples(measured(store, broker, ago(timedelta(minutes=4))))
+        kept = store.samples([GROUP], HOUR)[GROUP]
+        assert len(kept) == 1
+        store.copy_group(GROUP, "copy", reason="ticket 17")
+        store.rename_group(GROUP, "invoicing", reason="ticket 17")
+        store.record_samples(late)
+        assert store.samples([GROUP, "copy", "invoicing"], HOUR) == {GROUP: [], "copy": [], "invoicing": kept}
+        assert store.samples(["invoicing"], MONTH) == {"invoicing": kept}
+
+        store.record_samples(measured(store, broker, ago(timedelta(minutes=1))))
+        before = {group: len(found) for group, found in store.samples([GROUP, "copy", "invoicing"], HOUR).items()}
+        assert before == {GROUP: 0, "copy": 1, "invoicing": 2}
+        store.delete_group("invoicing", reason="ticket 18")
+        store.record_samples(late)
+        store.record_samples(measured(store, broker, ago(timedelta(seconds=30))))
+        assert {group: len(found) for group, found in store.samples(["copy", "invoicing"], HOUR).items()} == {
+            "copy": 2,
+            "invoicing": 0,
+        }
+
+    def test_a_sample_that_is_in_the_way_of_a_rename_stays(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        claim.close()
+        for minutes in (4, 2):
+            store.record_samples(measured(store, broker, ago(timedelta(minutes=minutes))))
+        first, second = store.samples([GROUP], HOUR)[GROUP]
+        store.rename_group(GROUP, "invoicing", reason="ticket 17")
+        owner = store.owner(GROUP)
+        assert owner is not None
+        late = replace(first, stored=1, epoch=owner.token.epoch)
+        with transaction(store.database, name="test") as session:  # by a statement that has waited for the rename
+            session.record_samples({GROUP: late})
+        store.rename_group("invoicing", GROUP, reason="a mistake")
+
+        assert store.samples([GROUP], HOUR)[GROUP] == [late, second]
+
+    @pytest.mark.behaviour("DASH-1")
+    def test_invalid_spans_and_numbers_of_points_are_refused(self, store: OffsetStore) -> None:
+        for span in (timedelta(0), -HOUR, MONTH + SECOND):
+            with pytest.raises(ConfigurationError, match="at most 31 days"):
+                store.samples([GROUP], span)
+        with pytest.raises(ConfigurationError, match="points must be 1 or more"):
+            store.samples([GROUP], HOUR, points=0)
+        assert store.samples([], HOUR) == {}
