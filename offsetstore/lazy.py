@@ -21,13 +21,22 @@ def load(package: str, name: str, lazy: Mapping[str, tuple[str, str]]) -> Any:
     if name not in lazy:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     module, extra = lazy[name]
+    return find(module, name, what=name, extra=extra)
+
+
+def find(module: str, name: str, *, what: str, extra: str) -> Any:
+    """Import the module, and return what it has under the name.
+
+    :param what: needs the extra, for the message.
+    :raises MissingDependency: a package of the extra is not installed.
+    """
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("offsetstore"):
             raise
         raise MissingDependency(
-            f"{name} needs a package that is not installed",
+            f"{what} needs a package that is not installed",
             found=f"no {error.name}",
             next_step=f"pip install 'offsetstore[{extra}]'.",
         ) from error

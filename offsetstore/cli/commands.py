@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Final
 
 import click
 from click.shell_completion import CompletionItem
 
 from offsetstore.cli.exits import describe, fail
-from offsetstore.errors import ExitCode, MissingDependency, OffsetStoreError
+from offsetstore.errors import ExitCode, OffsetStoreError
+from offsetstore.lazy import find
 from offsetstore.postgres.errors import of_database
 
 
@@ -31,16 +31,7 @@ class LazyCommand:
 
         :raises MissingDependency: a package of its extra is not installed.
         """
-        try:
-            return getattr(import_module(self.module), self.name.replace("-", "_"))
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("offsetstore"):
-                raise
-            raise MissingDependency(
-                f"`offsetstore {self.name}` needs a package that is not installed",
-                found=f"no {error.name}",
-                next_step=f"pip install 'offsetstore[{self.extra}]'",
-            ) from error
+        return find(self.module, self.name.replace("-", "_"), what=f"`offsetstore {self.name}`", extra=self.extra)
 
 
 COMMANDS: Final = {
