@@ -48,6 +48,7 @@ class Site:
         self.policy = policy
         self.files["/"] = ("text/html", PAGE.format(body=body))
         self.files["/style.css"] = ("text/css", ":root { color-scheme: light dark; background: Canvas }" + style)
+        self.files["/favicon.ico"] = ("image/x-icon", "")  # a Chromium with windows asks for it, npm's does not
         self.files["/script.js"] = ("text/javascript", script)
         return self.url
 
