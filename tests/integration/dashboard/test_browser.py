@@ -201,7 +201,7 @@ def test_what_the_keyboard_does_not_reach(pages: Pages, site: Site, control: str
         '<label><input type="radio" name="a">Stop</label><label><input type="radio" name="a">Retry</label>',
         '<select><option>Stop<option>Retry</select><input type="date"><input type="time"><textarea></textarea>',
         '<details><summary>More</summary><a href="/">Inside</a></details>',
-        '<div inert><button>Pause</button></div><button aria-disabled="true" tabindex="-1">Pause</button>',
+        '<div inert class="clicked"><b class="clicked">G</b></div><button aria-disabled="true" tabindex="-1"></button>',
         '<table class="clicked"><tr><td><a href="/">Flights</a></table><button><b class="clicked">Pause</b></button>',
         '<h2 tabindex="-1">Letters</h2><p style="visibility: hidden"><a href="/">Flights</a></p>',
         '<button>Behind</button><div class="clicked">Behind</div><dialog><button>Cancel</button></dialog>',
@@ -217,9 +217,17 @@ def test_what_need_not_be_reached_or_is(pages: Pages, site: Site, controls: str)
     assert unreachable(page) == []
 
 
+def test_what_scrolls_is_a_stop_and_no_excuse_for_what_is_in_it(pages: Pages, site: Site) -> None:
+    style = "div { height: 20px; overflow: auto } p { height: 99px }"
+    script = "document.querySelector('p').addEventListener('click', () => 0)"
+    page = pages.open(site.show("<div><p>Pause</p></div>", style=style, script=script))
+    assert [stop.role for stop in tab_order(page)] == ["generic"]
+    assert unreachable(page) == ["<p>Pause</p>"]
+
+
 def test_the_order_of_tab_wherever_it_starts(pages: Pages, site: Site) -> None:
     page = pages.open(site.show('<a href="/">One</a><input type="date" aria-label="Two"><button>Three</button>'))
-    page.get_by_role("button").focus()
+    page.get_by_role("link").focus()
     assert [stop.name for stop in tab_order(page)] == ["One", "Two", "Three"]
 
 
