@@ -400,9 +400,16 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         )
 
     def history(
-        self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        events: Collection[str] = (),
+        topic_partition: TopicPartition | None = None,
+        limit: int | None = None,
     ) -> list[HistoryEvent]:
-        kinds = list(events) or None
+        topic, partition = topic_partition or (None, None)
+        asked = {"since": since, "events": list(events) or None, "topic": topic, "partition": partition, "limit": limit}
         return [
             HistoryEvent(
                 row.event,
@@ -415,7 +422,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
                 row.at,
                 row.db_role,
             )
-            for row in self._rows(sql.HISTORY, group=group, since=since, events=kinds, limit=limit)
+            for row in self._rows(sql.HISTORY, group=group, **asked)
         ]
 
     def replaced_since(self, group: str, epoch: int) -> bool:

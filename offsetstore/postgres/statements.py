@@ -360,6 +360,7 @@ FROM {s}offset_history
 WHERE consumer_group = :group
   AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
   AND (CAST(:events AS text[]) IS NULL OR event = ANY(CAST(:events AS text[])))
+  AND (CAST(:topic AS text) IS NULL OR (topic = CAST(:topic AS text) AND partition = CAST(:partition AS integer)))
 ORDER BY id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
 ORDER BY id
 """

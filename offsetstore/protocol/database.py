@@ -398,9 +398,15 @@ class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Sav
         ...
 
     def history(
-        self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        events: Collection[str] = (),
+        topic_partition: TopicPartition | None = None,
+        limit: int | None = None,
     ) -> list[HistoryEvent]:
-        """The group's events, oldest first: those since a time, of some kinds, or only the last ones."""
+        """The group's events, oldest first: those since a time, of some kinds, of one partition, only the last ones."""
         ...
 
     def replaced_since(self, group: str, epoch: int) -> bool:

@@ -140,6 +140,7 @@ class HistoryFilter:
     since: datetime | None
     events: Collection[str]
     limit: int | None
+    topic_partition: TopicPartition | None = None
 
     def __post_init__(self) -> None:
         """Refuse invalid arguments.
@@ -155,7 +156,9 @@ class HistoryFilter:
 
     def read(self, session: Session, group: str) -> list[HistoryEvent]:
         """Read them, oldest first."""
-        return session.history(group, since=self.since, events=self.events, limit=self.limit)
+        return session.history(
+            group, since=self.since, events=self.events, topic_partition=self.topic_partition, limit=self.limit
+        )
 
 
 @dataclass(frozen=True, slots=True)

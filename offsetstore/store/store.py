@@ -588,16 +588,23 @@ class OffsetStore:
         return self._read(lambda session: session.batch_mark(group, query_id))
 
     def history(
-        self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        events: Collection[str] = (),
+        topic_partition: TopicPartition | None = None,
+        limit: int | None = None,
     ) -> list[HistoryEvent]:
         """All decisions about the group, oldest first; advances are not included.
 
         :param since: only those since then.
         :param events: only these, such as ``["reset", "pause"]``; see `HistoryEvent`.
+        :param topic_partition: only those about this partition alone.
         :param limit: only so many, the last ones.
         :raises ConfigurationError: an argument is invalid.
         """
-        chosen = reads.HistoryFilter(since, events, limit)
+        chosen = reads.HistoryFilter(since, events, limit, topic_partition)
         return self._read(lambda session: chosen.read(session, group))
 
     def follow_history(

@@ -17,7 +17,7 @@ from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import dashboard_of, show
 from offsetstore.monitoring.dashboard.security import COOKIE, SESSION, Guard
 from offsetstore.monitoring.dashboard.snapshots import Snapshot
-from offsetstore.monitoring.dashboard.views import groups
+from offsetstore.monitoring.dashboard.views import group, groups, partition
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,6 +34,8 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
     app = Starlette(
         routes=[
             *groups.ROUTES,
+            *group.ROUTES,
+            *partition.ROUTES,
             Route("/login", _ask, methods=["GET"]),
             Route("/login", _login, methods=["POST"]),
             Mount("/static", StaticFiles(packages=[("offsetstore.monitoring.dashboard", "static")])),

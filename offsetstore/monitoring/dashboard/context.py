@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from offsetstore.monitoring.dashboard.snapshots import Snapshots
     from offsetstore.store.lag import GroupLag, Lag
     from offsetstore.store.store import OffsetStore
+
+_DIGITS: Final = 10  # of the largest partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,9 @@ def page_of(request: Request) -> int:
         return max(1, int(request.query_params.get("page", "1")))
     except ValueError:
         return 1
+
+
+def number_of(request: Request) -> int | None:
+    """The number of a partition that the address has, ``None`` if it has none."""
+    text = request.query_params.get("partition", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else None

@@ -11,7 +11,7 @@ import pytest
 
 from offsetstore.errors import ConfigurationError, GroupRenamed, UnknownGroup
 from offsetstore.offsets import OffsetRange, Pause
-from offsetstore.testing.contract.parts import GROUP, P0, WAIT, ContractParts
+from offsetstore.testing.contract.parts import GROUP, P0, P1, WAIT, ContractParts
 
 if TYPE_CHECKING:
     from offsetstore.protocol.database import GroupRow
@@ -155,6 +155,8 @@ class PauseContract(ContractParts):
         assert store.history(GROUP, events=["pause", "resume"]) == lines[-6:]
         assert store.history(GROUP, since=lines[-3].at) == lines[-3:]
         assert store.history(GROUP, since=datetime.now(UTC) + LATER) == []
+        assert store.history(GROUP, topic_partition=P1) == [line for line in lines if line.topic_partition == P1] != []
+        assert store.history(GROUP, topic_partition=P1, events=["pause"]) == []
 
     def test_the_history_is_followed(self, store: OffsetStore, running: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("offsetstore.store.reads._INTERVAL", 0.05)

@@ -503,13 +503,20 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
             self._changes.history += [(group, replace(event, at=self._shared.clock())) for event in events]
 
     def history(
-        self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        events: Collection[str] = (),
+        topic_partition: TopicPartition | None = None,
+        limit: int | None = None,
     ) -> list[HistoryEvent]:
         with self._statement() as committed:
             lines = [line for name, line in [*committed.history, *self._changes.history] if name == group]
         if since is not None:
             lines = [line for line in lines if line.at is not None and line.at >= since]
         lines = [line for line in lines if not events or line.event in events]
+        lines = [line for line in lines if topic_partition in {None, line.topic_partition}]
         return lines if limit is None else lines[-limit:]
 
     def replaced_since(self, group: str, epoch: int) -> bool:

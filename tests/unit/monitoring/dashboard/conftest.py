@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 import time
-from typing import TYPE_CHECKING
+from html import unescape
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from offsetstore import OffsetStore
+    from offsetstore.protocol.database import Session
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 
@@ -27,6 +30,30 @@ def give(store: OffsetStore, group: str, offsets: dict[TopicPartition, int], *, 
         tx.advance(ranges)
     if not stay:
         claim.close()
+
+
+def text_of(page: str) -> str:
+    """What a person reads."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def rows_of(page: str, region: str) -> list[str]:
+    """The text of each row of a table, or of each item of a list."""
+    [body] = re.findall(rf'<(?:tbody|ul)[^>]* id="{region}"[^>]*>(.*?)</(?:tbody|ul)>', page, re.DOTALL)
+    return [text_of(row) for row in re.findall(r"<(?:tr|li)[^>]*>(.*?)</(?:tr|li)>", body, re.DOTALL)]
+
+
+def count_queries(database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets a name for each transaction: pages read with one query in each."""
+    begun: list[str] = []
+    begin = database.begin
+
+    def note(**options: Any) -> Session:
+        begun.append(options["name"])
+        return begin(**options)
+
+    monkeypatch.setattr(database, "begin", note)
+    return begun
 
 
 @pytest.fixture

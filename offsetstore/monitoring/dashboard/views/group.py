@@ -1,0 +1,119 @@
+"""One group: what is wrong with it, how it went, and its topics and partitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.routing import Route
+
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, lag_of, number_of, page_of, show
+from offsetstore.offsets import TopicPartition
+from offsetstore.store.group_checks import check_group
+from offsetstore.store.group_health import condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from offsetstore.store.lag import GroupLag, PartitionLag
+
+ON_A_PAGE: Final = 100
+SORTS: Final = ("lag", "number")
+_TOPICS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which partitions to list, as the address says.
+
+    :param partition: its number; ``None`` for all.
+    """
+
+    topic: str = ""
+    partition: int | None = None
+    only_lagging: bool = False
+    sort: str = "lag"
+
+    @classmethod
+    def of(cls, request: Request) -> Chosen:
+        """Read the address; what makes no sense in it counts as not given."""
+        query = request.query_params
+        sort = query.get("sort", "lag")
+        return cls(
+            topic=query.get("topic", ""),
+            partition=number_of(request),
+            only_lagging=query.get("lagging") == "1",
+            sort=sort if sort in SORTS else "lag",
+        )
+
+    def query(self) -> dict[str, Any]:
+        """The address again."""
+        return {
+            "topic": self.topic or None,
+            "partition": self.partition,
+            "lagging": 1 if self.only_lagging else None,
+            "sort": self.sort,
+        }
+
+    def sorted(self, group: GroupLag) -> list[tuple[TopicPartition, PartitionLag]]:
+        """The partitions, by lag with those first that are the furthest behind, and those whose lag is not known."""
+        found = list(self._matching(group))
+        if self.sort == "lag":
+            found.sort(key=lambda one: (one[1].records is not None, -(one[1].records or 0), one[0]))
+        return found
+
+    def _matching(self, group: GroupLag) -> Iterator[tuple[TopicPartition, PartitionLag]]:
+        topics = [self.topic] if self.topic else sorted(group.topics)
+        for topic in topics:
+            if topic not in group.topics:
+                continue
+            for number, one in group.topics[topic].partitions.items():
+                if self.partition in {None, number} and (one.records != 0 or not self.only_lagging):
+                    yield TopicPartition(topic, number), one
+
+
+def group(request: Request) -> Response:
+    """Show one."""
+    name, found = group_of(request)
+    lag, store = lag_of(request), dashboard_of(request).store
+    last = next(iter(store.runs(name, limit=1)), None)
+    pauses = store.history(name, events=["pause"], limit=1) if found.owner.pause is not None else []
+    chosen = Chosen.of(request)
+    partitions = chosen.sorted(found)
+    pages = max(1, -(-len(partitions) // ON_A_PAGE))
+    page = min(page_of(request), pages)
+    return show(
+        request,
+        "group.html",
+        group=name,
+        lag=found,
+        at=lag.store.at,
+        condition=condition(found, lag.store.at),
+        checks=check_group(name, lag, last, next(iter(pauses), None)),
+        topics=list(_worst_first(found))[:_TOPICS],
+        topic_count=len(found.topics),
+        partitions=partitions[(page - 1) * ON_A_PAGE : page * ON_A_PAGE],
+        partition_count=len(partitions),
+        has_partitions=bool(found.topics),
+        chosen=chosen,
+        query={"group": name, **chosen.query()},
+        sorts=SORTS,
+        page=page,
+        pages=pages,
+    )
+
+
+def _worst_first(group: GroupLag) -> Iterable[str]:
+    """Topics, those with an error first, then those that are the furthest behind."""
+
+    def key(name: str) -> tuple[bool, int, str]:
+        topic = group.topics[name]
+        return topic.error is None, -(topic.records or 0), name
+
+    return sorted(group.topics, key=key)
+
+
+ROUTES: Final = [Route("/group", group)]

@@ -1,0 +1,307 @@
+"""What is to be looked at when a group is not well: each check with its verdict and the next command. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from offsetstore.errors import TopicRecreated
+from offsetstore.offsets import TopicPartition
+from offsetstore.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from offsetstore.offsets import StoredOffset
+    from offsetstore.protocol.database import GroupRow, HistoryEvent
+    from offsetstore.protocol.runs import Run, RunState
+    from offsetstore.store.lag import GroupLag, Lag, PartitionLag
+
+Verdict: TypeAlias = Literal["ok", "attention", "bad"]
+"""``bad``: results are late, records are lost, or the next start fails. ``attention``: that may come of it."""
+
+CheckName: TypeAlias = Literal[
+    "claim",
+    "batch",
+    "copies in Kafka",
+    "unread partitions",
+    "headroom",
+    "topics",
+    "pause",
+    "dead letters",
+    "pinned offsets",
+]
+
+LONG_BATCH: Final = timedelta(minutes=10)
+"""A batch that is in flight for longer is one that the alert ``BatchTooLong`` tells of, too."""
+
+_LONG_START: Final = timedelta(minutes=10)
+_NAMED: Final = 3
+_KAFKA: Final = "-b HOST:PORT"
+_KAFKA_SILENT: Final = "Not known: Kafka did not answer."
+_ENDED: Final[dict[RunState, str]] = {
+    "running": "was last seen",
+    "silent": "fell silent",
+    "closed": "ended in good order",
+    "failed": "failed",
+    "fenced": "was fenced",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    :param text: what was found.
+    :param at: since when, or when last, by the database's clock; the text's last words say which.
+    :param next_step: the command that shows more or mends it; empty if there is nothing to do.
+    """
+
+    name: CheckName
+    verdict: Verdict
+    text: str
+    at: datetime | None = None
+    next_step: str = ""
+
+
+def check_group(group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None = None) -> list[Check]:
+    """Look at all that can be wrong with a group.
+
+    :param lag: as `OffsetStore.lag` returns it, with this group.
+    :param run: the group's last, as `OffsetStore.runs` returns it; ``None`` if none was recorded.
+    :param paused_by: the last ``pause`` of the group's history.
+    """
+    return list(_Checks(group, lag, run, paused_by).all())
+
+
+class _Checks:
+    def __init__(self, group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None) -> None:
+        self._group = group
+        self._lag = lag
+        self._of: GroupLag = lag.groups[group]
+        self._run = run
+        self._paused_by = paused_by
+
+    def all(self) -> Iterator[Check]:
+        yield self._claim()
+        yield self._batch()
+        yield self._copies()
+        yield self._unread_partitions()
+        yield self._headroom()
+        yield self._topics()
+        yield self._pause()
+        yield self._letters()
+        yield self._pinned()
+
+    def _claim(self) -> Check:
+        owner = self._of.owner
+        who = f"{owner.owner}, epoch {owner.token.epoch}"
+        if owner.is_live:
+            return Check("claim", "ok", f"A job owns the group: {who}. Its last heartbeat:", self._seen_at(owner))
+        if owner.alive_for is not None:
+            return self._vanished(owner, who)
+        run = self._run
+        if run is None or run.token != owner.token:
+            text = f"No job has claimed the group since {owner.owner} took it, epoch {owner.token.epoch}. That was:"
+            return Check("claim", "attention", text, owner.claimed_at, self._command("history", "-n 5"))
+        text = f"No job owns the group. The last run, of {who}, {_ENDED[run.state]}:"
+        if run.state in {"failed", "silent"}:
+            return Check("claim", "bad", text, run.until, self._command("errors", "-n 5"))
+        return Check("claim", "attention", text, run.until, self._command("runs", "-n 5"))
+
+    def _vanished(self, owner: GroupRow, who: str) -> Check:
+        """No heartbeats, and no end: it was killed, it hangs, or it can't reach the database."""
+        run = self._run
+        if run is not None and run.token == owner.token and run.state == "failed":
+            text = f"The job of {who} has failed, and its process still held the claim at its last heartbeat:"
+            return Check("claim", "bad", text, run.until, self._command("errors", "-n 5"))
+        text = f"The job of {who} was killed, hangs, or can't reach the database. Its last heartbeat:"
+        return Check("claim", "bad", text, self._seen_at(owner), self._command("runs", "-n 5"))
+
+    def _seen_at(self, owner: GroupRow) -> datetime | None:
+        return None if owner.alive_for is None else _whole(self._lag.store.at - owner.alive_for)
+
+    def _batch(self) -> Check:
+        run = self._run
+        if run is None:
+            return Check("batch", "ok", "No run was recorded.")
+        batch = "The batch" if run.status.batch is None else f"Batch {run.status.batch}"
+        since = _whole(run.read_at - timedelta(seconds=run.status.phase_age))
+        if run.status.phase == "failed":
+            what = "The job has failed:" if run.status.batch is None else f"{batch} has failed and ended the query:"
+            return Check("batch", "bad", what, since, self._command("errors", "-n 5"))
+        return (self._running if run.state == "running" else self._ended)(run, batch, since)
+
+    def _running(self, run: Run, batch: str, since: datetime) -> Check:
+        if run.status.phase == "batch":
+            return self._in_flight(run, batch, since)
+        if run.status.phase == "starting":
+            return self._starting(run, since)
+        if run.status.phase == "paused":
+            return Check("batch", "ok", "The job waits until the group is resumed, since:", since)
+        return Check("batch", "ok", f"{batch} has ended well, and the job waits for records, since:", since)
+
+    def _ended(self, run: Run, batch: str, _since: datetime) -> Check:
+        status = run.status
+        if status.phase == "batch":
+            text = f"{batch} was in flight when the last run ended: it is stored as a whole, or will be read again."
+            return Check("batch", "attention", text, next_step=self._command("runs", "-n 5"))
+        if status.batch is None or status.last_batch_age is None:
+            return Check("batch", "ok", "The last run has stored no batch.")
+        at = _whole(run.read_at - timedelta(seconds=status.last_batch_age))
+        return Check("batch", "ok", f"{batch} was the last one, and ended well:", at)
+
+    def _in_flight(self, run: Run, batch: str, since: datetime) -> Check:
+        offsets = "" if run.status.batch_offsets is None else f" with {counted(run.status.batch_offsets, 'offset')}"
+        text = f"{batch}{offsets} is in flight since:"
+        if run.read_at - since > LONG_BATCH and self._of.owner.pause is None:
+            return Check("batch", "bad", text, since, self._command("errors", "--source retry -n 5"))
+        return Check("batch", "ok", text, since)
+
+    def _starting(self, run: Run, since: datetime) -> Check:
+        text = "The job has had no batch yet; it claimed the group:"
+        if run.read_at - since > _LONG_START and self._of.records and self._of.owner.pause is None:
+            return Check("batch", "attention", text, since, self._command("errors", "-n 5"))
+        return Check("batch", "ok", text, since)
+
+    def _copies(self) -> Check:
+        name, run = "copies in Kafka", self._run
+        if run is not None and run.state == "running" and (reason := run.status.mirror_error) is not None:
+            text = f"The stored offsets can't be copied to Kafka's group: {reason}"
+            return Check(name, "attention", text, next_step=self._command("errors", "--source mirror -n 5"))
+        if self._lag.kafka is None:
+            return Check(name, "attention", _KAFKA_SILENT)
+        if (error := self._of.kafka.error) is not None:
+            return Check(
+                name, "attention", f"Kafka does not tell of its group: {error.what}", next_step=error.next_step
+            )
+        return self._copied(self._of.mirror_lag)
+
+    def _copied(self, behind: int | None) -> Check:
+        name = "copies in Kafka"
+        if behind is None:
+            return Check(name, "ok", "Kafka has no copies of the stored offsets.")
+        if behind == 0:
+            return Check(name, "ok", "Kafka has the stored offsets.")
+        text = f"Kafka's copies are {counted(behind, 'offset')} behind the store."
+        if self._of.owner.is_live:
+            return Check(name, "ok", f"{text} The job makes new ones every few seconds.")
+        return Check(name, "attention", f"{text} The next job makes new ones.")
+
+    def _unread_partitions(self) -> Check:
+        name = "unread partitions"
+        if self._lag.kafka is None:
+            return Check(name, "attention", _KAFKA_SILENT)
+        found = {topic: one.without_offset for topic, one in self._of.topics.items() if one.without_offset}
+        if not found:
+            return Check(name, "ok", "Each partition has a stored offset.")
+        verb = "has" if sum(found.values()) == 1 else "have"
+        text = (
+            f"{counted(sum(found.values()), 'partition')} {verb} no stored offset, and no job of the group reads them: "
+            f"{_some([f'{count} of {topic}' for topic, count in found.items()])}."
+        )
+        return Check(name, "attention", text, next_step=self._resolve([*found]))
+
+    def _headroom(self) -> Check:
+        if self._lag.kafka is None:
+            return Check("headroom", "attention", _KAFKA_SILENT)
+        known = [(room, tp) for tp, one in self._partitions() if (room := one.headroom) is not None]
+        if not known:
+            return Check("headroom", "ok", "Nothing is unread that retention could remove.")
+        room, tp = min(known)
+        if room < 0:
+            lost = [tp for one, tp in known if one < 0]
+            text = (
+                f"{counted(-sum(one for one, _tp in known if one < 0), 'offset')} were removed from Kafka unread: "
+                f"{_some(list(map(str, lost)))}. A running job stops at them, and the next start is refused."
+            )
+            return Check("headroom", "bad", text, next_step=self._resolve(sorted({tp.topic for tp in lost})))
+        if room == 0 and any(one.headroom == 0 and one.log and one.log.beginning for _tp, one in self._partitions()):
+            text = f"What retention removes next from {tp} is unread."
+            return Check("headroom", "attention", text, next_step=self._command("lag", _KAFKA, "--partitions"))
+        if room == 0:
+            return Check("headroom", "ok", f"The first record of {tp} is unread. Retention has removed none yet.")
+        text = f"Retention has to remove {counted(room, 'offset')} from {tp} before it removes unread ones."
+        return Check("headroom", "ok", text)
+
+    def _topics(self) -> Check:
+        if (silence := self._lag.broker_error) is not None:
+            return Check("topics", "attention", silence.what, next_step=silence.next_step)
+        errors = [error for one in self._of.topics.values() if (error := one.error) is not None]
+        if not errors:
+            return Check("topics", "ok", f"Kafka has told of {counted(len(self._of.topics), 'topic')}.")
+        anew = [error for error in errors if isinstance(error, TopicRecreated)]
+        worst = (anew or errors)[0]
+        more = f" And {len(errors) - 1} more." if len(errors) > 1 else ""
+        return Check("topics", "bad" if anew else "attention", f"{worst.what}.{more}", next_step=worst.next_step)
+
+    def _pause(self) -> Check:
+        pause = self._of.owner.pause
+        if pause is None:
+            return Check("pause", "ok", "The group is not paused.")
+        by = self._paused_by
+        who = "" if by is None or by.at is None or abs(by.at - pause.at) > timedelta(minutes=1) else f" by {by.actor}"
+        end = "without an end" if pause.until is None else f"until {_moment(pause.until)}"
+        text = f"Paused{who} {end}: {pause.reason}. Since:"
+        return Check("pause", "attention", text, _whole(pause.at), self._command("resume", "--reason …"))
+
+    def _letters(self) -> Check:
+        letters = self._lag.store.letters.get(self._group, {})
+        dead, requested = letters.get("dead", 0), letters.get("requested", 0)
+        if not dead and not requested:
+            return Check("dead letters", "ok", "There are no open dead letters.")
+        waiting = f"{requested} to be replayed by the job" if requested else ""
+        if not dead:
+            return Check("dead letters", "ok" if self._of.owner.is_live else "attention", f"{waiting}.")
+        verb = "waits" if dead == 1 else "wait"
+        text = f"{counted(dead, 'dead letter')} {verb} for a decision{f', {waiting}' if waiting else ''}."
+        return Check("dead letters", "attention", text, next_step=self._command("dead-letters list", "--by error"))
+
+    def _pinned(self) -> Check:
+        contested = self._marked(lambda row: row.contested)
+        pinned = self._marked(lambda row: row.pinned)
+        if contested:
+            text = (
+                "Another application has used the group in Kafka, and the next start may be refused until you choose "
+                f"an offset: {_some(list(map(str, contested)))}."
+            )
+            return Check(
+                "pinned offsets", "attention", text, next_step=self._resolve(sorted({tp.topic for tp in contested}))
+            )
+        if pinned:
+            text = (
+                f"{counted(len(pinned), 'offset')} set by a decision count more than Kafka's until a job has copied "
+                f"them there: {_some(list(map(str, pinned)))}."
+            )
+            return Check("pinned offsets", "ok", text, next_step=self._command("history", "--event reset -n 5"))
+        return Check("pinned offsets", "ok", "No stored offset is pinned or contested.")
+
+    def _marked(self, is_marked: Callable[[StoredOffset], bool]) -> list[TopicPartition]:
+        return [tp for tp, one in self._partitions() if one.stored is not None and is_marked(one.stored)]
+
+    def _partitions(self) -> Iterator[tuple[TopicPartition, PartitionLag]]:
+        for topic, found in self._of.topics.items():
+            for number, one in found.partitions.items():
+                yield TopicPartition(topic, number), one
+
+    def _resolve(self, topics: list[str]) -> str:
+        return self._command("resolve", *(f"-t {shlex.quote(topic)}" for topic in topics[:_NAMED]), _KAFKA)
+
+    def _command(self, name: str, *options: str) -> str:
+        return " ".join(("offsetstore", name, "-g", shlex.quote(self._group), *options))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _whole(at: datetime) -> datetime:
+    """Without fractions of a second, which would differ each time that an age is made a time."""
+    return at.replace(microsecond=0)
+
+
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
