@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -16,6 +17,9 @@ SHORTEST_TOKEN: Final = 32
 """Characters."""
 
 MAKE_A_TOKEN: Final = 'Make one: python -c "import secrets; print(secrets.token_urlsafe(32))".'  # noqa: S105 - advice
+
+
+_SENDABLE: Final = re.compile(r"[!-~]+")
 
 
 def is_loopback(host: str) -> bool:
@@ -55,14 +59,20 @@ def listening(what: str, host: str, port: int) -> Generator[None]:
 
 
 def check_token(token: str | None) -> None:
-    """Refuse a token that can be guessed.
+    """Refuse a token that can be guessed, or that can't be sent.
 
-    :raises ConfigurationError: it is too short.
+    :raises ConfigurationError: it is too short, or has other characters than a header can have.
     """
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise ConfigurationError(
             "the token is too short",
             found=f"{len(token)} characters",
             expected=f"at least {SHORTEST_TOKEN}",
+            next_step=MAKE_A_TOKEN,
+        )
+    if token is not None and not _SENDABLE.fullmatch(token):
+        raise ConfigurationError(
+            "the token has characters that can't be sent in a header",
+            expected="ASCII letters, digits and punctuation, without blanks",
             next_step=MAKE_A_TOKEN,
         )

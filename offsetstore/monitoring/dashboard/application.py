@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,8 +14,8 @@ from starlette.staticfiles import StaticFiles
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import dashboard_of, show
+from offsetstore.monitoring.dashboard.forms import read_fields
 from offsetstore.monitoring.dashboard.security import COOKIE, SESSION, Guard
-from offsetstore.monitoring.dashboard.snapshots import Snapshot
 from offsetstore.monitoring.dashboard.views import group, groups, partition
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from offsetstore.monitoring.dashboard.context import Dashboard
 
 _PAUSE = 1.0  # seconds after a wrong token
-_LONGEST = 10_000  # bytes of a login form
 
 
 def make_application(dashboard: Dashboard) -> ASGIApp:
@@ -43,6 +41,7 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
         exception_handlers={HTTPException: _on_http_error, OffsetStoreError: _on_error, Exception: _on_bug},
     )
     app.state.dashboard = dashboard
+    app.router.redirect_slashes = False
     return Guard(GZipMiddleware(app), dashboard.access)
 
 
@@ -51,30 +50,27 @@ def _ask(request: Request) -> Response:
 
 
 def _login_page(request: Request, *, is_wrong: bool = False) -> Response:
-    """It shows nothing that was measured."""
-    return show(request, "login.html", status=403 if is_wrong else 200, is_wrong=is_wrong, snapshot=Snapshot())
+    return show(request, "login.html", status=403 if is_wrong else 200, is_wrong=is_wrong)
 
 
 async def _login(request: Request) -> Response:
     access = dashboard_of(request).access
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _LONGEST:
-            raise HTTPException(413)
-    fields = parse_qs(body.decode(errors="replace"))
-    if not access.is_token(fields.get("token", [""])[0]):
+    fields = await read_fields(request)
+    if not access.is_token(fields.get("token", "")):
         await asyncio.sleep(_PAUSE)
         return _login_page(request, is_wrong=True)
     answer = RedirectResponse("/", 303)
-    is_https = request.url.scheme == "https"
+    # What the browser speaks, also with a proxy before us; the guard has compared it with the host.
+    is_https = request.headers["origin"].startswith("https:")
     answer.set_cookie(COOKIE, access.session(), max_age=SESSION, httponly=True, samesite="strict", secure=is_https)
     return answer
 
 
 def _on_http_error(request: Request, error: Exception) -> Response:
-    status, detail = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
-    return show(request, "error.html", status=status, what=detail, next_step=None)
+    assert isinstance(error, HTTPException)
+    answer = show(request, "error.html", status=error.status_code, what=error.detail, next_step=None)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def _on_error(request: Request, error: Exception) -> Response:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import re
 import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse
+
+from offsetstore.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,14 +37,15 @@ HEADERS: Final = {
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # Not no-referrer: browsers would send our own forms with `Origin: null`.
+    "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-_OPEN: Final = ("/login", "/static/")
 _SAFE: Final = ("GET", "HEAD")
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::[0-9]{1,5})?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +89,26 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        is_answered = False
 
         async def send_guarded(message: Message) -> None:
+            nonlocal is_answered
             if message["type"] == "http.response.start":
+                is_answered = True
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         try:
             await (self._refusal(scope) or self._app)(scope, receive, send_guarded)
-        except Exception as error:  # noqa: BLE001 - the page has been answered; the text may hold values
+        except ClientDisconnect:
+            pass
+        except Exception as error:  # noqa: BLE001 - its text may hold values, so it is not even logged
             places = traceback.extract_tb(error.__traceback__)
             where = ", ".join(f"{Path(one.filename).name}:{one.lineno}" for one in places[-3:])
-            _log.error("%s %s failed: %s at %s", scope["method"], scope["path"], type(error).__name__, where)
+            method, path = visible(scope["method"]), visible(scope["path"])
+            _log.error("%s %s failed: %s at %s", method, path, type(error).__name__, where)
+            if not is_answered:
+                await PlainTextResponse("The page failed.\n", 500)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
@@ -108,8 +116,10 @@ class Guard:
         if _name(host) not in self._access.hosts:
             return PlainTextResponse("This server does not go by that name; see --allowed-host.\n", 421)
         if scope["method"] not in _SAFE and not is_same_origin(headers, host):
-            return PlainTextResponse("The request comes from another page.\n", 403)
-        if self._access.token is None or scope["path"].startswith(_OPEN) or self._is_known(scope, headers):
+            return PlainTextResponse("The request comes from another page; nothing was done.\n", 403)
+        if b"%00" in scope["query_string"]:
+            return PlainTextResponse("The address has a null character in it.\n", 400)
+        if self._access.token is None or is_open(scope["path"]) or self._is_known(scope, headers):
             return None
         if scope["method"] in _SAFE and "text/html" in headers.get("accept", ""):
             return RedirectResponse("/login", 303)
@@ -117,17 +127,25 @@ class Guard:
 
     def _is_known(self, scope: Scope, headers: Headers) -> bool:
         scheme, _space, sent = headers.get("authorization", "").partition(" ")
-        is_sent = scheme.lower() == "bearer" and self._access.is_token(sent)
+        is_sent = scheme.lower() == "bearer" and self._access.is_token(sent.strip())
         return is_sent or self._access.has_session(Request(scope).cookies.get(COOKIE, ""))
 
 
 def is_same_origin(headers: Headers, host: str) -> bool:
-    """Whether the browser says that one of our own pages sends the request. One that says nothing is refused."""
-    return urlsplit(headers.get("origin", "")).netloc == host and headers.get("sec-fetch-site") in {None, "same-origin"}
+    """Whether the browser says that one of our own pages sends the request. One that says nothing is refused.
+
+    The scheme is not compared: a proxy that ends TLS has spoken another one with the browser than with us.
+    """
+    is_ours = headers.get("origin", "").lower() in {f"http://{host.lower()}", f"https://{host.lower()}"}
+    return is_ours and headers.get("sec-fetch-site") in {None, "same-origin"}
 
 
-def _name(host: str) -> str:
+def is_open(path: str) -> bool:
+    """Whether the page is served to those without a token, too. It shows nothing that was measured."""
+    return path == "/login" or path.startswith("/static/")
+
+
+def _name(host: str) -> str | None:
     """The host without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0].lower()
+    found = _HOST.fullmatch(host)
+    return None if found is None else found[1].lower()

@@ -87,6 +87,8 @@ class DashboardServer:
             log_config=None,
             access_log=False,
             lifespan="off",
+            ws="none",
+            proxy_headers=False,  # which proxies could be believed? None is needed
             server_header=False,
             timeout_graceful_shutdown=_PATIENCE,
         )

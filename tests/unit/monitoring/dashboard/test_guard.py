@@ -1,0 +1,360 @@
+"""What a request must bring before a page sees it, and what each answer tells the browser to forbid."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from offsetstore.errors import ConfigurationError, StoreUnavailable
+from offsetstore.monitoring.dashboard import application, security
+from offsetstore.monitoring.dashboard.forms import LONGEST
+from offsetstore.monitoring.dashboard.security import COOKIE, HEADERS, Access
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.views.groups import Row
+from tests.unit.monitoring.dashboard.conftest import P0, give
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offsetstore import OffsetStore
+    from offsetstore.testing import StaticBroker
+
+pytestmark = pytest.mark.behaviour("DASH-3")
+
+TOKEN = "t0ken-" * 6
+HTML = {"Accept": "text/html"}
+SECRET = "4711-of-a-customer"
+
+
+@pytest.fixture
+def guarded(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[DashboardServer]:
+    """A server that asks for a token."""
+    monkeypatch.setattr(application, "_PAUSE", 0.2)
+    settings = Settings(port=0, token=TOKEN, allowed_hosts=("Dash.example",))
+    with DashboardServer(store, broker, settings) as server:
+        yield server
+
+
+@pytest.fixture
+def stranger(guarded: DashboardServer) -> Iterator[httpx.Client]:
+    """A browser that has not signed in."""
+    with httpx.Client(base_url=guarded.url, headers=HTML) as client:
+        yield client
+
+
+def origin(client: httpx.Client) -> str:
+    return str(client.base_url).rstrip("/")
+
+
+def sign_in(client: httpx.Client, token: str = TOKEN, **headers: str) -> httpx.Response:
+    return client.post("/login", data={"token": token}, headers={"Origin": origin(client), **headers})
+
+
+def raw(server: DashboardServer, path: str, method: str = "GET", **headers: str) -> tuple[int, http.client.HTTPMessage]:
+    """Ask for a path as it is, which httpx would tidy up."""
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status, answer.headers
+    finally:
+        connection.close()
+
+
+# --- the token ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [None, "short", "t" * 31])
+def test_a_server_that_others_can_reach_needs_a_long_token(token: str | None) -> None:
+    with pytest.raises(ConfigurationError):
+        Settings(host="0.0.0.0", token=token)  # noqa: S104 - it is refused
+    assert Settings(host="0.0.0.0", token="t" * 32).token  # noqa: S104 - it does not listen
+
+
+@pytest.mark.parametrize("token", ["ü" * 32, "t" * 32 + "\n", "t" * 16 + " " + "t" * 16, "\udcff" * 32])
+def test_a_token_that_no_header_can_have_is_refused_at_once(token: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(token=token)
+    assert token.strip() not in str(caught.value)
+
+
+def test_the_token_is_in_no_text(guarded: DashboardServer) -> None:
+    settings = Settings(token=TOKEN)
+    assert TOKEN not in f"{settings!r} {settings.access!r}"
+
+
+def test_a_stranger_sees_no_page(store: OffsetStore, guarded: DashboardServer, stranger: httpx.Client) -> None:
+    give(store, "billing", {P0: 4})
+    guarded.snapshots.take()
+    sent_on = stranger.get("/")
+    assert (sent_on.status_code, sent_on.headers["location"]) == (303, "/login")
+    program = stranger.get("/", headers={"Accept": "application/json"})
+    assert program.status_code == 401
+    assert "billing" not in sent_on.text + program.text
+
+
+@pytest.mark.parametrize("path", ["/login", "/static/none.css", "/static/../group", "/static/%2e%2e/store"])
+def test_what_a_stranger_sees_shows_nothing_that_was_measured(guarded: DashboardServer, path: str) -> None:
+    connection = http.client.HTTPConnection(urlsplit(guarded.url).netloc)
+    connection.request("GET", path, headers=HTML)
+    text = connection.getresponse().read().decode()
+    connection.close()
+    assert "<h1>" in text
+    assert "Not measured yet" in text
+
+
+@pytest.mark.parametrize(
+    "path", ["/loginx", "/login/", "/login/../", "/static", "//static/style.css", "/Static/x", "/x"]
+)
+def test_only_the_two_open_paths_are_open(guarded: DashboardServer, path: str) -> None:
+    assert raw(guarded, path)[0] == 401
+
+
+def test_who_signs_in_gets_a_cookie_that_scripts_and_other_sites_do_not(stranger: httpx.Client) -> None:
+    answer = sign_in(stranger)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    attributes = {part.strip().lower() for part in answer.headers["set-cookie"].split(";")[1:]}
+    assert attributes == {"httponly", "samesite=strict", "path=/", f"max-age={security.SESSION}"}
+    assert TOKEN not in answer.headers["set-cookie"]
+    assert stranger.get("/").status_code == 200
+
+
+def test_behind_tls_the_cookie_is_for_tls_alone(stranger: httpx.Client) -> None:
+    secure = sign_in(stranger, Origin=origin(stranger).replace("http:", "https:"))
+    assert "Secure" in secure.headers["set-cookie"]
+
+
+def test_headers_that_a_proxy_would_set_change_nothing(stranger: httpx.Client) -> None:
+    sent = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "10.0.0.1", "X-Forwarded-Host": "evil.example"}
+    assert "Secure" not in sign_in(stranger, **sent).headers["set-cookie"]
+    assert stranger.get("/", headers={**sent, "Host": "evil.example"}).status_code == 421
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_programs_send_the_token_with_each_request(stranger: httpx.Client, scheme: str) -> None:
+    assert stranger.get("/", headers={"Authorization": f"{scheme} {TOKEN}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"Bearer", b"Bearer " + TOKEN[:-1].encode(), f"Basic {TOKEN}".encode(), b"Bearer \xff\xfe"]
+)
+def test_another_token_is_none(stranger: httpx.Client, sent: bytes) -> None:
+    assert stranger.get("/", headers={b"Authorization": sent, b"Accept": b"*/*"}).status_code == 401
+
+
+@pytest.mark.parametrize("token", ["", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "ü€😀" * 12, "\ud800"])
+def test_a_wrong_token_takes_its_time_and_gets_no_cookie(stranger: httpx.Client, token: str) -> None:
+    body = b"token=" + token.encode(errors="surrogatepass")
+    began = time.monotonic()
+    answer = stranger.post(
+        "/login",
+        content=body,
+        headers={"Origin": origin(stranger), "Content-Type": "application/x-www-form-urlencoded"},
+    )
+    assert answer.status_code == 403
+    assert time.monotonic() - began >= 0.2
+    assert "set-cookie" not in answer.headers
+    assert "That is not the token" in answer.text
+
+
+def test_a_long_login_is_not_read_to_its_end(stranger: httpx.Client) -> None:
+    answer = stranger.post("/login", content=b"token=" + b"x" * LONGEST, headers={"Origin": origin(stranger)})
+    assert answer.status_code == 413
+
+
+def test_only_a_cookie_of_ours_counts_and_only_for_its_time(
+    stranger: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = Access(token=TOKEN)
+    until, _dot, signature = access.session().partition(".")
+    forged = [
+        "",
+        ".",
+        until,
+        f"{int(until) + 1}.{signature}",
+        f"{until}.{signature[:-1]}0" if signature[-1] != "0" else f"{until}.{signature[:-1]}1",
+        Access(token="o" * 32).session(),
+        Access(token=None).session(),
+        TOKEN,
+        "ÿ.ÿ",
+        f"{until}.{'é' * 64}",
+    ]
+    for cookie in forged:
+        sent = {b"Cookie": f"{COOKIE}={cookie}".encode("latin-1"), b"Accept": b"*/*"}
+        assert stranger.get("/", headers=sent).status_code == 401, cookie
+    monkeypatch.setattr(security, "SESSION", -1)
+    late = {"Cookie": f"{COOKIE}={access.session()}", "Accept": "*/*"}
+    assert stranger.get("/", headers=late).status_code == 401
+    good = {"Cookie": f"{COOKIE}={until}.{signature}", "Accept": "*/*"}
+    assert stranger.get("/", headers=good).status_code == 200
+
+
+# --- hosts and origins -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "evil.example:80",
+        "localhost:evil",
+        "localhost:80@evil.example",
+        "localhost@evil.example",
+        "[::1]evil.example",
+        "[::1",
+        "",
+        "127.0.0.1.nip.io",
+        "127.0.0.2",
+    ],
+)
+def test_a_server_answers_to_its_own_names_alone(guarded: DashboardServer, host: str) -> None:
+    """A page of elsewhere that has its name lead here (DNS rebinding) sends that name."""
+    for path in ("/", "/login", "/static/style.css", "/none"):
+        status, headers = raw(guarded, path, Host=host)
+        assert status == 421
+        assert headers["Content-Security-Policy"] == HEADERS["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:9466", "[::1]:9466", "dash.example", "DASH.example:443"],
+)
+def test_with_any_port_and_in_any_case(guarded: DashboardServer, host: str) -> None:
+    assert raw(guarded, "/login", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Origin": "null"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://["},
+        {"Origin": "http://127.0.0.1"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "{own}.evil.example"},
+        {"Origin": "ftp://{host}"},
+        {"Origin": "{host}"},
+        {"Origin": "http://evil.example@{host}"},
+        {"Origin": "{own}", "Sec-Fetch-Site": "cross-site"},
+        {"Origin": "{own}", "Sec-Fetch-Site": "same-site"},
+        {"Origin": "{own}", "Sec-Fetch-Site": "none"},
+        {"Referer": "{own}/login"},
+    ],
+)
+def test_only_our_own_pages_may_send_anything(guarded: DashboardServer, headers: dict[str, str]) -> None:
+    host = urlsplit(guarded.url).netloc
+    sent = {name: text.format(own=f"http://{host}", host=host) for name, text in headers.items()}
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        status, answered = raw(guarded, "/login", method, Authorization=f"Bearer {TOKEN}", **sent)
+        assert status == 403
+        assert not {name for name in answered if name.lower().startswith("access-control-")}
+
+
+def test_without_a_token_the_origin_is_compared_all_the_same(client: httpx.Client) -> None:
+    assert client.get("/").status_code == 200
+    assert client.post("/login", data={"token": "x"}, headers={"Origin": "http://evil.example"}).status_code == 403
+    own = {"Origin": origin(client), "Sec-Fetch-Site": "same-origin"}
+    assert client.post("/none", headers=own).status_code == 404
+
+
+# --- every answer ------------------------------------------------------------------------------------------------
+
+
+def test_each_answer_has_the_headers(store: OffsetStore, guarded: DashboardServer, stranger: httpx.Client) -> None:
+    give(store, "billing", {P0: 4})
+    guarded.snapshots.take()
+    known = {"Authorization": f"Bearer {TOKEN}"}
+    page = stranger.get("/", headers=known)
+    file = stranger.get("/static/style.css")
+    answers = {
+        200: page,
+        303: stranger.get("/"),
+        304: stranger.get("/", headers={**known, "If-None-Match": page.headers["etag"]}),
+        400: stranger.get("/?q=%00", headers=known),
+        401: stranger.get("/", headers={"Accept": "*/*"}),
+        403: stranger.post("/login"),
+        404: stranger.get("/none", headers=known),
+        405: stranger.post("/", headers={**known, "Origin": origin(stranger)}),
+        421: stranger.get("/", headers={"Host": "evil.example"}),
+    }
+    assert {status: answer.status_code for status, answer in answers.items()} == {status: status for status in answers}
+    assert set(answers[405].headers["allow"].split(", ")) == {"GET", "HEAD"}
+    again = stranger.get("/static/style.css", headers={"If-None-Match": file.headers["etag"]})
+    assert again.status_code == 304
+    for answer in [*answers.values(), file, again, stranger.head("/"), sign_in(stranger, "wrong"), sign_in(stranger)]:
+        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+        assert "server" not in answer.headers
+    assert "unsafe" not in HEADERS["Content-Security-Policy"]
+
+
+def test_head_is_get_without_its_body(guarded: DashboardServer, stranger: httpx.Client) -> None:
+    sign_in(stranger)
+    page, head = stranger.get("/"), stranger.head("/")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["etag"] == page.headers["etag"]
+    assert raw(guarded, "/", "HEAD")[0] == 401
+
+
+def test_a_page_that_fails_tells_neither_the_browser_nor_the_log_why(
+    store: OffsetStore,
+    server: DashboardServer,
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise ValueError(SECRET)
+
+    give(store, "billing", {P0: 4})
+    server.snapshots.take()
+    monkeypatch.setattr(Row, "of", fail)
+    with caplog.at_level(logging.DEBUG):
+        page = client.get("/")
+        monkeypatch.setattr(server.snapshots, "latest", fail)  # now the error page fails, too
+        bare = client.get("/")
+    assert (page.status_code, bare.status_code) == (500, 500)
+    assert "The page failed: ValueError." in page.text
+    assert bare.text == "The page failed.\n"
+    assert {name: bare.headers.get(name) for name in HEADERS} == HEADERS
+    logged = [record.getMessage() for record in caplog.records if record.name.startswith("offsetstore")]
+    assert len(logged) == 2
+    assert all(line.startswith("GET / failed: ValueError at ") for line in logged)
+    for text in (page.text, bare.text, caplog.text):
+        assert SECRET not in text
+        assert "Traceback" not in text
+
+
+def test_an_error_of_ours_shows_its_next_step(
+    server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise StoreUnavailable("the database does not <i>answer</i>")
+
+    monkeypatch.setattr("offsetstore.monitoring.dashboard.views.groups.page_of", fail)
+    page = client.get("/")
+    assert page.status_code == 503
+    assert "the database does not &lt;i&gt;answer&lt;/i&gt;" in page.text
+    assert "Check OFFSETSTORE_URL" in page.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/../../security.py", "/static/..%2f..%2fsecurity.py", "/static/%2fetc/passwd", "/static//etc/passwd"],
+)
+def test_only_the_files_of_their_folder_are_served(guarded: DashboardServer, path: str) -> None:
+    assert raw(guarded, path)[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/static/%00", "/static/" + "x" * 5000, "/static/%ff%fe", "/%0aforged"])
+def test_odd_paths_are_unknown(server: DashboardServer, caplog: pytest.LogCaptureFixture, path: str) -> None:
+    assert raw(server, path)[0] == 404
+    assert not [record for record in caplog.records if record.name.startswith(("offsetstore", "uvicorn.error"))]
