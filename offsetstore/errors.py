@@ -676,6 +676,12 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def next_step_after(name: str) -> str:
+    """Return the usual next step after an error of the class with this name, ``""`` if there is none."""
+    kind = globals().get(name)
+    return kind.default_next_step if isinstance(kind, type) and issubclass(kind, OffsetStoreError) else ""
+
+
 # The first that fits counts.
 _EXIT_CODES: Final[tuple[tuple[ExitCode, tuple[type[BaseException], ...]], ...]] = (
     (ExitCode.FENCED, (StaleClaim,)),

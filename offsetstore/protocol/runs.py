@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
+from offsetstore.errors import next_step_after
 from offsetstore.protocol.liveness import is_live
 
 if TYPE_CHECKING:
@@ -96,6 +97,17 @@ class JobError:
     times: int = 1
     epoch: int = 0
     at: datetime | None = None
+
+    @property
+    def next_step(self) -> str:
+        """The next step that the text ends with, if it is the usual one after such an error; else ``""``."""
+        usual = next_step_after(self.error_class)
+        return usual if usual and (self.text or "").endswith(usual) else ""
+
+    @property
+    def what(self) -> str | None:
+        """The text without `next_step`."""
+        return None if self.text is None else self.text.removesuffix(self.next_step).rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

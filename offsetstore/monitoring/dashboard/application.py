@@ -16,7 +16,7 @@ from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
 from offsetstore.monitoring.dashboard.security import COOKIE, SESSION, Guard
-from offsetstore.monitoring.dashboard.views import group, groups, partition
+from offsetstore.monitoring.dashboard.views import group, groups, partition, runs
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,6 +34,7 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
             *groups.ROUTES,
             *group.ROUTES,
             *partition.ROUTES,
+            *runs.ROUTES,
             Route("/login", _ask, methods=["GET"]),
             Route("/login", _login, methods=["POST"]),
             Mount("/static", StaticFiles(packages=[("offsetstore.monitoring.dashboard", "static")])),

@@ -74,10 +74,10 @@ def group_of(request: Request) -> tuple[str, GroupLag]:
     return name, found
 
 
-def page_of(request: Request) -> int:
+def page_of(request: Request, name: str = "page") -> int:
     """The number of the page of a long list, from 1."""
     try:
-        return max(1, int(request.query_params.get("page", "1")))
+        return max(1, int(request.query_params.get(name, "1")))
     except ValueError:
         return 1
 

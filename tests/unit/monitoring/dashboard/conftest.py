@@ -32,8 +32,11 @@ def give(store: OffsetStore, group: str, offsets: dict[TopicPartition, int], *, 
         claim.close()
 
 
-def text_of(page: str) -> str:
-    """What a person reads."""
+def text_of(page: str | httpx.Response) -> str:
+    """What a person reads, on one line."""
+    if isinstance(page, httpx.Response):
+        assert page.status_code == 200, page.text
+        page = page.text
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 

@@ -1,0 +1,110 @@
+"""The runs of a group's job, and the errors that they met."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from starlette.routing import Route
+
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, page_of, show
+from offsetstore.monitoring.dashboard.rendering import link
+from offsetstore.protocol.runs import KEPT, SOURCES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from offsetstore.protocol.runs import Phase, Run, RunState, Source
+
+RUNS_ON_A_PAGE: Final = 20
+ERRORS_ON_A_PAGE: Final = 50
+
+WORDS: Final[Mapping[RunState, str]] = {
+    "running": "it sends heartbeats",
+    "closed": "it ended in good order",
+    "failed": "an error ended it",
+    "fenced": "another claim, a reset or a rename took the group from it",
+    "silent": "its heartbeats ended without a word: it was killed, it hangs, or it can't reach the database",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run. Its times are those of the database, to the second, so that they don't change with each heartbeat."""
+
+    run: Run
+    phase: Phase
+    phase_since: datetime
+    batch_at: datetime | None
+
+    @classmethod
+    def of(cls, run: Run) -> Row:
+        """The run as it was read."""
+        status = run.status
+        last = status.last_batch_age
+        return cls(
+            run,
+            status.phase,
+            _to_the_second(run.read_at - timedelta(seconds=status.phase_age)),
+            None if last is None else _to_the_second(run.read_at - timedelta(seconds=last)),
+        )
+
+    @property
+    def ui_link(self) -> str | None:
+        """The address of Spark's UI, if a browser can do nothing else with it than to go there."""
+        address = self.run.status.ui_url
+        try:
+            is_web = address is not None and urlsplit(address).scheme in {"http", "https"}
+        except ValueError:
+            is_web = False
+        return address if is_web else None
+
+
+def runs(request: Request) -> Response:
+    """List them, the newest first: both lists hold a thousand lines at most."""
+    name, _lag = group_of(request)
+    store = dashboard_of(request).store
+    page, errors_page = page_of(request), page_of(request, "errors")
+    asked = request.query_params.get("source", "")
+    sources: list[Source] = [one for one in SOURCES if one == asked]
+    found = store.runs(name, limit=min(KEPT, page * RUNS_ON_A_PAGE + 1))[::-1]
+    errors = store.errors(name, sources=sources, limit=min(KEPT, errors_page * ERRORS_ON_A_PAGE + 1))[::-1]
+    same = {"group": name, "source": sources[0] if sources else None}
+    at = (page - 1) * RUNS_ON_A_PAGE
+    errors_at = (errors_page - 1) * ERRORS_ON_A_PAGE
+
+    def address(page: int, errors_page: int) -> str:
+        return link("/runs", **same, page=page if page > 1 else None, errors=errors_page if errors_page > 1 else None)
+
+    return show(
+        request,
+        "runs.html",
+        group=name,
+        rows=[Row.of(run) for run in found[at : at + RUNS_ON_A_PAGE]],
+        has_runs=bool(found),
+        newest_runs=address(1, errors_page) if page > 1 else None,
+        older_runs=address(page + 1, errors_page) if len(found) > at + RUNS_ON_A_PAGE else None,
+        errors=errors[errors_at : errors_at + ERRORS_ON_A_PAGE],
+        has_errors=bool(errors),
+        newest_errors=address(page, 1) if errors_page > 1 else None,
+        older_errors=address(page, errors_page + 1) if len(errors) > errors_at + ERRORS_ON_A_PAGE else None,
+        source=same["source"],
+        sources=SOURCES,
+        words=WORDS,
+        follow=shlex.join(["offsetstore", "errors", "-g", name, "--follow"]),
+        kept=KEPT,
+    )
+
+
+def _to_the_second(at: datetime) -> datetime:
+    return at.replace(microsecond=0)
+
+
+ROUTES: Final = [Route("/runs", runs)]
