@@ -14,14 +14,14 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.letters import read_headers, record_arrays
 from offsetstore.protocol.letters import PAYLOADS, Letter, LetterError, LetterKey, Payload, PayloadState, State
-from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterFilter
+from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from datetime import datetime
 
     from offsetstore.offsets import OffsetRange
-    from offsetstore.protocol.stored_letters import FailedReplay, LetterCursor
+    from offsetstore.protocol.stored_letters import FailedReplay
 
 _SUMMARY: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.cause, l.payload, l.error_class,
        l.sqlstate, l.table_name, l.constraint_name, l.column_name, l.attempts, l.times, l.forced,
@@ -30,6 +30,10 @@ _SUMMARY: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state,
 # Only where they are asked for: a dashboard's role may not read them.
 _CONTENTS: Final = """, l.key, l.value, l.headers, l.timestamp_ms, l.timestamp_type, l.error_text, l.traceback,
        l.sequence"""
+
+# What letters are grouped by, and told apart.
+_OF_ERRORS: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.cause, l.error_class, l.sqlstate,
+       l.table_name, l.constraint_name, l.column_name, l.created_at"""
 
 _NO_SIZE: Final = ", 0 AS size"
 _SIZE: Final = """,
@@ -72,17 +76,34 @@ WHERE l.consumer_group = :group AND l.state = asked.state
          CAST(:after_partition AS integer), CAST(:after_offset AS bigint), CAST(:after_topic_id AS text))
   AND %s
 ORDER BY %s
-LIMIT CAST(:limit AS bigint) + 1) AS l
+LIMIT %s) AS l
 ORDER BY %s
-LIMIT CAST(:limit AS bigint) + 1"""
+LIMIT %s"""
+_PAGE: Final = "CAST(:limit AS bigint) + 1"
 
 
 def _list(columns: str) -> str:
-    return _WITHIN % (_LIST % (columns, _FITS, _NEWEST, _NEWEST), _NEWEST)
+    return _WITHIN % (_LIST % (columns, _FITS, _NEWEST, _PAGE, _NEWEST, _PAGE), _NEWEST)
+
+
+def _newest(columns: str) -> str:
+    """Of all letters in these states, the newest ones, or those that follow a letter: ``:within`` of them."""
+    return _LIST % (columns, "true", _NEWEST, "CAST(:within AS bigint)", _NEWEST, "CAST(:within AS bigint)")
 
 
 LIST_LETTERS: Final = _list(_SUMMARY + _NO_SIZE)
 LIST_LETTERS_WITH_CONTENTS: Final = _list(_SUMMARY + _CONTENTS + _SIZE)
+
+# The letters that fit, and the last one that was looked at, from which the next page goes on.
+LIST_LETTERS_WITHIN: Final = f"""
+WITH newest AS MATERIALIZED (%s),
+fitting AS (SELECT l.* FROM newest AS l WHERE {_FITS} ORDER BY {_NEWEST} LIMIT {_PAGE})
+SELECT true AS fits, l.* FROM fitting AS l
+UNION ALL
+SELECT false AS fits, l.* FROM (SELECT l.* FROM newest AS l ORDER BY {_NEWEST}
+                                OFFSET CAST(:within AS bigint) - 1) AS l
+ORDER BY fits DESC, created_at DESC, topic DESC, partition DESC, record_offset DESC, topic_id DESC
+""" % _newest(_SUMMARY)
 
 # Without a topic's id, the newest letter of the record. ``n`` are the keys.
 _NAMED: Final = """l.topic = n.topic AND l.partition = n.partition AND l.record_offset = n.record_offset
@@ -95,12 +116,18 @@ _NAMED: Final = """l.topic = n.topic AND l.partition = n.partition AND l.record_
 _KEYS: Final = """unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
             CAST(:topic_ids AS text[])) AS n (topic, partition, record_offset, topic_id)"""
 
-LETTER: Final = f"""
-SELECT {_SUMMARY}{_CONTENTS}
+
+def _letter_statement(columns: str) -> str:
+    return f"""
+SELECT {columns}
 FROM {{s}}dead_letters AS l
 JOIN {_KEYS} ON {_NAMED}
 WHERE l.consumer_group = (SELECT :group)
 """
+
+
+LETTER: Final = _letter_statement(_SUMMARY)
+LETTER_WITH_CONTENTS: Final = _letter_statement(_SUMMARY + _CONTENTS)
 
 COUNT_LETTERS: Final = """
 SELECT state, count(*) AS count FROM {s}dead_letters
@@ -108,19 +135,34 @@ WHERE consumer_group = :group AND state = ANY (CAST(:states AS text[]))
 GROUP BY state
 """
 
-LETTER_ERRORS: Final = f"""
+# The order makes it read the index: of a state that few letters have, it would expect to find enough in the table soon.
+COUNT_LETTERS_UP_TO: Final = """
+SELECT asked.state, l.count FROM unnest(CAST(:states AS text[])) AS asked (state)
+CROSS JOIN LATERAL (
+SELECT count(*) AS count FROM (
+SELECT FROM {s}dead_letters AS l WHERE l.consumer_group = :group AND l.state = asked.state
+ORDER BY l.created_at DESC LIMIT CAST(:up_to AS bigint)) AS l) AS l
+WHERE l.count > 0
+"""
+
+_ERRORS: Final = f"""
 SELECT * FROM (
 SELECT DISTINCT ON (l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name)
        l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name,
        count(*) OVER same AS count, min(l.created_at) OVER same AS first_at, max(l.created_at) OVER same AS last_at,
        l.topic, l.partition, l.record_offset, l.topic_id
-FROM {{s}}dead_letters AS l
-WHERE l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[])) AND {_FITS}
+FROM %s AS l
+WHERE %s AND {_FITS}
 WINDOW same AS (PARTITION BY l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name)
 ORDER BY l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name, {_NEWEST}) AS errors
 ORDER BY count DESC, last_at DESC
 LIMIT :limit
 """
+LETTER_ERRORS: Final = _ERRORS % (
+    "{s}dead_letters",
+    "l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))",
+)
+LETTER_ERRORS_WITHIN: Final = _ERRORS % (f"({_newest(_OF_ERRORS)})", "true")
 
 COUNT_REPLAYED: Final = """
 SELECT count(*) AS count
@@ -261,33 +303,50 @@ class StoredLetterStatements:
     _error_columns: Callable[[Iterable[LetterError]], dict[str, list[str | None]]]
 
     def letters(
-        self, group: str, which: LetterFilter, *, after: LetterCursor | None, limit: int, max_bytes: int | None
-    ) -> tuple[list[Letter], bool]:
-        at, topic, partition, offset, topic_id = after or (None,) * 5
+        self,
+        group: str,
+        which: LetterFilter,
+        *,
+        after: LetterCursor | None,
+        limit: int,
+        max_bytes: int | None,
+        within: int | None = None,
+    ) -> tuple[list[Letter], LetterCursor | None]:
+        values = {"group": group, "limit": limit, **_fitting(which), **_after(after)}
+        if within is not None:
+            rows = self._rows(LIST_LETTERS_WITHIN, within=within, **values)
+            found = [_letter(row, contents=False) for row in rows if row.fits]
+            last = next((_letter(row, contents=False) for row in rows if not row.fits), None)
+            end = found[limit - 1] if len(found) > limit else last
+            return found[:limit], None if end is None else LetterCursor.of(end)
         with needing("read the contents of dead letters"):
-            rows = self._rows(
-                LIST_LETTERS if max_bytes is None else LIST_LETTERS_WITH_CONTENTS,
-                group=group,
-                after_at=at,
-                after_topic=topic,
-                after_partition=partition,
-                after_offset=offset,
-                after_topic_id=topic_id,
-                limit=limit,
-                max_bytes=max_bytes,
-                **_fitting(which),
-            )
-        return [_letter(row, contents=max_bytes is not None) for row in rows], bool(rows) and rows[0].found > len(rows)
+            statement = LIST_LETTERS if max_bytes is None else LIST_LETTERS_WITH_CONTENTS
+            rows = self._rows(statement, max_bytes=max_bytes, **values)
+        found = [_letter(row, contents=max_bytes is not None) for row in rows]
+        return found, LetterCursor.of(found[-1]) if found and rows[0].found > len(rows) else None
 
-    def letter(self, group: str, key: LetterKey) -> Letter | None:
+    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
         with needing("read the contents of dead letters"):
-            rows = self._rows(LETTER, group=group, **_named([key]))
-        return next((_letter(row, contents=True) for row in rows), None)
+            rows = self._rows(LETTER_WITH_CONTENTS if contents else LETTER, group=group, **_named([key]))
+        return next((_letter(row, contents=contents) for row in rows), None)
 
-    def count_letters(self, group: str, states: Collection[State] = STATES) -> dict[State, int]:
-        return {row.state: row.count for row in self._rows(COUNT_LETTERS, group=group, states=[*states])}
+    def count_letters(
+        self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
+    ) -> dict[State, int]:
+        if up_to is None:
+            rows = self._rows(COUNT_LETTERS, group=group, states=[*states])
+        else:
+            rows = self._rows(COUNT_LETTERS_UP_TO, group=group, states=[*states], up_to=up_to)
+        return {row.state: row.count for row in rows}
 
-    def letter_errors(self, group: str, which: LetterFilter, *, limit: int) -> list[ErrorGroup]:
+    def letter_errors(
+        self, group: str, which: LetterFilter, *, limit: int, within: int | None = None
+    ) -> list[ErrorGroup]:
+        values = {"group": group, "limit": limit, **_fitting(which)}
+        if within is None:
+            rows = self._rows(LETTER_ERRORS, **values)
+        else:
+            rows = self._rows(LETTER_ERRORS_WITHIN, within=within, **values, **_after(None))
         return [
             ErrorGroup(
                 row.cause,
@@ -301,7 +360,7 @@ class StoredLetterStatements:
                 row.last_at,
                 _key(row),
             )
-            for row in self._rows(LETTER_ERRORS, group=group, limit=limit, **_fitting(which))
+            for row in rows
         ]
 
     def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
@@ -388,6 +447,17 @@ def _fitting(which: LetterFilter) -> dict[str, object]:
         "table": which.table,
         "constraint": which.constraint,
         "column": which.column,
+    }
+
+
+def _after(cursor: LetterCursor | None) -> dict[str, object]:
+    at, topic, partition, offset, topic_id = cursor or (None,) * 5
+    return {
+        "after_at": at,
+        "after_topic": topic,
+        "after_partition": partition,
+        "after_offset": offset,
+        "after_topic_id": topic_id,
     }
 
 

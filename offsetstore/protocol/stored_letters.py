@@ -172,25 +172,40 @@ class StoredLetterSession(Protocol):
     """
 
     def letters(
-        self, group: str, which: LetterFilter, *, after: LetterCursor | None, limit: int, max_bytes: int | None
-    ) -> tuple[list[Letter], bool]:
-        """Read letters, the newest first, and whether there are more.
+        self,
+        group: str,
+        which: LetterFilter,
+        *,
+        after: LetterCursor | None,
+        limit: int,
+        max_bytes: int | None,
+        within: int | None = None,
+    ) -> tuple[list[Letter], LetterCursor | None]:
+        """Read letters, the newest first, and where those begin that follow, if there are any.
 
         :param max_bytes: end with the letter before this many bytes of keys, values and headers, but read at least one;
             ``None``: without contents. Those are not even read from the table then.
+        :param within: look only at the first so many letters in these states; for lists without contents.
         """
         ...
 
-    def letter(self, group: str, key: LetterKey) -> Letter | None:
-        """One letter with its contents."""
+    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
+        """One letter; without contents those are not even read from the table."""
         ...
 
-    def count_letters(self, group: str, states: Collection[State] = STATES) -> dict[State, int]:
-        """How many letters there are, of each of these states that has any."""
+    def count_letters(
+        self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
+    ) -> dict[State, int]:
+        """How many letters there are, of each of these states that has any; count no further than ``up_to``."""
         ...
 
-    def letter_errors(self, group: str, which: LetterFilter, *, limit: int) -> list[ErrorGroup]:
-        """The letters' errors, those of the most letters first."""
+    def letter_errors(
+        self, group: str, which: LetterFilter, *, limit: int, within: int | None = None
+    ) -> list[ErrorGroup]:
+        """The letters' errors, those of the most letters first.
+
+        :param within: look only at the newest so many letters in these states.
+        """
         ...
 
     def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:

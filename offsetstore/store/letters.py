@@ -80,23 +80,34 @@ class LettersPruned:
 
 
 def read_page(
-    database: Database, group: str, which: LetterFilter, *, after: str | None, limit: int, contents: bool
+    database: Database,
+    group: str,
+    which: LetterFilter,
+    *,
+    after: str | None,
+    limit: int,
+    contents: bool,
+    within: int | None,
 ) -> LetterPage:
     """Read a part of the list; see `OffsetStore.letters`."""
     _expect_limit(limit)
+    _expect_within(within)
+    if within is not None and contents:
+        raise ConfigurationError("within is for lists of dead letters without their contents")
     cursor = None if after is None else LetterCursor.parse(after)
     max_bytes = _PAGE_BYTES if contents else None
-    found, more = read(
-        database, lambda session: session.letters(group, which, after=cursor, limit=limit, max_bytes=max_bytes)
+    found, following = read(
+        database,
+        lambda session: session.letters(group, which, after=cursor, limit=limit, max_bytes=max_bytes, within=within),
     )
-    return LetterPage(tuple(found), str(LetterCursor.of(found[-1])) if more else None)
+    return LetterPage(tuple(found), None if following is None else str(following))
 
 
-def read_letter(database: Database, group: str, key: LetterKey) -> Letter:
+def read_letter(database: Database, group: str, key: LetterKey, *, contents: bool) -> Letter:
     """Read one letter; see `OffsetStore.letter`."""
 
     def look(session: Session) -> Letter:
-        if (found := session.letter(group, key)) is None:
+        if (found := session.letter(group, key, contents=contents)) is None:
             known(session, group)
             raise _unknown(group, key)
         return found
@@ -104,10 +115,20 @@ def read_letter(database: Database, group: str, key: LetterKey) -> Letter:
     return read(database, look)
 
 
-def read_errors(database: Database, group: str, which: LetterFilter, limit: int) -> list[ErrorGroup]:
+def read_counts(database: Database, group: str, up_to: int | None) -> dict[State, int]:
+    """Count the letters; see `OffsetStore.letter_counts`."""
+    if up_to is not None and up_to < 1:
+        raise ConfigurationError("up_to must be 1 or more dead letters", found=up_to)
+    return read(database, lambda session: session.count_letters(group, up_to=up_to))
+
+
+def read_errors(
+    database: Database, group: str, which: LetterFilter, *, limit: int, within: int | None
+) -> list[ErrorGroup]:
     """Read the errors; see `OffsetStore.letter_errors`."""
     _expect_limit(limit)
-    return read(database, lambda session: session.letter_errors(group, which, limit=limit))
+    _expect_within(within)
+    return read(database, lambda session: session.letter_errors(group, which, limit=limit, within=within))
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,3 +349,8 @@ def _unknown(group: str, key: LetterKey) -> UnknownLetter:
 def _expect_limit(limit: int) -> None:
     if limit < 1:
         raise ConfigurationError("limit must be 1 or more dead letters", found=limit)
+
+
+def _expect_within(within: int | None) -> None:
+    if within is not None and within < 1:
+        raise ConfigurationError("within must be 1 or more dead letters", found=within)

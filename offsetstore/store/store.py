@@ -25,7 +25,15 @@ from offsetstore.store.acquire import acquire
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
 from offsetstore.store.lag import measure_lag
-from offsetstore.store.letters import MOST, LetterDecision, prune, read_errors, read_letter, read_page
+from offsetstore.store.letters import (
+    MOST,
+    LetterDecision,
+    prune,
+    read_counts,
+    read_errors,
+    read_letter,
+    read_page,
+)
 from offsetstore.store.mirror import INTERVAL
 from offsetstore.store.sessions import read, transaction
 from offsetstore.store.transaction import new_transaction, run_in_transaction
@@ -455,6 +463,7 @@ class OffsetStore:
         after: str | None = None,
         limit: int = 100,
         contents: bool = False,
+        within: int | None = None,
     ) -> LetterPage:
         """Read a part of the list of dead letters, the newest first.
 
@@ -463,25 +472,39 @@ class OffsetStore:
         :param after: the ``next`` of the page before.
         :param contents: read keys, values, headers, texts and tracebacks too; a page then ends after 64 MB, if not
             before. They are not read otherwise: ``payload`` is ``None`` and the error's text is ``""``.
+        :param within: bound the time of a filter that few letters fit: look at so many letters in these states only,
+            and return those that fit. The page may then be empty although it has a ``next``. Not with ``contents``.
         :raises ConfigurationError: an argument is invalid.
         :raises MissingPrivilege: ``contents``, and a role that may not read them.
         """
         states = () if state is None else (state,) if isinstance(state, str) else tuple(state)
         which = LetterFilter(states, cause, topic, partition, error_class, sqlstate, table, constraint, column)
-        return read_page(self.database, group, which, after=after, limit=limit, contents=contents)
+        return read_page(self.database, group, which, after=after, limit=limit, contents=contents, within=within)
 
-    def letter(self, group: str, topic_partition: TopicPartition, offset: int, topic_id: str | None = None) -> Letter:
-        """Read one dead letter, with its contents.
+    def letter(
+        self,
+        group: str,
+        topic_partition: TopicPartition,
+        offset: int,
+        topic_id: str | None = None,
+        *,
+        contents: bool = True,
+    ) -> Letter:
+        """Read one dead letter.
 
         :param topic_id: if the topic was deleted and created again, which one; by default that of the newest letter.
+        :param contents: as for `letters`, but read them unless told otherwise.
         :raises UnknownLetter, UnknownGroup: there is none.
-        :raises MissingPrivilege: the role may not read contents.
+        :raises MissingPrivilege: ``contents``, and a role that may not read them.
         """
-        return read_letter(self.database, group, LetterKey(topic_partition, offset, topic_id))
+        return read_letter(self.database, group, LetterKey(topic_partition, offset, topic_id), contents=contents)
 
-    def letter_counts(self, group: str) -> dict[State, int]:
-        """How many dead letters the group has, of each state that has any."""
-        return self._read(lambda session: session.count_letters(group))
+    def letter_counts(self, group: str, *, up_to: int | None = None) -> dict[State, int]:
+        """How many dead letters the group has, of each state that has any.
+
+        :param up_to: bound the time: count no further than this, so that a count which reaches it may be more.
+        """
+        return read_counts(self.database, group, up_to)
 
     def letter_errors(
         self,
@@ -490,13 +513,15 @@ class OffsetStore:
         state: State | Collection[State] | None = OPEN,
         topic: str | None = None,
         limit: int = 100,
+        within: int | None = None,
     ) -> list[ErrorGroup]:
         """Group dead letters by their errors, those of the most letters first.
 
         :param state: as for `letters`; by default those whose record is not in the results, and may still get there.
+        :param within: bound the time: look at the newest so many letters in these states only.
         """
         states = () if state is None else (state,) if isinstance(state, str) else tuple(state)
-        return read_errors(self.database, group, LetterFilter(states, topic=topic), limit)
+        return read_errors(self.database, group, LetterFilter(states, topic=topic), limit=limit, within=within)
 
     def request_replay(
         self,

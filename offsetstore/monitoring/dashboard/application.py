@@ -16,7 +16,7 @@ from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
 from offsetstore.monitoring.dashboard.security import COOKIE, SESSION, Guard
-from offsetstore.monitoring.dashboard.views import group, groups, partition, runs
+from offsetstore.monitoring.dashboard.views import group, groups, letters, partition, runs
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -35,6 +35,7 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
             *group.ROUTES,
             *partition.ROUTES,
             *runs.ROUTES,
+            *letters.ROUTES,
             Route("/login", _ask, methods=["GET"]),
             Route("/login", _login, methods=["POST"]),
             Mount("/static", StaticFiles(packages=[("offsetstore.monitoring.dashboard", "static")])),

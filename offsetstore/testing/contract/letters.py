@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from offsetstore.protocol.database import Session
-    from offsetstore.protocol.letters import State
+    from offsetstore.protocol.letters import Letter, State
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
@@ -463,11 +463,70 @@ class LetterContract(ContractParts):
         assert sorted(str(letter.key) for letter in store.letters(GROUP, **chosen).letters) == found
 
     @pytest.mark.parametrize(
-        "wrong", [{"state": "alive"}, {"cause": "bad luck"}, {"limit": 0}, {"after": "x"}, {"after": "WzFd"}]
+        "wrong",
+        [
+            {"state": "alive"},
+            {"cause": "bad luck"},
+            {"limit": 0},
+            {"after": "x"},
+            {"after": "WzFd"},
+            {"within": 0},
+            {"within": 5, "contents": True},
+        ],
     )
     def test_a_list_that_cant_be_meant_is_refused(self, store: OffsetStore, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError):
             store.letters(GROUP, **wrong)
+
+    @pytest.mark.parametrize(
+        "chosen",
+        [
+            {},
+            {"partition": 1},
+            {"cause": "refused"},
+            {"state": "dead"},
+            {"state": ["dead", "discarded"], "partition": 0},
+        ],
+    )
+    @pytest.mark.parametrize(("within", "limit"), [(1, 2), (2, 1), (2, 2), (3, 1), (5, 2), (6, 100)])
+    def test_a_list_that_looks_at_some_letters_at_a_time_finds_them_all(
+        self, store: OffsetStore, five: Claim, chosen: dict[str, Any], within: int, limit: int
+    ) -> None:
+        store.request_replay(GROUP, at(2), reason=REASON)
+        store.discard(GROUP, at(4), reason=REASON)
+        seen: list[Letter] = []
+        after, looks = None, 0
+        while looks == 0 or after is not None:
+            page = store.letters(GROUP, **chosen, within=within, limit=limit, after=after)
+            assert len(page.letters) <= min(within, limit)
+            seen += page.letters
+            after, looks = page.next, looks + 1
+            assert looks <= 6
+
+        assert tuple(seen) == store.letters(GROUP, **chosen).letters
+
+    def test_counts_and_errors_can_be_bounded(self, store: OffsetStore, five: Claim) -> None:
+        store.discard(GROUP, at(4), reason=REASON)
+        assert store.letter_counts(GROUP, up_to=3) == {"dead": 3, "discarded": 1}
+        assert store.letter_counts(GROUP, up_to=9) == {"dead": 4, "discarded": 1}
+        assert store.letter_counts("nobody", up_to=3) == {}
+        newest = store.letters(GROUP, state="dead", limit=2).letters
+        errors = store.letter_errors(GROUP, within=2)
+        assert sum(one.count for one in errors) == 2
+        assert {one.example for one in errors} <= {one.key for one in newest}
+        assert store.letter_errors(GROUP, within=4) == store.letter_errors(GROUP)
+        for wrong in (lambda: store.letter_counts(GROUP, up_to=0), lambda: store.letter_errors(GROUP, within=0)):
+            with pytest.raises(ConfigurationError):
+                wrong()
+
+    @pytest.mark.behaviour("DASH-4")
+    def test_a_letter_can_be_read_without_its_contents(self, store: OffsetStore, five: Claim) -> None:
+        listed = {letter.key: letter for letter in store.letters(GROUP).letters}
+        for key, letter in listed.items():
+            assert store.letter(GROUP, *key, contents=False) == letter
+            assert store.letter(GROUP, *key[:2], contents=False) == letter
+        with pytest.raises(UnknownLetter):
+            store.letter(GROUP, P0, 3, contents=False)
 
     def test_letters_are_counted_by_state_and_the_open_ones_are_the_group_s(
         self, store: OffsetStore, five: Claim

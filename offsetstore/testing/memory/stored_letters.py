@@ -25,29 +25,50 @@ class StoredLetterMemory(LetterMemory):
     """See the module."""
 
     def letters(
-        self, group: str, which: LetterFilter, *, after: LetterCursor | None, limit: int, max_bytes: int | None
-    ) -> tuple[list[Letter], bool]:
-        with self._statement():
-            found = sorted(self._of(group, which), key=LetterCursor.of, reverse=True)
-        rest = [letter for letter in found if after is None or LetterCursor.of(letter) < after]
+        self,
+        group: str,
+        which: LetterFilter,
+        *,
+        after: LetterCursor | None,
+        limit: int,
+        max_bytes: int | None,
+        within: int | None = None,
+    ) -> tuple[list[Letter], LetterCursor | None]:
+        following = self._newest(group, which.states, after)
+        looked_at = following[:within]
+        rest = [letter for letter in looked_at if which.has(letter)]
         if max_bytes is None:
             page = [_without_contents(letter) for letter in rest[:limit]]
         else:
             page = _within(rest, limit, max_bytes)
-        return page, len(page) < len(rest)
+        if len(page) < len(rest):
+            return page, LetterCursor.of(page[-1])
+        is_end = within is None or len(looked_at) < within
+        return page, None if is_end else LetterCursor.of(looked_at[-1])
 
-    def letter(self, group: str, key: LetterKey) -> Letter | None:
+    def _newest(self, group: str, states: Collection[State], after: LetterCursor | None = None) -> list[Letter]:
         with self._statement():
-            return self._named(group, key)
+            found = sorted(self._of(group, LetterFilter(tuple(states))), key=LetterCursor.of, reverse=True)
+        return [letter for letter in found if after is None or LetterCursor.of(letter) < after]
 
-    def count_letters(self, group: str, states: Collection[State] = STATES) -> dict[State, int]:
+    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
         with self._statement():
-            return dict(Counter(letter.state for letter in self._of(group) if letter.state in states))
+            found = self._named(group, key)
+        return found if found is None or contents else _without_contents(found)
 
-    def letter_errors(self, group: str, which: LetterFilter, *, limit: int) -> list[ErrorGroup]:
+    def count_letters(
+        self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
+    ) -> dict[State, int]:
+        with self._statement():
+            found: dict[State, int] = dict(Counter(one.state for one in self._of(group) if one.state in states))
+        return found if up_to is None else {state: min(count, up_to) for state, count in found.items()}
+
+    def letter_errors(
+        self, group: str, which: LetterFilter, *, limit: int, within: int | None = None
+    ) -> list[ErrorGroup]:
         groups: dict[tuple[str | None, ...], list[Letter]] = {}
-        with self._statement():
-            for letter in self._of(group, which):
+        for letter in self._newest(group, which.states)[:within]:
+            if which.has(letter):
                 error = letter.error
                 place = (error.error_class, error.sqlstate, error.table, error.constraint, error.column)
                 groups.setdefault((letter.cause, *place), []).append(letter)

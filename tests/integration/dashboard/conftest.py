@@ -1,15 +1,23 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
+from offsetstore import OffsetStore
+from offsetstore.postgres.grants import grant_dashboard
+from offsetstore.postgres.schema import quoted
 from tests.support.browser import Pages, browse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser
+
+    from tests.integration.conftest import Query
+
+GROUP = "billing"
 
 
 @pytest.fixture(scope="module")  # not longer: asyncio.run fails while it is there, also in the tests of other files
@@ -26,3 +34,20 @@ def pages(browser: Browser) -> Iterator[Pages]:
     faults = opened.take_faults()
     opened.close()
     assert faults == []
+
+
+@pytest.fixture
+def reader_url(offsetstore_database: str, query: Query) -> Iterator[str]:
+    """The database, for a role that has what ``offsetstore grants --dashboard-role`` prints, and nothing else."""
+    role = f"reader_{uuid4().hex}"
+    query(f"CREATE ROLE {role} LOGIN")
+    for statement in grant_dashboard(role, schema="public"):
+        query(statement)
+    yield offsetstore_database.replace("postgres@", f"{role}@")
+    query(f"DROP OWNED BY {quoted(role)}; DROP ROLE {quoted(role)}")
+
+
+@pytest.fixture
+def reader(reader_url: str) -> Iterator[OffsetStore]:
+    with OffsetStore.connect(reader_url) as store:
+        yield store

@@ -591,7 +591,7 @@ def test_letters_of_a_key_stay_in_order_where_some_do_not_know_their_topic_s_id(
     session: Any = store.database.begin(name="by hand")
     letters = session._letter_changes().letters
     for offset in (1, 110):  # as they are if both kinds were written
-        letter = session.letter(GROUP, LetterKey(P0, offset, "payments-id"))
+        letter = session.letter(GROUP, LetterKey(P0, offset, "payments-id"), contents=True)
         letters |= {
             (GROUP, P0, offset, "payments-id"): None,
             (GROUP, P0, offset, ""): replace(letter, topic_id=""),

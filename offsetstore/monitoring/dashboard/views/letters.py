@@ -1,0 +1,160 @@
+"""A group's dead letters, without what they hold of their records: those columns are never asked for."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from offsetstore.errors import ConfigurationError, UnknownGroup, UnknownLetter
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, show
+from offsetstore.monitoring.dashboard.rendering import link
+from offsetstore.offsets import MAX_OFFSET, TopicPartition
+from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.stored_letters import CAUSES, STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from offsetstore.protocol.stored_letters import ErrorGroup
+
+ON_A_PAGE: Final = 50
+ERRORS: Final = 50
+WITHIN: Final = 5_000
+"""So many letters are counted, grouped, and searched for a filter at a time: a million take too long for a page."""
+
+_OF_ERRORS: Final = ("error_class", "sqlstate", "table", "constraint", "column")
+_MOST_PARTITIONS: Final = 2**31 - 1
+
+STATE_WORDS: Final = {
+    "dead": "not in the results",
+    "requested": "the job will put it into the results",
+    "replayed": "in the results",
+    "discarded": "given up",
+    "superseded": "a job has read the record again since",
+}
+
+
+def letters(request: Request) -> Response:
+    """Count them, group them by their errors, and list those that fit a filter."""
+    name, _lag = group_of(request)
+    store, query = dashboard_of(request).store, request.query_params
+    state = query.get("state", "open")
+    state = state if state in {*STATES, "all"} else "open"
+    filters = _filters(request)
+    try:
+        page = store.letters(
+            name,
+            state=OPEN if state == "open" else None if state == "all" else [one for one in STATES if one == state],
+            **filters,
+            after=query.get("after"),
+            limit=ON_A_PAGE,
+            within=WITHIN if filters else None,
+        )
+    except ConfigurationError as error:
+        raise HTTPException(400, error.what) from None
+    errors = store.letter_errors(name, limit=ERRORS, within=WITHIN)
+    same: dict[str, object] = {"group": name, "state": state, **filters}
+    return show(
+        request,
+        "letters.html",
+        group=name,
+        counts=store.letter_counts(name, up_to=WITHIN),
+        words=STATE_WORDS,
+        within=WITHIN,
+        errors=errors,
+        is_part=sum(one.count for one in errors) >= WITHIN,
+        link_of={one: _link_of(name, one) for one in errors},
+        letters=page.letters,
+        state=state,
+        states=("open", *STATES, "all"),
+        filters=filters,
+        of_errors={key: value for key, value in filters.items() if key not in {"topic", "partition"}},
+        newest=link("/letters", **same) if query.get("after") else None,
+        older=link("/letters", **same, after=page.next) if page.next else None,
+        without_error=link("/letters", group=name, state=state),
+        replay=shlex.join(["offsetstore", "dead-letters", "replay", "-g", name]),
+    )
+
+
+def letter(request: Request) -> Response:
+    """Show one, all but its contents."""
+    name, _lag = group_of(request)
+    query = request.query_params
+    topic = _plain(query.get("topic", ""))
+    partition, offset = _number(query.get("partition"), _MOST_PARTITIONS), _number(query.get("offset"), MAX_OFFSET)
+    if partition is None or offset is None:
+        raise HTTPException(400, "A letter is named by its topic, partition and offset.")
+    topic_id = query.get("topic_id")
+    try:
+        found = dashboard_of(request).store.letter(
+            name,
+            TopicPartition(topic, partition),
+            offset,
+            None if topic_id is None else _plain(topic_id),
+            contents=False,
+        )
+    except (UnknownLetter, UnknownGroup) as error:
+        raise HTTPException(404, error.what) from None
+    key = f"{topic}:{partition}:{offset}"
+    return show(
+        request,
+        "letter.html",
+        group=name,
+        letter=found,
+        words=STATE_WORDS,
+        command=shlex.join(["offsetstore", "dead-letters", "show", "-g", name, key]),
+    )
+
+
+def _filters(request: Request) -> dict[str, Any]:
+    """What of the request narrows the list: a blank field of the form does not, a blank part of an error does."""
+    query = request.query_params
+    found: dict[str, Any] = {}
+    if cause := query.get("cause"):
+        if cause not in CAUSES:
+            raise HTTPException(400, "A dead letter has no such cause.")
+        found["cause"] = cause
+    found |= {name: _plain(query[name]) for name in _OF_ERRORS if name in query}
+    if topic := query.get("topic", "").strip():
+        found["topic"] = _plain(topic)
+    if partition := query.get("partition", "").strip():
+        found["partition"] = _number(partition, _MOST_PARTITIONS)
+    return found
+
+
+def _link_of(group: str, error: ErrorGroup) -> Mapping[str, str]:
+    """Where its letters are, and the newest of them."""
+    which, (tp, offset, topic_id) = error.which, error.example
+    same = {name: getattr(which, name) for name in ("cause", *_OF_ERRORS)}
+    return {
+        "letters": link("/letters", group=group, **same),
+        "example": link(
+            "/letter", group=group, topic=tp.topic, partition=tp.partition, offset=offset, topic_id=topic_id
+        ),
+    }
+
+
+def _plain(text: str) -> str:
+    """PostgreSQL has no text with a NUL, so that nothing can have such a name."""
+    if "\0" in text:
+        raise HTTPException(400, "A name has no NUL in it.")
+    return text
+
+
+def _number(text: str | None, most: int) -> int | None:
+    try:
+        number = None if text is None else int(text)
+    except ValueError:
+        number = -1
+    if number is not None and not 0 <= number <= most:
+        raise HTTPException(400, "That is not the number of a partition, or an offset.")
+    return number
+
+
+ROUTES: Final = [Route("/letters", letters), Route("/letter", letter)]

@@ -1,0 +1,101 @@
+"""How the pages' queries find their rows among many, with the dashboard's role: by an index, and a bounded number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import text
+
+from offsetstore.monitoring.dashboard.views.letters import ON_A_PAGE, WITHIN
+from offsetstore.postgres import stored_letters
+from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.stored_letters import STATES
+from offsetstore.store.sessions import transaction
+from tests.integration.dashboard.conftest import GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from offsetstore import OffsetStore
+    from tests.integration.conftest import Query
+
+pytestmark = pytest.mark.behaviour("DASH-1")
+
+MANY = 50_000
+
+
+@pytest.fixture
+def crowded(query: Query, reader: OffsetStore) -> OffsetStore:
+    """Two groups with 50,000 letters each, of which one in ten is settled; all of one constraint, but for the oldest."""
+    query(f"""
+        INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, error_class,
+                                  constraint_name, attempts, created_at)
+        SELECT g, 'payments', n % 10, n, CASE n % 10 WHEN 0 THEN 'replayed' WHEN 1 THEN 'requested' ELSE 'dead' END,
+               'refused', 'kept', 'RowsRefused', CASE WHEN n = 2 THEN 'rare' ELSE 'common' END, 1,
+               TIMESTAMPTZ '2025-03-01 00:00Z' + n * INTERVAL '1 second'
+        FROM generate_series(1, {MANY}) AS n, (VALUES ('{GROUP}'), ('another')) AS groups (g)
+    """)
+    query("ANALYZE dead_letters")
+    return reader
+
+
+def explain(store: OffsetStore, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+    """The steps that PostgreSQL took for it."""
+    explained = text("EXPLAIN (ANALYZE, FORMAT JSON) " + statement.replace("{s}", ""))
+    with transaction(store.database, name="explain") as session:
+        [found] = session.connection.execute(explained, values).scalar_one()
+    return list(nodes(found["Plan"]))
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def of(*states: str, **chosen: object) -> dict[str, object]:
+    names = ("cause", "topic", "partition", "error_class", "sqlstate", "table", "constraint", "column")
+    after = ("after_at", "after_topic", "after_partition", "after_offset", "after_topic_id")
+    fixed = {"group": GROUP, "states": list(states), "limit": ON_A_PAGE, "within": WITHIN, "up_to": WITHIN}
+    return {**dict.fromkeys((*names, *after)), **fixed, **chosen}
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        (stored_letters.COUNT_LETTERS_UP_TO, of(*STATES)),
+        (stored_letters.LETTER_ERRORS_WITHIN, of(*OPEN)),
+        (stored_letters.LIST_LETTERS_WITHIN, of(*OPEN, constraint="rare")),
+        (stored_letters.LIST_LETTERS_WITHIN, of(*STATES, topic="payments", partition=3)),
+    ],
+    ids=["counts", "errors", "a rare error", "a partition"],
+)
+def test_a_query_about_letters_looks_at_so_many_of_each_state_and_no_more(
+    crowded: OffsetStore, statement: str, values: dict[str, Any]
+) -> None:
+    scans = [node for node in explain(crowded, statement, values) if node.get("Relation Name") == "dead_letters"]
+
+    assert {node.get("Index Name") for node in scans} == {"dead_letters_list_idx"}
+    read = sum(node["Actual Rows"] * node["Actual Loops"] for node in scans)
+    assert 0 < read <= (WITHIN + 2) * len(values["states"])
+
+
+def test_one_letter_is_found_by_its_key(crowded: OffsetStore) -> None:
+    key = {"topics": ["payments"], "partitions": [3], "offsets": [13], "topic_ids": [None]}
+    steps = explain(crowded, stored_letters.LETTER, {"group": GROUP, **key})
+    scans = [node for node in steps if node.get("Relation Name") == "dead_letters"]
+
+    assert {node.get("Index Name") for node in scans} == {"dead_letters_pkey"}
+    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 2
+
+
+def test_a_rare_error_is_found_in_the_end(crowded: OffsetStore) -> None:
+    after, looks = None, 0
+    while True:
+        page = crowded.letters(GROUP, state="dead", constraint="rare", after=after, within=WITHIN)
+        after, looks = page.next, looks + 1
+        if page.letters or after is None:
+            break
+    assert [letter.offset for letter in page.letters] == [2]
+    assert looks == MANY * 8 // 10 // WITHIN

@@ -1,0 +1,218 @@
+"""Dead letters: counted, grouped by their errors, listed in pages, and shown one by one, without their contents."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
+from offsetstore.monitoring.dashboard.views import letters as view
+from offsetstore.protocol.letters import NewLetter, Payload
+from tests.unit.monitoring.dashboard.conftest import P0, P1, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import httpx
+
+    from offsetstore import OffsetStore
+    from offsetstore.monitoring.dashboard.serving import DashboardServer
+
+pytestmark = pytest.mark.behaviour("DASH-1")
+
+CHECK = LetterError("RowsRefused", "a text with SECRET", "23514", "public.payments", "positive", "amount")
+PARSE = LetterError("ValueError", "another SECRET", traceback="line 1 SECRET")
+RECORD = Payload(b"SECRET", b"SECRET", (("SECRET", b"SECRET"),), 0, 0)
+
+
+def dead(offset: int, tp: TopicPartition = P0, error: LetterError = CHECK) -> NewLetter:
+    return NewLetter(tp, offset, "refused" if error == CHECK else "rejected", error, 2, None, RECORD)
+
+
+def give_up(store: OffsetStore, letters: Iterable[NewLetter], group: str = "billing") -> None:
+    """Let a job pass ten records of each partition, with these letters."""
+    kept = list(letters)
+    ranges = {tp: OffsetRange(0, 10) for tp in {letter.topic_partition for letter in kept}}
+    claim = store.claim(group, topics=sorted({tp.topic for tp in ranges}), mirror_every=None)
+    with store.transaction(claim) as tx:
+        tx.lock(ranges)
+        tx.write_letters(kept)
+        tx.advance(ranges)
+
+
+@pytest.fixture
+def some(store: OffsetStore, server: DashboardServer) -> None:
+    """Three letters with one error, of which one is to be replayed, and one that is settled."""
+    give_up(store, [dead(2), dead(4), dead(6), dead(1, P1, PARSE), dead(3, P1, PARSE)])
+    store.request_replay("billing", LetterKey(P0, 4), reason="ticket 17", actor="ana")
+    store.discard("billing", LetterKey(P1, 1), reason="a test", actor="ben")
+    server.snapshots.take()
+
+
+def listed(answer: httpx.Response) -> list[str]:
+    """The letters of the list."""
+    assert answer.status_code == 200, answer.text
+    _before, _, body = answer.text.partition('id="letters"')
+    return re.findall(r'<th scope="row"><a [^>]*>([^<]*)</a>', body)
+
+
+@pytest.mark.usefixtures("some")
+def test_letters_are_counted_and_grouped_by_what_went_wrong(client: httpx.Client) -> None:
+    page = text_of(client.get("/letters", params={"group": "billing"}))
+
+    for text in ("3 dead", "1 requested", "1 discarded"):
+        assert text in page
+    assert "The errors of all open letters." in page
+    assert "3 refused RowsRefused 23514 public.payments positive amount" in page
+    assert "1 rejected ValueError - - - -" in page
+
+
+@pytest.mark.usefixtures("some")
+def test_an_error_leads_to_its_letters_and_to_one_of_them(client: httpx.Client) -> None:
+    page = client.get("/letters", params={"group": "billing"}).text
+    links = [html.unescape(one) for one in re.findall(r'href="(/letters?\?[^"]*)"', page)]
+
+    [of_error] = [one for one in links if "constraint=positive" in one]
+    found = client.get(of_error)
+    assert sorted(listed(found)) == ["payments:0:2", "payments:0:4", "payments:0:6"]
+    assert "Only letters with cause refused , error class RowsRefused" in text_of(found)
+    [other] = [one for one in links if "sqlstate=&" in one]
+    assert listed(client.get(other)) == ["payments:1:3"]
+    assert "settled" not in text_of(client.get(next(one for one in links if one.startswith("/letter?"))))
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({}, ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:3"]),
+        ({"state": "requested"}, ["payments:0:4"]),
+        ({"state": "discarded"}, ["payments:1:1"]),
+        ({"state": "all", "partition": "1"}, ["payments:1:1", "payments:1:3"]),
+        ({"topic": "payments", "partition": "1"}, ["payments:1:3"]),
+        ({"topic": "", "partition": ""}, ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:3"]),
+        ({"topic": "refunds"}, []),
+        ({"cause": "rejected"}, ["payments:1:3"]),
+        ({"state": "no such state", "sqlstate": ""}, ["payments:1:3"]),
+    ],
+)
+def test_the_list_is_filtered(client: httpx.Client, asked: dict[str, str], found: list[str]) -> None:
+    assert sorted(listed(client.get("/letters", params={"group": "billing", **asked}))) == found
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("/letters", {"partition": "-1"}),
+        ("/letters", {"partition": "9" * 5000}),
+        ("/letters", {"partition": str(2**31)}),
+        ("/letters", {"topic": "a\0b"}),
+        ("/letters", {"sqlstate": "\0"}),
+        ("/letters", {"cause": "bad luck"}),
+        ("/letters", {"after": "x"}),
+        ("/letter", {"topic": "payments", "partition": "0"}),
+        ("/letter", {"topic": "payments", "partition": "x", "offset": "2"}),
+        ("/letter", {"topic": "payments", "partition": "0", "offset": str(2**63)}),
+        ("/letter", {"topic": "\0", "partition": "0", "offset": "2"}),
+        ("/letter", {"topic": "payments", "partition": "0", "offset": "2", "topic_id": "\0"}),
+    ],
+)
+def test_what_cant_be_meant_is_refused(client: httpx.Client, path: str, wrong: dict[str, str]) -> None:
+    assert client.get(path, params={"group": "billing", **wrong}).status_code == 400
+
+
+@pytest.mark.parametrize("asked", [{}, {"partition": "0"}])
+def test_a_long_list_comes_in_pages(
+    store: OffsetStore,
+    server: DashboardServer,
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, str],
+) -> None:
+    monkeypatch.setattr(view, "ON_A_PAGE", 2)
+    monkeypatch.setattr(view, "WITHIN", 3)
+    give_up(store, [dead(offset) for offset in (1, 2, 3, 4, 5)])
+    server.snapshots.take()
+    seen: list[str] = []
+    answer = client.get("/letters", params={"group": "billing", **asked})
+    assert "3+ dead" in text_of(answer)
+    assert "The errors of the newest 3 open letters." in text_of(answer)
+    assert ">Newest<" not in answer.text
+    while True:
+        seen += listed(answer)
+        older = re.search(r'rel="next" href="([^"]*)"', answer.text)
+        if older is None:
+            break
+        answer = client.get(html.unescape(older[1]))
+        assert ">Newest<" in answer.text
+    assert seen == [f"payments:0:{offset}" for offset in (5, 4, 3, 2, 1)]
+
+
+def test_a_filter_that_nothing_recent_fits_can_be_continued(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "WITHIN", 2)
+    give_up(store, [dead(1, P0), dead(1, P1), dead(2, P1), dead(3, P1)])
+    server.snapshots.take()
+    first = client.get("/letters", params={"group": "billing", "partition": "0"})
+    newest_two_are_others = listed(first) == []
+    if newest_two_are_others:
+        assert "None of the 2 letters that were looked at is such a one" in text_of(first)
+    older = re.search(r'rel="next" href="([^"]*)"', first.text)
+    assert older is not None
+    both = [*listed(first), *listed(client.get(html.unescape(older[1])))]
+    assert both == ["payments:0:1"]
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.behaviour("DASH-4")
+def test_one_letter_is_shown_without_its_contents_and_how_to_see_them(client: httpx.Client) -> None:
+    place = {"group": "billing", "topic": "payments", "partition": "1", "offset": "1"}
+    answer = client.get("/letter", params=place)
+    page = text_of(answer)
+
+    assert "Dead letter payments:1:1" in page
+    assert "discarded: given up" in page
+    assert "Decided by ben Reason a test" in page
+    assert "offsetstore dead-letters show -g billing payments:1:1" in page
+    for address in ("/letter", "/letters"):
+        for state in ("open", "all"):
+            assert "SECRET" not in client.get(address, params={**place, "state": state}).text
+    assert client.get("/letter", params={**place, "offset": "7"}).status_code == 404
+    assert client.get("/letter", params={**place, "topic_id": "another"}).status_code == 404
+
+
+@pytest.mark.behaviour("DASH-4")
+def test_names_are_shown_inert(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
+    odd = "<script>alert(1)</script>\u202eevil"
+    group, topic = f"g{odd}", TopicPartition(odd.ljust(249, "x"), 0)
+    error = replace(CHECK, error_class=odd, sqlstate=odd, table=odd, constraint=odd, column=odd)
+    give_up(store, [dead(2, topic, error)], group)
+    store.discard(group, LetterKey(topic, 2), reason=odd, actor=odd)
+    server.snapshots.take()
+    place = {"group": group, "topic": topic.topic, "partition": 0, "offset": 2}
+    pages = [
+        client.get("/letter", params=place),
+        client.get("/letters", params={"group": group, "state": "all"}),
+        client.get("/letters", params={"group": group, "state": "all", "constraint": odd, "error_class": odd}),
+    ]
+    for page in pages:
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
+        assert "\u202e" not in re.sub(r'value="[^"]*"', "", page.text)
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202eevil" in page.text
+    assert listed(pages[2]) == [f"&lt;script&gt;alert(1)&lt;/script&gt;\\u202e{'evil'.ljust(249 - 26, 'x')}:0:2"]
+
+
+def test_a_group_without_letters_says_how_to_have_them(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client
+) -> None:
+    store.claim("billing", topics=["payments"], mirror_every=None)
+    server.snapshots.take()
+    assert "dead_letters=DeadLetters()" in text_of(client.get("/letters", params={"group": "billing"}))
+    assert client.get("/letters", params={"group": "shipping"}).status_code == 404
