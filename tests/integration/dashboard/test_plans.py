@@ -27,7 +27,7 @@ MANY = 50_000
 
 @pytest.fixture
 def crowded(query: Query, reader: OffsetStore) -> OffsetStore:
-    """Two groups with 50,000 letters each, of which one in ten is settled; all of one constraint, but for the oldest."""
+    """Two groups with 50,000 letters each, of which one in ten is settled; all of one constraint but the oldest."""
     query(f"""
         INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, error_class,
                                   constraint_name, attempts, created_at)

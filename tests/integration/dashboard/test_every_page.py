@@ -1,0 +1,84 @@
+"""Pages are for everyone, in light and dark, narrow and wide: axe-core finds nothing, Tab reaches all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import pytest
+
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.testing import InMemoryOffsetStore
+from tests.support import furnished
+from tests.support.browser import axe, screenshot
+from tests.support.keyboard import unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.browser import Pages, Scheme
+
+pytestmark = pytest.mark.needs_program("chromium")
+
+ODD: Final = quote(furnished.ODD)
+PAGES: Final = {
+    "groups": "",
+    "groups-none-found": "?q=no+such+group",
+    "group": "group?group=billing",
+    "group-paused": "group?group=shipping",
+    "group-odd": f"group?group={ODD}",
+    "partition": "partition?group=billing&topic=payments&partition=0",
+    "runs": "runs?group=billing",
+    "runs-odd": f"runs?group={ODD}",
+    "letters": "letters?group=billing",
+    "letters-none": "letters?group=shipping",
+    "letter": "letter?group=billing&topic=payments&partition=0&offset=3",
+    "history": f"history?group={ODD}",
+    "store": "store",
+    "login": "login",
+}
+VIEWS: Final[list[tuple[Scheme, int]]] = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    kafka = furnished.broker()
+    with InMemoryOffsetStore() as store:
+        furnished.furnish(store, kafka)
+        with DashboardServer(store, kafka, Settings(port=0)) as server:
+            server.snapshots.take()
+            yield server.url
+
+
+@pytest.mark.behaviour("DASH-4", "DASH-5")
+@pytest.mark.parametrize("name", PAGES)
+def test_everyone_can_use_it(name: str, url: str, pages: Pages) -> None:
+    for scheme, width in VIEWS:
+        page = pages.open(url + PAGES[name], width=width, scheme=scheme)
+        screenshot(page, name)
+        assert axe(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (scheme, width)
+        assert "SECRET" not in page.content()
+    assert unreachable(page) == []
+
+
+@pytest.mark.behaviour("DASH-5")
+def test_a_page_that_there_is_not_can_be_left(url: str, pages: Pages) -> None:
+    for address in ("group?group=nobody", "nowhere"):
+        page = pages.open(url + address, scheme="dark", width=360)
+        assert axe(page) == []
+        assert unreachable(page) == []
+        page.get_by_role("link", name="All groups").click()
+        assert page.url == url
+    assert all("404" in fault for fault in pages.take_faults())
+
+
+@pytest.mark.behaviour("DASH-5")
+def test_a_store_without_groups_says_what_to_do(pages: Pages) -> None:
+    with (
+        InMemoryOffsetStore() as store,
+        DashboardServer(store, furnished.broker(), Settings(port=0)) as server,
+    ):
+        page = pages.open(server.url)
+        assert axe(page) == []
+        assert "No group has been claimed yet" in page.inner_text("main")
