@@ -22,7 +22,12 @@ def _name_or_none(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--role", required=True, callback=names, metavar="ROLE", help="The job's role, which does not own the tables."
 )
-@click.option("--dashboard-role", callback=_name_or_none, metavar="ROLE", help="Another role, which may only read.")
+@click.option(
+    "--dashboard-role",
+    callback=_name_or_none,
+    metavar="ROLE",
+    help="Another role, which may only read, and write samples.",
+)
 @click.option(
     "--schema",
     default="public",

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from offsetstore.postgres.errors import needing, translated
 from offsetstore.protocol.samples import RINGS, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from offsetstore.postgres.together import Result
     from offsetstore.protocol.samples import Selection
 
 _RINGS: Final = ", ".join(f"({ring.seconds}, {ring.slots})" for ring in RINGS)
@@ -45,6 +47,9 @@ SET at = excluded.at, stored = excluded.stored, log_end = excluded.log_end,
     memory = excluded.memory, epoch = excluded.epoch
 WHERE excluded.at > s.at OR NOT {_IS_SAME}
 """  # noqa: S608 - constants alone
+
+# PostgreSQL expects a thousand windows, and would compile the statement for longer than it runs.
+NO_JIT: Final = "SET LOCAL jit = off"
 
 # A look into the key for each window, so that neither the size of the rings nor the number of groups matters.
 SAMPLES: Final = f"""
@@ -85,40 +90,44 @@ class SampleStatements:
 
     _rows: Callable[..., list[Any]]
     _run: Callable[..., int]
+    _send_together: Callable[..., list[Result]]
 
     def record_samples(self, samples: Mapping[str, Sample]) -> None:
         if not samples:
             return
         all_ = samples.values()
-        self._run(
-            RECORD_SAMPLES,
-            groups=list(samples),
-            ats=[one.at for one in all_],
-            stored=[one.stored for one in all_],
-            log_ends=[one.log_end for one in all_],
-            lags=[one.lag for one in all_],
-            lag_seconds=[one.lag_seconds for one in all_],
-            headrooms=[one.headroom for one in all_],
-            batches=[one.batches for one in all_],
-            batch_seconds=[one.batch_seconds for one in all_],
-            rows=[one.rows for one in all_],
-            memories=[one.memory for one in all_],
-            epochs=[one.epoch for one in all_],
-        )
+        with needing("write samples"):
+            self._run(
+                RECORD_SAMPLES,
+                groups=list(samples),
+                ats=[one.at for one in all_],
+                stored=[one.stored for one in all_],
+                log_ends=[one.log_end for one in all_],
+                lags=[one.lag for one in all_],
+                lag_seconds=[one.lag_seconds for one in all_],
+                headrooms=[one.headroom for one in all_],
+                batches=[one.batches for one in all_],
+                batch_seconds=[one.batch_seconds for one in all_],
+                rows=[one.rows for one in all_],
+                memories=[one.memory for one in all_],
+                epochs=[one.epoch for one in all_],
+            )
 
     def samples(self, groups: Collection[str], selection: Selection) -> dict[str, list[Sample]]:
         found: dict[str, list[Sample]] = {group: [] for group in groups}
-        rows = self._rows(
-            SAMPLES,
-            groups=list(found),
-            resolution=selection.ring.seconds,
-            slots=selection.ring.slots,
-            step=selection.step,
-            every=selection.ring.seconds * selection.step,
-            windows=selection.windows,
-            span=selection.span,
-        )
-        for row in rows:
+        with translated():
+            _, result = self._send_together(
+                NO_JIT,
+                SAMPLES,
+                groups=list(found),
+                resolution=selection.ring.seconds,
+                slots=selection.ring.slots,
+                step=selection.step,
+                every=selection.ring.seconds * selection.step,
+                windows=selection.windows,
+                span=selection.span,
+            )
+        for row in result.rows:
             found[row.consumer_group].append(
                 Sample(
                     at=row.at,

@@ -13,6 +13,7 @@ import pytest
 
 from offsetstore.errors import ConfigurationError, OffsetGap, StaleClaim
 from offsetstore.offsets import OffsetRange
+from offsetstore.protocol.database import LastRun
 from offsetstore.protocol.events import (
     BatchFailed,
     BatchStarted,
@@ -218,6 +219,26 @@ class RunContract(ContractParts):
         assert abs(datetime.now(UTC) - since) < timedelta(seconds=60)
         store.reset(GROUP, {P0: 3}, reason="ticket 17")
         assert batches() == {}
+
+    @pytest.mark.behaviour("OPS-5")
+    def test_an_overview_has_the_run_of_the_last_claim_also_when_it_has_ended(
+        self, store: OffsetStore, broker: StaticBroker
+    ) -> None:
+        def runs() -> Mapping[str, LastRun]:
+            return read(store.database, lambda session: session.overview(None)).runs
+
+        store.claim(GROUP, broker, mirror_every=None)
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        store.claim("other", broker, mirror_every=None)
+        assert runs() == dict.fromkeys((GROUP, "other"), LastRun(None, None, {}, None))
+        claim.close()
+        write(store, claim, RunStatus(counters={"written": 3, "letters": 1}, memory=2**40))
+        assert runs()[GROUP] == LastRun(None, None, {"written": 3, "letters": 1}, 2**40)
+        with transaction(store.database, name="test") as session:
+            session.write_run(GROUP, claim.token, RunStatus(), "failed")
+        assert runs()[GROUP] == LastRun(None, "failed", {}, None)
+        store.reset(GROUP, {P0: 3}, reason="ticket 17")
+        assert list(runs()) == ["other"]
 
     def test_what_is_read_can_be_limited(self, store: OffsetStore, broker: StaticBroker) -> None:
         claims = [store.claim(GROUP, broker, mirror_every=None) for _ in range(3)]

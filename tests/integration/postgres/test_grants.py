@@ -195,7 +195,7 @@ def test_only_the_owner_deletes_a_group_and_another_role_fences_no_job(deploy: D
         for is_plan in (True, False):
             with pytest.raises(MissingPrivilege, match="may not delete a group") as caught:
                 store.delete_group(GROUP, reason="ticket 17", dry_run=is_plan, takeover="fence")
-            assert caught.value.found == "no DELETE on kafka_partitions, batch_marks, dead_letters"
+            assert caught.value.found == "no DELETE on kafka_partitions, batch_marks, dead_letters, samples"
         with store.transaction(claim) as tx:
             tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
 
@@ -220,6 +220,23 @@ def test_a_dashboard_lists_letters_and_reads_none(deploy: Deploy) -> None:
             dashboard.letter(GROUP, P0, 1)
         with pytest.raises(MissingPrivilege):
             dashboard.letters(GROUP, contents=True)
+
+
+@pytest.mark.behaviour("DASH-1", "OPS-8")
+def test_a_dashboard_records_samples_and_a_job_takes_them_along_to_a_new_name(deploy: Deploy) -> None:
+    hour = timedelta(hours=1)
+    with deploy.store() as store, OffsetStore.connect(deploy.url_of("reader"), schema=deploy.schema) as dashboard:
+        store.claim(GROUP, broker()).close()
+        dashboard.record_samples(dashboard.lag(None, broker()))
+        lag = dashboard.lag(None, broker())
+        dashboard.record_samples(lag)
+        with pytest.raises(MissingPrivilege):
+            store.record_samples(lag)
+        kept = dashboard.samples([GROUP], hour)[GROUP]
+        assert kept[-1].at == lag.store.at
+        store.rename_group(GROUP, "invoicing", reason="its new name")
+
+        assert store.samples([GROUP, "invoicing"], hour) == {GROUP: [], "invoicing": kept}
 
 
 @pytest.mark.behaviour("DLQ-2")
@@ -257,11 +274,12 @@ def test_the_jobs_role_makes_and_drops_its_staging_tables(deploy: Deploy) -> Non
 
 
 @pytest.mark.behaviour("OPS-8")
-def test_a_dashboards_role_reads_and_no_more(deploy: Deploy) -> None:
+def test_a_dashboards_role_reads_and_writes_only_samples(deploy: Deploy) -> None:
     with deploy.connect("reader") as connection:
         for table in metadata.tables:
             connection.execute(f"SELECT {'state' if table == 'dead_letters' else '*'} FROM {table}".encode())
             assert is_refused(deploy, "reader", f"DELETE FROM {table}")
+            assert table == "samples" or is_refused(deploy, "reader", f"INSERT INTO {table} DEFAULT VALUES")
     for hidden in ("key", "value", "headers", "error_text", "traceback"):
         assert is_refused(deploy, "reader", f"SELECT {hidden} FROM dead_letters")
     assert is_refused(deploy, "reader", "CREATE TABLE offsetstore_staging.mine (id bigint)")

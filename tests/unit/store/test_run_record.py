@@ -16,8 +16,11 @@ from offsetstore.errors import MissingPrivilege, StaleClaim
 from offsetstore.offsets import OffsetRange, Token, TopicPartition
 from offsetstore.protocol.events import (
     BatchFailed,
+    BatchKept,
+    BatchSkipped,
     BatchStarted,
     BatchWritten,
+    BufferFlushed,
     ClaimLost,
     MirrorCopied,
     MirrorFailed,
@@ -199,3 +202,19 @@ def test_one_save_follows_the_other_and_does_not_wait_for_ever(
         hanging.result(20)
     record.save(tables.begin, is_over=True)
     assert [ending for _, ending in tables.runs] == [None, "closed"]
+
+
+def test_the_time_of_a_batch_is_counted_once_whenever_it_is_flushed(record: RunRecord, tables: Tables) -> None:
+    record.on(BatchKept(group="billing", batch=1, ranges=RANGES, rows={"": 1}, seconds={"compute": 0.5}))
+    record.on(BatchSkipped(group="billing", batch=2, ranges=RANGES))
+    record.on(
+        BufferFlushed(
+            group="billing", batches=(1, 1), ranges=RANGES, rows={"": 1}, seconds={"write": 1, "commit": 0.25}
+        )
+    )
+    record.on(BatchWritten(group="billing", batch=3, ranges=RANGES, rows={"": 1}, seconds={"write": 0.0104}))
+    record.save(tables.begin)
+
+    [(status, _)] = tables.runs
+    assert status.counters["batch_milliseconds"] == 1_760
+    assert (status.counters["written"], status.counters["kept"], status.counters["rows"]) == (1, 1, 2)

@@ -1,0 +1,154 @@
+"""Samples on PostgreSQL: how large they get, how they are read, and that no writer blocks a rename for good."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from offsetstore.postgres import samples as sql
+from offsetstore.protocol.samples import RINGS, Selection
+from offsetstore.testing import StaticBroker
+from tests.integration.transacting import GROUP
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from offsetstore import Lag, OffsetStore
+    from tests.integration.conftest import Query
+
+GROUPS = [f"group-{number:03}" for number in range(200)]
+
+FILL = """
+INSERT INTO samples (consumer_group, resolution, slot, at, stored, epoch)
+SELECT 'group-' || lpad(CAST(g AS text), 3, '0'), {seconds},
+       mod(CAST(floor(extract(epoch FROM t.at) / {seconds}) AS bigint), {slots}), t.at, s, 1
+FROM (SELECT clock_timestamp() AS now) AS clock, generate_series(0, {slots} - 1) AS s, generate_series(0, 199) AS g,
+     LATERAL (SELECT clock.now - s * interval '{seconds} s' AS at) AS t
+"""
+
+
+def after(lag: Lag, seconds: float) -> Lag:
+    return replace(lag, store=replace(lag.store, at=lag.store.at + timedelta(seconds=seconds)))
+
+
+def measured(store: OffsetStore, groups: Sequence[str]) -> Lag:
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    for group in groups:
+        store.claim(group, broker, mirror_every=None).close()
+    return store.lag(None, broker)
+
+
+@pytest.mark.behaviour("DASH-1")
+def test_the_table_stays_as_large_as_it_is_once_a_ring_is_full(store: OffsetStore, query: Query) -> None:
+    lag = measured(store, GROUPS[:20])
+
+    def counts() -> list[tuple[object, ...]]:
+        return query("SELECT resolution, count(*) FROM samples GROUP BY 1 ORDER BY 1")
+
+    for number in range(360):
+        store.record_samples(after(lag, 10 * number))
+    assert counts()[0] == (10, 360 * 20)
+    [(size,)] = query("SELECT pg_relation_size('samples')")
+    for number in range(360, 540):
+        store.record_samples(after(lag, 10 * number))
+
+    assert counts()[0] == (10, 360 * 20)
+    [(after_half_a_round,)] = query("SELECT pg_relation_size('samples')")
+    assert isinstance(size, int)
+    assert isinstance(after_half_a_round, int)
+    assert after_half_a_round < size * 1.2, "room for the thirty new slots of a minute, and no more"
+
+
+@pytest.mark.behaviour("DASH-1")
+def test_a_sample_is_a_hot_update(store: OffsetStore, query: Query) -> None:
+    """It touches no index, so that the table needs no vacuum to stay small."""
+    lag = measured(store, GROUPS[:50])
+    for number in range(20):
+        store.record_samples(after(lag, number / 1_000))
+    store.close()  # a server process hands in its figures when it ends
+
+    # One row of a page may have to leave it, once.
+    figures = "SELECT n_tup_ins + n_tup_upd >= 20 * 3 * 50, n_tup_hot_upd >= 0.99 * n_tup_upd"
+    wait_until(lambda: query(f"{figures} FROM pg_stat_user_tables WHERE relname = 'samples'") == [(True, True)])
+
+
+@pytest.mark.behaviour("DASH-1")
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_samples_are_read_by_the_key_however_many_there_are(
+    store: OffsetStore, query: Query, *, is_analyzed: bool
+) -> None:
+    for ring in RINGS:
+        query(FILL.format(seconds=ring.seconds, slots=ring.slots))
+    if is_analyzed:
+        query("ANALYZE samples")
+    for span in (ring.span for ring in RINGS):
+        for points in (None, 60):
+            chosen = Selection.of(span, points)
+            values: dict[str, object] = {
+                "groups": GROUPS[:50],
+                "resolution": chosen.ring.seconds,
+                "slots": chosen.ring.slots,
+                "step": chosen.step,
+                "every": chosen.ring.seconds * chosen.step,
+                "windows": chosen.windows,
+                "span": chosen.span,
+            }
+            assert set(scans(store, sql.SAMPLES, values)) == {"Index Scan"}
+        found = store.samples(GROUPS[:50], span, points=60)
+        assert {len(samples) for samples in found.values()} <= {chosen.windows, chosen.windows - 1}
+    for statement in (sql.LOCK_SAMPLES, sql.RENAME_SAMPLES):
+        found_scans = scans(store, statement, {"group": GROUPS[7], "new": "new"})
+        assert found_scans
+        assert "Seq Scan" not in found_scans
+    assert [len(found) for found in store.samples(GROUPS[:1], RINGS[-1].span).values()] in ([1487], [1488])
+
+
+def scans(store: OffsetStore, statement: str, values: dict[str, object]) -> list[str]:
+    """How PostgreSQL reads the samples."""
+    session = store.database.begin(name="explain")
+    explained = text("EXPLAIN (FORMAT JSON) " + statement.replace("{s}", ""))
+    [plan] = session.connection.execute(explained, values).scalar_one()
+    session.rollback()
+    return [
+        node["Node Type"]
+        for node in nodes(plan["Plan"])
+        if node.get("Relation Name") == "samples" and "Scan" in node["Node Type"]
+    ]
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+@pytest.mark.behaviour("DASH-1")
+@pytest.mark.parametrize("decision", ["rename", "delete"])
+def test_who_records_and_who_renames_or_deletes_lock_the_rows_in_one_order(
+    store: OffsetStore, query: Query, offsetstore_database: str, decision: str
+) -> None:
+    lag = measured(store, [GROUP])
+    middle = datetime.fromtimestamp(lag.store.at.timestamp() // 3600 * 3600 - 1800, UTC)  # slot 180
+    for seconds in (20, 10, 0):
+        store.record_samples(replace(lag, store=replace(lag.store, at=middle + timedelta(seconds=seconds))))
+    query("ANALYZE samples")  # so that the table is read as it lies there, the latest slot first
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype IN ('tuple', 'transactionid') AND NOT granted"
+
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(offsetstore_database) as writer:
+        writer.execute("SELECT FROM samples WHERE resolution = 10 AND slot = 180 FOR UPDATE")
+        if decision == "rename":
+            done = pool.submit(store.rename_group, GROUP, "new", reason="ticket 17")
+        else:
+            done = pool.submit(store.delete_group, GROUP, reason="ticket 17")
+        wait_until(lambda: query(waiting) != [(0,)])
+        writer.execute("SELECT FROM samples ORDER BY resolution, slot FOR UPDATE")
+        writer.commit()
+        assert done.result(60).executed
+    assert len(store.samples(["new"], timedelta(hours=2))["new"]) == (decision == "rename")
