@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -56,10 +57,12 @@ class SampleContract(ContractParts):
         )
         claim.close()
         broker.set_log(P1, 10, 100)
+        broker.records[P2] = dict.fromkeys(range(100), int(time.time() * 1000) - 600_000)
         lag = store.lag(None, broker)
         store.record_samples(lag)
 
         run = store.runs(GROUP)[-1]
+        assert (lag.groups[GROUP].seconds or 0) >= 599
         expected = Sample(
             at=lag.store.at,
             stored=70,
@@ -118,7 +121,7 @@ class SampleContract(ContractParts):
         assert {after.at - before.at for before, after in pairwise(hour)} == {10 * SECOND}
         assert {one.lag for one in hour} == {200}, "nothing of what was there"
         assert 60 <= len(store.samples([GROUP], DAY)[GROUP]) <= 62
-        assert 2 <= len(store.samples([GROUP], MONTH)[GROUP]) <= 3
+        assert 3 <= len(store.samples([GROUP], MONTH)[GROUP]) <= 4
 
     @pytest.mark.behaviour("DASH-1")
     def test_the_finest_ring_that_covers_the_span_is_read_and_nothing_before_it(
@@ -154,8 +157,9 @@ class SampleContract(ContractParts):
             store.record_samples(replace(lag, store=replace(lag.store, at=at)))
 
         half = store.samples([GROUP], HOUR / 2, points=points)[GROUP]
-        assert min(points, 120) / 4 <= len(half) <= points
+        assert len(half) <= points
         if points > 1:  # the only window may have begun since
+            assert len(half) >= min(points, 120) / 4
             assert half[-1].at == times[-1]
             assert half[0].at < times[0] + HOUR / 4
         assert [one.at for one in half] == sorted({one.at for one in half} & set(times))

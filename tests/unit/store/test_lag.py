@@ -213,3 +213,23 @@ def test_a_topic_that_was_created_anew_has_no_lag_and_says_so(store: InMemoryOff
     assert (topic.records, topic.seconds) == (None, None)
     assert isinstance(topic.error, TopicRecreated)
     assert store.lag(None, broker).groups["billing"].topics["refunds"].records == 3
+
+
+@pytest.mark.behaviour("DASH-1")
+def test_a_sample_is_of_what_is_stored_and_has_no_more_than_is_known(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    store.reset("billing", {P0: 4}, reason="ticket 17")  # no run has this epoch
+    lag = store.lag(None, broker)
+    sample = lag.samples()["billing"]
+    assert (sample.at, sample.stored, sample.log_end, sample.lag, sample.headroom) == (lag.store.at, 21, 30, 9, 4)
+    assert sample.lag_seconds == lag.groups["billing"].seconds
+    assert (sample.batches, sample.batch_seconds, sample.rows, sample.memory) == (None,) * 4
+    assert sample.epoch == lag.groups["billing"].owner.token.epoch
+
+    broker.unanswered["refunds"] = BrokerUnavailable("refunds has no leader")
+    partial = store.lag(None, broker).samples()["billing"]
+    assert (partial.stored, partial.log_end, partial.lag, partial.headroom) == (21, None, 6, 4)
+
+    store.delete_group("billing", reason="ticket 18")
+    assert store.lag(None, broker).samples() == {}
