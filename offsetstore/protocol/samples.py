@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
 from offsetstore.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-    from datetime import datetime
+
+_V = TypeVar("_V")
 
 _LONGEST_GAP: Final = 3
 """Slots. Between samples that are further apart, no rate is known: nobody has measured."""
@@ -100,9 +101,32 @@ class Selection:
         """How many windows cover the span."""
         return _ceil(self.span, self.ring.seconds * self.step)
 
+    def times(self, until: datetime) -> list[datetime]:
+        """When each window begins, the last of which has ``until`` in it."""
+        last = datetime.fromtimestamp(_window(until, self.every) * self.every.total_seconds(), UTC)
+        return [last - number * self.every for number in reversed(range(self.windows))]
+
+    def spread(self, samples: Sequence[Sample], values: Sequence[_V], until: datetime) -> list[_V | None]:
+        """Put a value for each sample into the windows that `times` has, for a curve.
+
+        A window without a sample has the value before it, unless that is more than three windows ago: samples are
+        taken a bit more than ten seconds apart, so that now and then one is missing.
+        """
+        found = {_window(one.at, self.every): value for one, value in zip(samples, values, strict=True)}
+        last = _window(until, self.every)
+        spread: list[_V | None] = []
+        for number in range(last - self.windows + 1, last + 1):
+            near = (found[at] for at in range(number, number - _LONGEST_GAP, -1) if at in found)
+            spread.append(next(near, None))
+        return spread
+
 
 def _ceil(span: timedelta, seconds: int) -> int:
     return -(-span // timedelta(seconds=seconds))
+
+
+def _window(at: datetime, every: timedelta) -> int:
+    return int(at.timestamp() // every.total_seconds())
 
 
 class Rate(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from offsetstore.monitoring.dashboard.snapshots import Snapshots
     from offsetstore.store.lag import GroupLag, Lag
     from offsetstore.store.store import OffsetStore
+
+SPANS: Final = {
+    "5m": timedelta(minutes=5),
+    "1h": timedelta(hours=1),
+    "24h": timedelta(hours=24),
+    "31d": timedelta(days=31),
+}
+"""What the curves can show."""
 
 _DIGITS: Final = 10  # of the largest partition
 
@@ -80,6 +89,12 @@ def page_of(request: Request, name: str = "page") -> int:
         return max(1, int(request.query_params.get(name, "1")))
     except ValueError:
         return 1
+
+
+def span_of(request: Request) -> str:
+    """The name of the time that the curves show, one of `SPANS`."""
+    span = request.query_params.get("span", "1h")
+    return span if span in SPANS else "1h"
 
 
 def number_of(request: Request) -> int | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.protocol.background import Background
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Snapshots:
         self._kafka_groups = kafka_groups or {}
         self._latest = Snapshot()
         self._told: set[str] = set()
+        self._may_record = True
         self._guard = threading.Lock()
         self._turns: Background | None = None
 
@@ -85,10 +86,25 @@ class Snapshots:
                 return
             error = lag.broker_error
             self._latest = Snapshot(lag, now, None if error is None else error.what)
-            if error is None:
+            failed = self._record(lag) if lag.kafka is not None else None
+            for trouble in (error, failed):
+                if trouble is not None:
+                    self._tell(trouble.what)
+            if error is None and failed is None:
                 self._told.clear()
-            else:
-                self._tell(error.what)
+
+    def _record(self, lag: Lag) -> OffsetStoreError | None:
+        """Add it to the samples, which no page waits for: without them, there are no curves."""
+        if not self._may_record:
+            return None
+        try:
+            self._store.record_samples(lag)
+        except MissingPrivilege as error:
+            self._may_record = False
+            _log.warning("no samples for curves are kept: %s", error)
+        except OffsetStoreError as error:
+            return error
+        return None
 
     def _turn(self) -> bool:
         try:

@@ -1,17 +1,27 @@
-// Draws the curves of <figure class="chart" data-series="[[seconds…],[values…],…]" data-labels="…" data-unit="…">.
+// Draws the curves of <figure class="chart">. Its caption has the data (data-series="[[seconds…],[values…]]") and is
+// replaced when they change; the plot beside it stays, and so does what one points at.
 "use strict";
 
+const HEIGHT = 180;
 const charts = new Map(); // by the figure's id
-const COLOURS = ["--curve-1", "--curve-2"];
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+// A time on the axis, in UTC, as exactly as the ticks are apart.
+function tick(seconds, apart) {
+  const iso = new Date(seconds * 1000).toISOString();
+  if (apart >= 86400 || seconds % 86400 === 0) return iso.slice(5, 10);
+  return apart < 60 ? iso.slice(11, 19) : iso.slice(11, 16);
+}
+
 function draw(figure) {
-  const data = JSON.parse(figure.dataset.series);
+  const { series, label } = figure.querySelector("[data-series]").dataset;
+  const data = JSON.parse(series);
   const before = charts.get(figure.id);
-  if (before && before.root.isConnected) {
+  if (before) {
     before.setData(data);
     return;
   }
@@ -19,30 +29,28 @@ function draw(figure) {
   const axis = { stroke: colour("--text"), grid, ticks: grid };
   const options = {
     width: figure.clientWidth,
-    height: 180,
-    legend: { show: false },
+    height: HEIGHT,
+    tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
     cursor: { drag: { x: false, y: false } },
-    scales: { y: { range: (_chart, low, high) => [0, Math.max(high, 1)] } },
-    axes: [axis, { ...axis, size: 64 }],
+    scales: { y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.05 : 1] } },
+    axes: [
+      { ...axis, values: (_chart, ticks, _axis, _space, apart) => ticks.map((one) => tick(one, apart)) },
+      { ...axis, size: 56, values: (_chart, ticks) => ticks.map((one) => short.format(one)) },
+    ],
     series: [
-      {},
-      ...JSON.parse(figure.dataset.labels).map((label, at) => ({
-        label,
-        stroke: colour(COLOURS[at]),
-        width: 2,
-        dash: at ? [6, 4] : undefined,
-      })),
+      { label: "UTC", value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" },
+      { label, stroke: colour("--curve-1"), width: 2, value: (_chart, value) => (value == null ? "-" : short.format(value)) },
     ],
   };
   charts.set(figure.id, new uPlot(options, data, figure.querySelector(".plot")));
 }
 
 function drawAll() {
-  document.querySelectorAll("figure.chart[data-series]").forEach(draw);
+  document.querySelectorAll("figure.chart").forEach(draw);
 }
 
 addEventListener("resize", () => {
-  for (const [id, chart] of charts) chart.setSize({ width: document.getElementById(id).clientWidth, height: 180 });
+  for (const [id, chart] of charts) chart.setSize({ width: document.getElementById(id).clientWidth, height: HEIGHT });
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const chart of charts.values()) chart.destroy();

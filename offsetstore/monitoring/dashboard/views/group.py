@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.routing import Route
 
-from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, lag_of, number_of, page_of, show
+from offsetstore.monitoring.dashboard.context import (
+    SPANS,
+    dashboard_of,
+    group_of,
+    lag_of,
+    number_of,
+    page_of,
+    show,
+    span_of,
+)
 from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.samples import Selection, rates
 from offsetstore.store.group_checks import check_group
 from offsetstore.store.group_health import condition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import datetime, timedelta
 
     from starlette.requests import Request
     from starlette.responses import Response
 
     from offsetstore.store.lag import GroupLag, PartitionLag
+    from offsetstore.store.store import OffsetStore
 
 ON_A_PAGE: Final = 100
 SORTS: Final = ("lag", "number")
+POINTS: Final = 240
+"""Of a curve."""
+
 _TOPICS: Final = 100
 
 
@@ -75,13 +91,55 @@ class Chosen:
                     yield TopicPartition(topic, number), one
 
 
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A curve over time.
+
+    :param unit: as the caption has it after a number.
+    :param values: for each of the chart's times; ``None`` where it is not known.
+    """
+
+    name: str
+    title: str
+    unit: str
+    times: Sequence[int]
+    values: Sequence[float | None]
+
+    @property
+    def known(self) -> list[float]:
+        """The values that are known, oldest first."""
+        return [value for value in self.values if value is not None]
+
+    @property
+    def series(self) -> str:
+        """JSON for the page's script."""
+        short = [value if value is None else round(value, 3) for value in self.values]
+        return json.dumps([self.times, short], separators=(",", ":"))
+
+
+def _charts(store: OffsetStore, name: str, span: timedelta, until: datetime) -> list[Chart]:
+    """Make the curves, with one query."""
+    samples = store.samples([name], span, points=POINTS)[name]
+    selection = Selection.of(span, POINTS)
+    grown = rates(samples, selection.every)
+    times = [int(at.timestamp()) for at in selection.times(until)]
+    curves: list[tuple[str, str, str, list[float | None]]] = [
+        ("lag", "Lag", "", [one.lag for one in samples]),
+        ("rate", "Records a second", "/s", [one.records for one in grown]),
+        ("batch", "Seconds a batch", " s", [one.batch_seconds for one in grown]),
+    ]
+    return [
+        Chart(key, title, unit, times, selection.spread(samples, values, until)) for key, title, unit, values in curves
+    ]
+
+
 def group(request: Request) -> Response:
     """Show one."""
     name, found = group_of(request)
     lag, store = lag_of(request), dashboard_of(request).store
     last = next(iter(store.runs(name, limit=1)), None)
     pauses = store.history(name, events=["pause"], limit=1) if found.owner.pause is not None else []
-    chosen = Chosen.of(request)
+    chosen, span = Chosen.of(request), span_of(request)
     partitions = chosen.sorted(found)
     pages = max(1, -(-len(partitions) // ON_A_PAGE))
     page = min(page_of(request), pages)
@@ -92,6 +150,9 @@ def group(request: Request) -> Response:
         lag=found,
         at=lag.store.at,
         condition=condition(found, lag.store.at),
+        charts=_charts(store, name, SPANS[span], lag.store.at),
+        span=span,
+        spans=list(SPANS),
         checks=check_group(name, lag, last, next(iter(pauses), None)),
         topics=list(_worst_first(found))[:_TOPICS],
         topic_count=len(found.topics),
@@ -99,7 +160,7 @@ def group(request: Request) -> Response:
         partition_count=len(partitions),
         has_partitions=bool(found.topics),
         chosen=chosen,
-        query={"group": name, **chosen.query()},
+        query={"group": name, "span": span, **chosen.query()},
         sorts=SORTS,
         page=page,
         pages=pages,

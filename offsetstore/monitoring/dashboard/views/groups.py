@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from starlette.routing import Route
 
-from offsetstore.monitoring.dashboard.context import dashboard_of, page_of, show
+from offsetstore.errors import OffsetStoreError
+from offsetstore.monitoring.dashboard.context import SPANS, dashboard_of, page_of, show, span_of
+from offsetstore.protocol.samples import Selection, rates
 from offsetstore.store.group_health import Condition, condition, last_advance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from starlette.requests import Request
     from starlette.responses import Response
 
     from offsetstore.store.lag import GroupLag, Lag
-
-SPANS: Final = {
-    "5m": timedelta(minutes=5),
-    "1h": timedelta(hours=1),
-    "24h": timedelta(hours=24),
-    "31d": timedelta(days=31),
-}
-"""What the trends and graphs can show."""
+    from offsetstore.store.store import OffsetStore
 
 ON_A_PAGE: Final = 50
+
+POINTS: Final = 60
+"""Of a trend."""
 
 _ORDER: Final = {name: place for place, name in enumerate(get_args(Condition))}
 
@@ -61,6 +58,18 @@ class Row:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How a group went.
+
+    :param lag: at even times.
+    :param rate: records a second, now.
+    """
+
+    lag: list[int | None]
+    rate: float | None
+
+
 # Each puts first what is looked for first; the name decides between equals.
 _SORTS: Final[dict[str, Callable[[Row], Any]]] = {
     "state": lambda row: (_ORDER[row.condition], -(row.lag.records or 0)),
@@ -78,19 +87,21 @@ def groups(request: Request) -> Response:
     lag = dashboard.snapshots.latest().lag
     sort = query.get("sort", "state")
     wanted = query.get("q", "").strip().lower()
-    span = query.get("span", "1h")
-    span = span if span in SPANS else "1h"
+    span = span_of(request)
     rows = [] if lag is None else [Row.of(name, lag) for name in lag.groups if wanted in name.lower()]
     key = _SORTS.get(sort, _SORTS["state"])
     rows.sort(key=lambda row: (key(row), row.name))
     pages = max(1, -(-len(rows) // ON_A_PAGE))
     page = min(page_of(request), pages)
+    count = len(rows)
     counts = {name: sum(row.condition == name for row in rows) for name in _ORDER}
+    rows = rows[(page - 1) * ON_A_PAGE : page * ON_A_PAGE]
     return show(
         request,
         "groups.html",
-        rows=rows[(page - 1) * ON_A_PAGE : page * ON_A_PAGE],
-        count=len(rows),
+        rows=rows,
+        trends={} if lag is None else _trends(dashboard.store, [row.name for row in rows], SPANS[span], lag.store.at),
+        count=count,
         counts=counts,
         has_groups=lag is not None and bool(lag.groups),
         sort=sort if sort in _SORTS else "state",
@@ -100,6 +111,21 @@ def groups(request: Request) -> Response:
         page=page,
         pages=pages,
     )
+
+
+def _trends(store: OffsetStore, names: list[str], span: timedelta, until: datetime) -> dict[str, Trend]:
+    """The curves of these groups, with one query. While the database does not answer, the page says so without them."""
+    selection = Selection.of(span, POINTS)
+    trends = dict.fromkeys(names, Trend([], None))
+    try:
+        found = store.samples(names, span, points=POINTS)
+    except OffsetStoreError:
+        return trends
+    for name, samples in found.items():
+        lag = selection.spread(samples, [one.lag for one in samples], until)
+        records = selection.spread(samples, [one.records for one in rates(samples, selection.every)], until)
+        trends[name] = Trend(lag, records[-1])
+    return trends
 
 
 ROUTES: Final = [Route("/", groups)]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +70,24 @@ def broker() -> StaticBroker:
     return broker
 
 
+class Clock:
+    """The database's clock, which a test can put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta(0)
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
+
+
 @pytest.fixture
-def database() -> MemoryDatabase:
-    return MemoryDatabase()
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def database(clock: Clock) -> MemoryDatabase:
+    return MemoryDatabase(clock)
 
 
 @pytest.fixture

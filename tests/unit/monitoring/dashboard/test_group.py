@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from html import unescape
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlencode
 
 import pytest
@@ -13,6 +16,8 @@ import pytest
 from offsetstore import TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.offsets import CommittedOffset, Watermarks
+from offsetstore.protocol.samples import Sample
+from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, count_queries, give, rows_of, text_of
 
@@ -123,6 +128,55 @@ def test_without_kafka_the_page_says_what_it_does_not_know(
     assert "Not up to date. Kafka does not answer" in text_of(page)
     assert checks_of(page)["headroom"] == "attention"
     assert rows_of(page, "rows")[0].startswith("payments-0 4 - - -")
+
+
+def curve_of(page: str, name: str) -> tuple[str, list[list[float | None]]]:
+    """A figure's caption, and the times and values that the page's script draws."""
+    pattern = rf'<figcaption[^>]* id="caption-{name}" data-series="([^"]*)"[^>]*>(.*?)</figcaption>'
+    [(series, caption)] = re.findall(pattern, page)
+    assert f'role="img" aria-labelledby="caption-{name}"' in page
+    return caption, json.loads(unescape(series))
+
+
+@pytest.mark.usefixtures("billing")
+def test_curves_are_drawn_from_the_samples(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
+    now = datetime.now(UTC)
+    for number in range(6):
+        at = now - timedelta(seconds=10 * (5 - number))
+        sample = Sample(
+            at=at, stored=100 * number, lag=50 - number, batches=number, batch_seconds=2.5 * number, epoch=1
+        )
+        with transaction(store.database, name="a test") as session:
+            session.record_samples({"billing": sample})
+    page = show(client, span="5m")
+    lag, (times, lags) = curve_of(page, "lag")
+    assert lag == "Lag: now 45, most 50."
+    assert [value for value in lags if value is not None][:3] == [50, 49, 48]
+    assert len(times) == len(lags) == 30
+    assert {after - before for before, after in pairwise(cast("list[float]", times))} == {10}
+    rate, (_, rates) = curve_of(page, "rate")
+    assert rate == "Records a second: now 10.0/s, most 10.0/s."
+    assert rates[-1] == pytest.approx(10)
+    assert curve_of(page, "batch")[0] == "Seconds a batch: now 2.5 s, most 2.5 s."
+    assert "There are no samples" not in page
+
+
+@pytest.mark.parametrize(("span", "points"), [("5m", 30), ("1h", 180), ("24h", 240), ("31d", 186), ("no span", 180)])
+@pytest.mark.usefixtures("billing")
+def test_a_curve_has_no_more_points_than_can_be_seen(span: str, points: int, client: httpx.Client) -> None:
+    _caption, (times, values) = curve_of(show(client, span=span), "lag")
+    assert len(times) == len(values) == points
+
+
+def test_without_samples_the_page_says_where_they_come_from(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, broker: StaticBroker
+) -> None:
+    give(store, "billing", {P0: 4})
+    broker.error = BrokerUnavailable("Kafka does not answer")
+    server.snapshots.take()
+    page = show(client)
+    assert curve_of(page, "lag")[0] == "Lag: not known yet."
+    assert "There are no samples of this time." in text_of(page)
 
 
 @pytest.mark.usefixtures("billing")

@@ -2,21 +2,273 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+from uuid import UUID
 
 import pytest
 
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, give
+from offsetstore.errors import BrokerUnavailable, MissingPrivilege, StoreUnavailable
+from offsetstore.offsets import Pause, StoredOffset, Token
+from offsetstore.protocol.database import GroupRow
+from offsetstore.protocol.samples import Sample
+from offsetstore.protocol.snapshot import LogEnds
+from offsetstore.store.group_health import Condition, condition
+from offsetstore.store.lag import GroupLag, PartitionLag, TopicLag
+from offsetstore.store.sessions import transaction
+from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, count_queries, give, rows_of, text_of
 
 if TYPE_CHECKING:
     import httpx
 
     from offsetstore import OffsetStore
     from offsetstore.monitoring.dashboard.serving import DashboardServer
+    from offsetstore.testing import MemoryDatabase, StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
+NOW = datetime(2025, 3, 1, 12, tzinfo=UTC)
+TOKEN = Token(1, UUID(int=1))
+MINUTE = timedelta(minutes=1)
 
+
+def show(client: httpx.Client, **query: str) -> str:
+    answer = client.get(f"/?{urlencode(query)}")
+    assert answer.status_code == 200
+    return answer.text
+
+
+def names(client: httpx.Client, **query: str) -> list[str]:
+    return [row.split()[0] for row in rows_of(show(client, **query), "groups")]
+
+
+# -- the state, in one word
+
+
+def one(
+    *, lag: int = 6, age: float = 60.0, alive: timedelta | None = MINUTE / 60, advanced: timedelta = MINUTE
+) -> GroupLag:
+    """A group with one partition.
+
+    :param age: of the first unread record, in seconds.
+    :param alive: since the last heartbeat.
+    :param advanced: since the last advance.
+    """
+    stored = StoredOffset(100 - lag, TOKEN, updated_at=NOW - advanced)
+    part = PartitionLag(stored, LogEnds(0, 100, 100), age if lag else 0.0)
+    return GroupLag(GroupRow(TOKEN, "ana@host:7", NOW - 60 * MINUTE, alive), {"payments": TopicLag({0: part})})
+
+
+@pytest.mark.parametrize(
+    ("lag", "expected"),
+    [
+        (one(), "live"),
+        (one(lag=0, advanced=60 * MINUTE), "live"),
+        (one(age=3600, advanced=MINUTE), "live"),
+        (one(age=60, advanced=60 * MINUTE), "live"),
+        (one(age=901, advanced=16 * MINUTE), "stalled"),
+        (one(alive=MINUTE), "stalled"),
+        (one(alive=MINUTE, lag=0), "silent"),
+        (one(alive=None), "silent"),
+        (one(alive=None, age=901, advanced=16 * MINUTE), "stalled"),
+    ],
+    ids=[
+        "it reads",
+        "idle",
+        "a backlog that shrinks",
+        "a record after an idle time",
+        "no progress, and old records",
+        "vanished, with records unread",
+        "vanished, with nothing to read",
+        "left",
+        "left long ago, with old records",
+    ],
+)
+def test_a_group_is_in_one_word(lag: GroupLag, expected: Condition) -> None:
+    assert condition(lag, NOW) == expected
+    paused = replace(lag, owner=replace(lag.owner, pause=Pause(NOW, None, "a load")))
+    assert condition(paused, NOW) == "paused", "whatever else is the case"
+
+
+def test_each_group_has_its_state_lag_and_last_advance(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client
+) -> None:
+    give(store, "billing", {P0: 4, P1: 10, P2: 10})
+    give(store, "left", {P0: 10}, stay=False)
+    give(store, "paused", {P0: 10})
+    store.pause("paused", reason="a load")
+    give(store, "paused-left", {P0: 10}, stay=False)
+    store.pause("paused-left", reason="a load")
+    server.snapshots.take()
+    page = show(client, sort="group")
+    billing, left, paused, paused_left = rows_of(page, "groups")
+    assert re.fullmatch(r"billing ● live 6 [56]m - - \d{4}-\S+ \S+ UTC 0", billing)
+    assert re.fullmatch(r"left ○ silent 0 0s - - .* UTC 0", left)
+    assert re.fullmatch(r"paused Ⅱ paused 0 0s - - .* UTC 0", paused)
+    assert paused_left.startswith("paused-left Ⅱ paused , no job 0")
+    assert "4 groups, 1 silent, 2 paused, 1 live." in text_of(page)
+
+
+@pytest.mark.behaviour("DASH-2")
+def test_a_job_that_is_killed_with_records_unread_is_stalled(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, clock: Clock
+) -> None:
+    give(store, "billing", {P0: 4})
+    server.snapshots.take()
+    assert "live" in rows_of(show(client), "groups")[0]
+    clock.ahead = MINUTE  # before the next heartbeat
+    server.snapshots.take()
+    assert rows_of(show(client), "groups")[0].startswith("billing ■ STALLED 6")
+
+
+# -- search, order and pages
+
+
+def test_groups_are_searched_by_a_part_of_their_name(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client
+) -> None:
+    for name in ("billing", "Billing-eu", "shipping"):
+        give(store, name, {P0: 10})
+    server.snapshots.take()
+    assert names(client, q="BILL") == ["Billing-eu", "billing"]
+    page = show(client, q="<i>\u202e")
+    assert "No group's name has “<i>\\u202e” in it." in text_of(page)
+    assert "<i>" not in page
+    assert 'value="&lt;i&gt;\u202e"' in page, "as it was typed"
+
+
+def test_groups_are_sorted_by_what_needs_someone_first(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client
+) -> None:
+    give(store, "a-idle", {P0: 10})
+    give(store, "b-behind", {P0: 8})
+    give(store, "c-left", {P0: 10}, stay=False)
+    give(store, "d-far-behind", {P0: 2})
+    server.snapshots.take()
+    assert names(client) == names(client, sort="no sort") == ["c-left", "d-far-behind", "b-behind", "a-idle"]
+    assert names(client, sort="group") == ["a-idle", "b-behind", "c-left", "d-far-behind"]
+    assert names(client, sort="lag") == names(client, sort="behind") == ["d-far-behind", "b-behind", "a-idle", "c-left"]
+    assert names(client, sort="advance") == ["a-idle", "b-behind", "c-left", "d-far-behind"], "the oldest first"
+    assert names(client, sort="letters") == names(client, sort="group"), "by name, where all else is equal"
+
+
+def test_fifty_groups_are_on_a_page(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
+    for number in range(52):
+        give(store, f"group-{number:02}", {P0: 10}, stay=False)
+    server.snapshots.take()
+    assert names(client) == [f"group-{number:02}" for number in range(50)]
+    assert names(client, page="2") == names(client, page="99") == ["group-50", "group-51"]
+    assert names(client, page="no number") == names(client)
+    assert "Page 2 of 2" in text_of(show(client, page="2"))
+    assert "52 groups, 52 silent." in text_of(show(client, page="2"))
+
+
+def test_without_a_group_the_page_says_what_to_do(client: httpx.Client) -> None:
+    text = text_of(show(client))
+    assert "No group has been claimed yet." in text
+    assert "make demo" in text
+
+
+@pytest.mark.behaviour("DASH-4")
+@pytest.mark.parametrize("name", ["g" * 249, "<script>alert(1)</script>", "invoice\u202egnp.exe", 'a"b&c=d#e'])
+def test_names_are_inert_and_visible(
+    name: str, store: OffsetStore, server: DashboardServer, client: httpx.Client
+) -> None:
+    give(store, name, {P0: 4})
+    server.snapshots.take()
+    page = show(client)
+    [row] = rows_of(page, "groups")
+    assert row.startswith(name.replace("\u202e", "\\u202e"))
+    assert "<script>" not in page
+    [href] = re.findall(r'href="/group\?group=([^"]+)"', page)
+    assert client.get(f"/group?group={href}").status_code == 200
+
+
+# -- curves
+
+
+def sampled(store: OffsetStore, group: str, stored: list[int | None]) -> None:
+    """Give a group's stored offsets a minute ago and so on, ten seconds apart; ``None``: nothing was measured."""
+    now = datetime.now(UTC)
+    for number, offset in enumerate(stored):
+        if offset is not None:
+            at = now - timedelta(seconds=10 * (len(stored) - 1 - number))
+            with transaction(store.database, name="a test") as session:
+                session.record_samples({group: Sample(at=at, stored=offset, lag=1000 - offset, epoch=1)})
+
+
+def test_trends_and_rates_come_from_the_samples(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client
+) -> None:
+    give(store, "billing", {P0: 4})
+    server.snapshots.take()
+    sampled(store, "billing", list(range(0, 800, 100)))
+    page = show(client, span="5m")
+    [row] = rows_of(page, "groups")
+    assert re.fullmatch(r"billing ● live 6 \dm 10\.0 \S+ \S+ UTC 0", row)
+    [label] = re.findall(r'<svg class="trend"[^>]* aria-label="([^"]+)"', page)
+    assert re.fullmatch(r"Lag over 5m: 1,000 to 300, at most 1,000", label)
+    assert names(client, span="no span") == ["billing"]
+
+
+def test_each_span_takes_one_query_for_all_groups(
+    store: OffsetStore,
+    server: DashboardServer,
+    client: httpx.Client,
+    database: MemoryDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in range(5):
+        give(store, f"group-{number}", {P0: 4}, stay=False)
+    server.snapshots.take()
+    queries = count_queries(database, monkeypatch)
+    for span in ("5m", "1h", "24h", "31d"):
+        queries.clear()
+        assert len(names(client, span=span)) == 5
+        assert len(queries) == 1
+
+
+def test_each_measurement_becomes_a_sample_unless_kafka_was_silent(
+    store: OffsetStore, server: DashboardServer, broker: StaticBroker
+) -> None:
+    give(store, "billing", {P0: 4})
+    server.snapshots.take()
+    [sample] = store.samples(["billing"], MINUTE)["billing"]
+    assert (sample.stored, sample.lag) == (4, 6)
+    store.rename_group("billing", "shipping", reason="a better name")
+    broker.error = BrokerUnavailable("Kafka does not answer")
+    server.snapshots.take()
+    assert store.samples(["shipping"], MINUTE)["shipping"] == [sample]
+
+
+def test_a_role_that_may_not_write_samples_is_told_once_and_pages_go_on(
+    store: OffsetStore,
+    server: DashboardServer,
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(_lag: object) -> None:
+        raise MissingPrivilege("the role may not write samples", next_step="Run `offsetstore grants`.")
+
+    monkeypatch.setattr(store, "record_samples", refuse)
+    give(store, "billing", {P0: 4})
+    for _ in range(3):
+        server.snapshots.take()
+    assert [line.getMessage() for line in caplog.records if "samples" in line.getMessage()] == [
+        "no samples for curves are kept: the role may not write samples. Run `offsetstore grants`."
+    ]
+    assert names(client) == ["billing"]
+    assert "Not up to date" not in show(client)
+
+
+# -- what is new, and what is not
+
+
+@pytest.mark.behaviour("DASH-2")
 def test_the_browser_gets_the_page_again_only_if_it_has_changed(
     store: OffsetStore, server: DashboardServer, client: httpx.Client
 ) -> None:
@@ -30,3 +282,43 @@ def test_the_browser_gets_the_page_again_only_if_it_has_changed(
     changed = client.get("/", headers=again)
     assert changed.status_code == 200
     assert "shipping" in changed.text
+
+
+@pytest.mark.behaviour("DASH-2")
+def test_while_kafka_is_silent_the_page_says_so_and_shows_what_is_stored(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, broker: StaticBroker
+) -> None:
+    give(store, "billing", {P0: 4})
+    broker.error = BrokerUnavailable("Kafka does not answer")
+    server.snapshots.take()
+    page = show(client)
+    assert "Not up to date. Kafka does not answer" in text_of(page)
+    assert rows_of(page, "groups")[0].startswith("billing ● live - -")
+    broker.error = None
+    server.snapshots.take()
+    assert "Not up to date" not in show(client)
+
+
+@pytest.mark.behaviour("DASH-2")
+def test_while_the_database_is_silent_the_page_keeps_what_was_read_last(
+    store: OffsetStore,
+    server: DashboardServer,
+    client: httpx.Client,
+    database: MemoryDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give(store, "billing", {P0: 4})
+    server.snapshots.take()
+    measured = re.findall(r'id="measured">Measured <time datetime="([^"]+)"', show(client))
+
+    def refuse(**_options: object) -> None:
+        raise StoreUnavailable("the database does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "begin", refuse)
+        server.snapshots.take()
+        page = show(client)
+        assert "Not up to date. the database does not answer" in text_of(page)
+        assert rows_of(page, "groups")[0].startswith("billing ● live 6")
+        assert re.findall(r'id="measured">Measured <time datetime="([^"]+)"', page) == measured
+        assert client.get("/group?group=billing").status_code == 503
