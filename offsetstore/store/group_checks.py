@@ -196,7 +196,7 @@ class _Checks:
             return Check(name, "attention", _KAFKA_SILENT)
         found = {topic: one.without_offset for topic, one in self._of.topics.items() if one.without_offset}
         if not found:
-            return Check(name, "ok", "Each partition has a stored offset.")
+            return Check(name, "ok", "No partition is without a stored offset.")
         verb = "has" if sum(found.values()) == 1 else "have"
         text = (
             f"{counted(sum(found.values()), 'partition')} {verb} no stored offset, and no job of the group reads them: "
@@ -231,7 +231,7 @@ class _Checks:
             return Check("topics", "attention", silence.what, next_step=silence.next_step)
         errors = [error for one in self._of.topics.values() if (error := one.error) is not None]
         if not errors:
-            return Check("topics", "ok", f"Kafka has told of {counted(len(self._of.topics), 'topic')}.")
+            return Check("topics", "ok", "Kafka has the topics that the stored offsets belong to.")
         anew = [error for error in errors if isinstance(error, TopicRecreated)]
         worst = (anew or errors)[0]
         more = f" And {len(errors) - 1} more." if len(errors) > 1 else ""

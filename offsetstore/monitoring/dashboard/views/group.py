@@ -126,7 +126,7 @@ def _charts(store: OffsetStore, name: str, span: timedelta, until: datetime) -> 
     curves: list[tuple[str, str, str, list[float | None]]] = [
         ("lag", "Lag", "", [one.lag for one in samples]),
         ("rate", "Records a second", "/s", [one.records for one in grown]),
-        ("batch", "Seconds a batch", " s", [one.batch_seconds for one in grown]),
+        ("batch", "Seconds a batch", "\N{NO-BREAK SPACE}s", [one.batch_seconds for one in grown]),
     ]
     return [
         Chart(key, title, unit, times, selection.spread(samples, values, until)) for key, title, unit, values in curves

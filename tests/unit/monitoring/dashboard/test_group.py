@@ -157,7 +157,7 @@ def test_curves_are_drawn_from_the_samples(store: OffsetStore, server: Dashboard
     rate, (_, rates) = curve_of(page, "rate")
     assert rate == "Records a second: now 10.0/s, most 10.0/s."
     assert rates[-1] == pytest.approx(10)
-    assert curve_of(page, "batch")[0] == "Seconds a batch: now 2.5 s, most 2.5 s."
+    assert curve_of(page, "batch")[0] == "Seconds a batch: now 2.5\N{NO-BREAK SPACE}s, most 2.5\N{NO-BREAK SPACE}s."
     assert "There are no samples" not in page
 
 

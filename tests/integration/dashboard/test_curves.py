@@ -1,0 +1,95 @@
+"""The curves of a group's page, in a browser: they are drawn, stay when they change, and can be read without seeing."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetRange, TopicPartition
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.protocol.samples import Sample
+from offsetstore.store.sessions import transaction
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.support.browser import Pages, Scheme, axe, screenshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Page
+
+    from offsetstore import OffsetStore
+
+pytestmark = pytest.mark.needs_program("chromium")
+
+P0 = TopicPartition("payments", 0)
+_DRAWN = """() => [...document.querySelectorAll("figure.chart canvas")].map(canvas => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  return pixels.some(value => value > 0);
+})"""
+
+
+@pytest.fixture
+def store() -> Iterator[OffsetStore]:
+    """An hour of samples."""
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"], mirror_every=None)
+        with store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 4)})
+            tx.advance({P0: OffsetRange(0, 4)})
+        now = datetime.now(UTC)
+        for number in range(360):
+            at = now - timedelta(seconds=10 * (360 - number))
+            sample = Sample(at=at, stored=number * 50, lag=59, batches=number, batch_seconds=number * 1.5, epoch=1)
+            with transaction(store.database, name="a test") as session:
+                session.record_samples({"billing": sample})
+        yield store
+
+
+@pytest.fixture
+def server(store: OffsetStore) -> Iterator[DashboardServer]:
+    broker = StaticBroker.with_topics({"payments": 3}, end=10)
+    now = int(time.time() * 1000)
+    broker.records[P0] = {offset: now - (10 - offset) * 60_000 for offset in range(10)}
+    with DashboardServer(store, broker, Settings(port=0)) as server:
+        yield server
+
+
+def caption(page: Page) -> str:
+    return page.locator("#caption-lag").inner_text()
+
+
+@pytest.mark.behaviour("DASH-2")
+def test_curves_change_without_being_made_anew(store: OffsetStore, server: DashboardServer, pages: Pages) -> None:
+    page = pages.open(f"{server.url}group?group=billing")
+    assert page.evaluate(_DRAWN) == [True, True, True]
+    assert caption(page) == "Lag: now 6, most 59."
+    page.evaluate("document.querySelectorAll('canvas').forEach((canvas, at) => canvas.dataset.at = at)")
+    sample = Sample(at=datetime.now(UTC), stored=20_000, lag=100, epoch=1)
+    with transaction(store.database, name="a test") as session:
+        session.record_samples({"billing": sample})
+    page.get_by_text("Lag: now 100, most 100.").wait_for()
+    kept = page.evaluate("[...document.querySelectorAll('canvas')].map(canvas => canvas.dataset.at)")
+    assert kept == ["0", "1", "2"]
+
+
+@pytest.mark.behaviour("DASH-5")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("path", ["", "group?group=billing", "partition?group=billing&topic=payments&partition=0"])
+def test_pages_of_groups_are_accessible_light_and_dark_narrow_and_wide(
+    path: str, width: int, scheme: Scheme, server: DashboardServer, pages: Pages
+) -> None:
+    page = pages.open(server.url + path, width=width, scheme=scheme)
+    assert axe(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width, "no scrolling sideways"
+    screenshot(page, path.partition("?")[0] or "groups")
+
+
+@pytest.mark.behaviour("DASH-5")
+def test_a_curve_has_its_numbers_as_text(server: DashboardServer, pages: Pages) -> None:
+    page = pages.open(f"{server.url}group?group=billing")
+    for label in ("Lag: now 6, most 59.", "Records a second: now ", "Seconds a batch: now "):
+        assert page.get_by_role("img", name=label).count() == 1
