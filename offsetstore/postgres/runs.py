@@ -80,14 +80,15 @@ ORDER BY r.epoch DESC LIMIT CAST(:limit AS bigint)) AS last_ones
 ORDER BY epoch
 """
 
+# The group is a range as in HISTORY.
 ERRORS: Final = """
 SELECT * FROM (
 SELECT id, epoch, source, error_class, error_text, sqlstate, topic, partition, batch_id, ranges, times, at
 FROM {s}job_errors
-WHERE consumer_group = :group
+WHERE (consumer_group, id) >= (:group, 0) AND (consumer_group, id) < (:group, 9223372036854775807)
   AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
   AND (CAST(:sources AS text[]) IS NULL OR source = ANY(CAST(:sources AS text[])))
-ORDER BY id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
+ORDER BY consumer_group DESC, id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
 ORDER BY id
 """
 

@@ -20,6 +20,7 @@ from offsetstore.postgres.letters import RENAME_FAILURES, RENAME_LETTERS, Letter
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.samples import LOCK_SAMPLES, SampleStatements
 from offsetstore.postgres.schema import quoted
+from offsetstore.postgres.store_facts import StoreFactsStatements
 from offsetstore.postgres.stored_letters import StoredLetterStatements
 from offsetstore.postgres.together import Result, execute_together
 from offsetstore.protocol import failpoints
@@ -62,7 +63,7 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
-class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, SampleStatements):
+class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, SampleStatements, StoreFactsStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
     BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a
@@ -407,6 +408,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         events: Collection[str] = (),
         topic_partition: TopicPartition | None = None,
         limit: int | None = None,
+        before: int | None = None,
     ) -> list[HistoryEvent]:
         topic, partition = topic_partition or (None, None)
         asked = {"since": since, "events": list(events) or None, "topic": topic, "partition": partition, "limit": limit}
@@ -421,8 +423,9 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
                 row.reason,
                 row.at,
                 row.db_role,
+                row.id,
             )
-            for row in self._rows(sql.HISTORY, group=group, **asked)
+            for row in self._rows(sql.HISTORY, group=group, before=before, **asked)
         ]
 
     def replaced_since(self, group: str, epoch: int) -> bool:

@@ -6,13 +6,14 @@ written once, against this interface.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.liveness import is_live
 from offsetstore.protocol.runs import RunSession
 from offsetstore.protocol.samples import SampleSession
+from offsetstore.protocol.store_facts import StoreFactsSession
 from offsetstore.protocol.stored_letters import StoredLetterSession
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class HistoryEvent:
     one line for many letters, with a partition and a range of offsets if they are of one partition. ``from_offset`` is
     ``None`` if there was no row, ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and
     is ``None`` until the event is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be
-    invented; lines from before revision 0006 have none.
+    invented; lines from before revision 0006 have none. ``id`` grows from line to line, and is 0 until then.
     """
 
     event: str
@@ -73,6 +74,7 @@ class HistoryEvent:
     reason: str
     at: datetime | None = None
     db_role: str | None = None
+    id: int = field(default=0, compare=False)
 
 
 def renamed(history: Sequence[HistoryEvent]) -> HistoryEvent | None:
@@ -241,7 +243,7 @@ class Savepoints(Protocol):
         ...
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, StoreFactsSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -405,8 +407,9 @@ class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Sav
         events: Collection[str] = (),
         topic_partition: TopicPartition | None = None,
         limit: int | None = None,
+        before: int | None = None,
     ) -> list[HistoryEvent]:
-        """The group's events, oldest first: those since a time, of some kinds, of one partition, only the last ones."""
+        """The group's events, oldest first: since a time, of some kinds, of one partition, before an id, the last ones."""
         ...
 
     def replaced_since(self, group: str, epoch: int) -> bool:

@@ -141,6 +141,7 @@ class HistoryFilter:
     events: Collection[str]
     limit: int | None
     topic_partition: TopicPartition | None = None
+    before: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse invalid arguments.
@@ -157,7 +158,12 @@ class HistoryFilter:
     def read(self, session: Session, group: str) -> list[HistoryEvent]:
         """Read them, oldest first."""
         return session.history(
-            group, since=self.since, events=self.events, topic_partition=self.topic_partition, limit=self.limit
+            group,
+            since=self.since,
+            events=self.events,
+            topic_partition=self.topic_partition,
+            limit=self.limit,
+            before=self.before,
         )
 
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
     from offsetstore.protocol.runs import JobError, Run, Source
     from offsetstore.protocol.samples import Sample
+    from offsetstore.protocol.store_facts import StoreFacts
     from offsetstore.protocol.stored_letters import ErrorGroup
     from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import ClaimInfo
@@ -620,6 +621,7 @@ class OffsetStore:
         events: Collection[str] = (),
         topic_partition: TopicPartition | None = None,
         limit: int | None = None,
+        before: int | None = None,
     ) -> list[HistoryEvent]:
         """All decisions about the group, oldest first; advances are not included.
 
@@ -627,9 +629,10 @@ class OffsetStore:
         :param events: only these, such as ``["reset", "pause"]``; see `HistoryEvent`.
         :param topic_partition: only those about this partition alone.
         :param limit: only so many, the last ones.
+        :param before: only those with a lower ``id``: to go back page by page, that of the page's first line.
         :raises ConfigurationError: an argument is invalid.
         """
-        chosen = reads.HistoryFilter(since, events, limit, topic_partition)
+        chosen = reads.HistoryFilter(since, events, limit, topic_partition, before)
         return self._read(lambda session: chosen.read(session, group))
 
     def follow_history(
@@ -752,6 +755,13 @@ class OffsetStore:
         """
         selection = Selection.of(span, points)
         return self._read(lambda session: session.samples(groups, selection))
+
+    def facts(self) -> StoreFacts:
+        """Read what the store itself is like: its server and tables, and its oldest open transaction.
+
+        It takes one round trip. A role needs SELECT on ``offsetstore_version`` only.
+        """
+        return self._read(lambda session: session.store_facts())
 
     def _read(self, query: Callable[[Session], _T]) -> _T:
         return read(self.database, query)

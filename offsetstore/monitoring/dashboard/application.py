@@ -16,7 +16,7 @@ from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
 from offsetstore.monitoring.dashboard.security import COOKIE, SESSION, Guard
-from offsetstore.monitoring.dashboard.views import group, groups, letters, partition, runs
+from offsetstore.monitoring.dashboard.views import group, groups, history, letters, partition, runs, store
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -36,6 +36,8 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
             *partition.ROUTES,
             *runs.ROUTES,
             *letters.ROUTES,
+            *history.ROUTES,
+            *store.ROUTES,
             Route("/login", _ask, methods=["GET"]),
             Route("/login", _login, methods=["POST"]),
             Mount("/static", StaticFiles(packages=[("offsetstore.monitoring.dashboard", "static")])),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -205,6 +205,19 @@ class AdminContract(ContractParts):
         assert (mine.owner.is_live, mine.partitions, mine.topics, mine.dead_letters) == (True, 3, ("payments",), 0)
         assert mine.advanced_for is not None
         assert (other.owner.is_live, other.partitions, other.topics, other.advanced_for) == (False, 0, (), None)
+
+    @pytest.mark.behaviour("DASH-1")
+    def test_the_store_tells_what_it_is_like(self, store: OffsetStore, claim: Claim) -> None:
+        facts = store.facts()
+
+        assert abs(datetime.now(UTC) - facts.at) < timedelta(seconds=60)
+        assert facts.server
+        assert facts.is_as_expected
+        assert facts.oldest_transaction >= timedelta(0)
+        names = [table.name for table in facts.tables]
+        assert {"consumer_groups", "kafka_partitions", "offset_history"} <= set(names)
+        assert names == sorted(names)
+        assert all(table.hot_share is None or 0 <= table.hot_share <= 1 for table in facts.tables)
 
     @pytest.mark.behaviour("OPS-12")
     def test_an_overview_has_all_groups_or_those_asked_for_without_their_metadata(

@@ -157,6 +157,12 @@ class PauseContract(ContractParts):
         assert store.history(GROUP, since=datetime.now(UTC) + LATER) == []
         assert store.history(GROUP, topic_partition=P1) == [line for line in lines if line.topic_partition == P1] != []
         assert store.history(GROUP, topic_partition=P1, events=["pause"]) == []
+        ids = [line.id for line in lines]
+        assert ids == sorted(set(ids))
+        assert store.history(GROUP, before=ids[0]) == []
+        assert store.history(GROUP, before=ids[-2]) == lines[:-2]
+        assert store.history(GROUP, before=ids[-2], limit=2) == lines[-4:-2]
+        assert store.history(GROUP, events=["resume"], before=ids[-1] + 1) == store.history(GROUP, events=["resume"])
 
     def test_the_history_is_followed(self, store: OffsetStore, running: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("offsetstore.store.reads._INTERVAL", 0.05)

@@ -25,6 +25,7 @@ from offsetstore.protocol.database import (
     StoreOverview,
 )
 from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.store_facts import StoreFacts, TableFacts
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.letters import LetterContents, LetterRow
 from offsetstore.testing.memory.locks import Mode, RowLocks
@@ -298,6 +299,16 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
             },
         )
 
+    def store_facts(self) -> StoreFacts:
+        with self._statement() as committed:
+            counts = {
+                "kafka_partitions": len(committed.partitions),
+                "consumer_groups": len(committed.groups),
+                "offset_history": len(committed.history),
+            }
+        tables = tuple(TableFacts(name, rows, 0) for name, rows in sorted(counts.items()))
+        return StoreFacts(self.now(), "memory", None, None, None, tables, timedelta(0), sees_all=True)
+
     def write_group(self, group: str, token: Token, owner: str) -> None:
         with self._statement():
             before = self._group(group)
@@ -510,9 +521,13 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
         events: Collection[str] = (),
         topic_partition: TopicPartition | None = None,
         limit: int | None = None,
+        before: int | None = None,
     ) -> list[HistoryEvent]:
         with self._statement() as committed:
-            lines = [line for name, line in [*committed.history, *self._changes.history] if name == group]
+            written = enumerate([*committed.history, *self._changes.history], 1)
+        lines = [replace(line, id=number) for number, (name, line) in written if name == group]
+        if before is not None:
+            lines = [line for line in lines if line.id < before]
         if since is not None:
             lines = [line for line in lines if line.at is not None and line.at >= since]
         lines = [line for line in lines if not events or line.event in events]

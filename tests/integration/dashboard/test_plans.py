@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
+from offsetstore.monitoring.dashboard.views import history
 from offsetstore.monitoring.dashboard.views.letters import ON_A_PAGE, WITHIN
-from offsetstore.postgres import stored_letters
+from offsetstore.postgres import statements, stored_letters
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.stored_letters import STATES
 from offsetstore.store.sessions import transaction
@@ -27,7 +28,7 @@ MANY = 50_000
 
 @pytest.fixture
 def crowded(query: Query, reader: OffsetStore) -> OffsetStore:
-    """Two groups with 50,000 letters each, of which one in ten is settled; all of one constraint but the oldest."""
+    """Two groups with 50,000 letters each; one in ten is settled, and one of the oldest has an error of its own."""
     query(f"""
         INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, error_class,
                                   constraint_name, attempts, created_at)
@@ -99,3 +100,24 @@ def test_a_rare_error_is_found_in_the_end(crowded: OffsetStore) -> None:
             break
     assert [letter.offset for letter in page.letters] == [2]
     assert looks == MANY * 8 // 10 // WITHIN
+
+
+def test_a_page_of_a_long_history_is_read_by_the_index_and_no_more_than_that(query: Query, reader: OffsetStore) -> None:
+    query(f"""
+        INSERT INTO offset_history (consumer_group, topic, partition, event, from_offset, to_offset, epoch, claim_id,
+                                    actor, reason)
+        SELECT g, 'payments', n % 100, CASE n % 10 WHEN 0 THEN 'reset' ELSE 'adopt' END, 0, n, 1, gen_random_uuid(),
+               'ana', 'ticket 17'
+        FROM generate_series(1, {MANY}) AS n, (VALUES ('{GROUP}'), ('another')) AS groups (g)
+    """)
+    query("ANALYZE offset_history")
+    most = history.ON_A_PAGE + 1
+    middle = reader.history(GROUP, limit=MANY // 2)[0].id
+    for before in (None, middle):
+        for events, looked_at in ((None, most), (["reset"], most * 20)):
+            values = {"group": GROUP, "since": None, "events": events, "limit": most, "before": before}
+            steps = explain(reader, statements.HISTORY, values)
+            scans = [node for node in steps if node.get("Relation Name") == "offset_history"]
+            assert [node["Node Type"] for node in scans] == ["Index Scan"]
+            assert scans[0]["Actual Rows"] == most
+            assert scans[0].get("Rows Removed by Filter", 0) < looked_at

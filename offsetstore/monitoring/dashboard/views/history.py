@@ -1,0 +1,76 @@
+"""What was decided about a group: who moved what, and why."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, show
+from offsetstore.monitoring.dashboard.rendering import link
+from offsetstore.offsets import MAX_OFFSET
+from offsetstore.protocol.database import EVENTS
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+ON_A_PAGE: Final = 50
+
+
+def history(request: Request) -> Response:
+    """List it, the newest first."""
+    name, _lag = group_of(request)
+    query = request.query_params
+    events = [one for one in EVENTS if one == query.get("event")]
+    since, before = _since(query.get("since", "").strip()), _before(query.get("before"))
+    lines = dashboard_of(request).store.history(name, since=since, events=events, before=before, limit=ON_A_PAGE + 1)[
+        ::-1
+    ]
+    event = events[0] if events else None
+    same = {"group": name, "event": event, "since": None if since is None else _in_form(since)}
+    shown = lines[:ON_A_PAGE]
+    return show(
+        request,
+        "history.html",
+        group=name,
+        lines=shown,
+        event=event,
+        events=EVENTS,
+        since=same["since"],
+        newest=None if before is None else link("/history", **same),
+        older=link("/history", **same, before=shown[-1].id) if len(lines) > ON_A_PAGE else None,
+        is_whole=event is None and since is None and before is None,
+        follow=shlex.join(["offsetstore", "history", "-g", name, "--follow"]),
+    )
+
+
+def _since(text: str) -> datetime | None:
+    """Read a time as the form sends it, which has no zone: it is UTC."""
+    if not text:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+        return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise HTTPException(400, "That is not a time, such as 2025-03-01T09:30.") from None
+
+
+def _in_form(at: datetime) -> str:
+    return at.replace(tzinfo=None).isoformat(timespec="minutes")
+
+
+def _before(text: str | None) -> int | None:
+    try:
+        number = None if text is None else int(text)
+    except ValueError:
+        number = -1
+    if number is not None and not 0 <= number <= MAX_OFFSET:
+        raise HTTPException(400, "That is not a line of the history.")
+    return number
+
+
+ROUTES: Final = [Route("/history", history)]

@@ -1,0 +1,57 @@
+"""The store itself: its schema, its tables, its clock, and what keeps VACUUM from its work."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from starlette.routing import Route
+
+from offsetstore.monitoring.dashboard.context import dashboard_of, show
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from offsetstore.store.lag import Lag
+
+OLD: Final = timedelta(hours=1)
+"""From this age on, the alert ``OldTransaction`` fires for a transaction, too."""
+SKEWED: Final = 1.0
+"""Seconds between two clocks that are more than the read's own time."""
+FEW: Final = 0.9
+"""The share of HOT updates below which an index, or a lack of room in the pages, must be in their way."""
+ENOUGH: Final = 1_000
+"""Updates from which on the share means something."""
+
+
+def store(request: Request) -> Response:
+    """Show what it is like."""
+    dashboard = dashboard_of(request)
+    facts = dashboard.store.facts()
+    lag = dashboard.snapshots.latest().lag
+    partitions = next((table for table in facts.tables if table.name == "kafka_partitions"), None)
+    share = None if partitions is None or partitions.updates < ENOUGH else partitions.hot_share
+    began = (facts.at - facts.oldest_transaction).replace(microsecond=0)
+    return show(
+        request,
+        "store.html",
+        facts=facts,
+        store_id=dashboard.store.database.store_id(),
+        began=began if facts.oldest_transaction >= timedelta(seconds=1) else None,
+        is_old=facts.oldest_transaction > OLD,
+        has_few_hot=share is not None and share < FEW,
+        skew=None if lag is None else round(lag.clock_skew, 1),
+        is_skewed=lag is not None and abs(lag.clock_skew) > SKEWED,
+        clusters=[] if lag is None else _clusters(lag),
+        cluster=None if lag is None or lag.kafka is None else lag.kafka.cluster_id,
+    )
+
+
+def _clusters(lag: Lag) -> list[str]:
+    """The clusters that stored offsets belong to."""
+    rows = (row for of_group in lag.store.partitions.values() for row in of_group.values())
+    return sorted({row.cluster_id for row in rows if row.cluster_id is not None})
+
+
+ROUTES: Final = [Route("/store", store)]

@@ -1,0 +1,71 @@
+"""Facts about the store on PostgreSQL: the statements, and what `StoreFactsSession` says of them."""
+
+# ruff: noqa: D102 - the Protocol says what the methods do
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from offsetstore.postgres.errors import translated
+from offsetstore.postgres.schema import HEAD, metadata
+from offsetstore.postgres.statements import OLDEST_TRANSACTION, REVISION
+from offsetstore.protocol.store_facts import StoreFacts, TableFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offsetstore.postgres.together import Result
+
+SERVER: Final = """
+SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS is_standby,
+       pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all,
+       (SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE c.oid = to_regclass(:place || 'kafka_partitions')) AS schema
+"""
+
+# Anyone may read them: sizes and statistics are no table's contents.
+TABLES: Final = """
+SELECT c.relname AS name, s.n_live_tup AS rows, pg_total_relation_size(c.oid) AS size, s.n_dead_tup AS dead_rows,
+       s.n_tup_upd AS updates, s.n_tup_hot_upd AS hot_updates, s.last_vacuum, s.last_autovacuum
+FROM unnest(CAST(:tables AS text[])) AS asked (name)
+JOIN pg_catalog.pg_class AS c ON c.oid = to_regclass(:place || asked.name)
+JOIN pg_catalog.pg_stat_all_tables AS s ON s.relid = c.oid
+ORDER BY c.relname COLLATE "C"
+"""
+
+
+class StoreFactsStatements:
+    """See the module. `PostgresSession` runs the statements."""
+
+    _place: str
+    _send_together: Callable[..., list[Result]]
+
+    def store_facts(self) -> StoreFacts:
+        with translated():
+            server, tables, revision, oldest = self._send_together(
+                SERVER, TABLES, REVISION, OLDEST_TRANSACTION, place=self._place, tables=list(metadata.tables)
+            )
+        [of_server], [last] = server.rows, oldest.rows
+        return StoreFacts(
+            last.at,
+            f"PostgreSQL {of_server.version}",
+            of_server.schema,
+            next((row.version_num for row in revision.rows), None),
+            HEAD,
+            tuple(
+                TableFacts(
+                    row.name,
+                    row.rows,
+                    row.size,
+                    row.dead_rows,
+                    row.updates,
+                    row.hot_updates,
+                    row.last_vacuum,
+                    row.last_autovacuum,
+                )
+                for row in tables.rows
+            ),
+            last.oldest,
+            of_server.sees_all,
+            of_server.is_standby,
+        )

@@ -1,0 +1,88 @@
+"""The history: who moved what and why, the newest first, filtered, in pages."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore.monitoring.dashboard.views.history import ON_A_PAGE
+from tests.unit.monitoring.dashboard.conftest import P0, P1, give, text_of
+
+if TYPE_CHECKING:
+    import httpx
+
+    from offsetstore import OffsetStore
+    from offsetstore.monitoring.dashboard.serving import DashboardServer
+
+pytestmark = pytest.mark.behaviour("DASH-1")
+
+
+@pytest.fixture
+def decided(store: OffsetStore, server: DashboardServer) -> None:
+    """A group that was claimed, reset and paused."""
+    give(store, "billing", {P0: 4, P1: 10}, stay=False)
+    store.reset("billing", {P0: 3}, reason="ticket 17", actor="ana")
+    store.pause("billing", reason="the table is rebuilt", actor="ben")
+    server.snapshots.take()
+
+
+@pytest.mark.usefixtures("decided")
+def test_a_decision_has_who_what_and_why_the_newest_first(client: httpx.Client) -> None:
+    page = text_of(client.get("/history", params={"group": "billing"}))
+
+    assert "reset payments-0 4 3 ana ticket 17" in page
+    assert page.index("the table is rebuilt") < page.index("ticket 17")
+    only = text_of(client.get("/history", params={"group": "billing", "event": "reset"}))
+    assert "ticket 17" in only
+    assert "the table is rebuilt" not in only
+
+
+@pytest.mark.usefixtures("decided")
+def test_it_can_begin_at_a_time(client: httpx.Client) -> None:
+    now = datetime.now(UTC)
+    for since, is_shown in ((now - timedelta(hours=1), True), (now + timedelta(hours=1), False)):
+        page = client.get("/history", params={"group": "billing", "since": f"{since:%Y-%m-%dT%H:%M}"})
+        assert ("ticket 17" in page.text) is is_shown
+        assert f'value="{since:%Y-%m-%dT%H:%M}"' in page.text
+    assert "There are no such lines." in page.text
+
+
+def test_a_long_history_comes_in_pages(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
+    give(store, "billing", {P0: 4}, stay=False)
+    count = ON_A_PAGE * 2 + 3
+    for number in range(count):
+        store.pause("billing", reason=f"reason {number:04}", actor="ana")
+    server.snapshots.take()
+    answer = client.get("/history", params={"group": "billing", "event": "pause"})
+    assert ">Newest<" not in answer.text
+    seen = re.findall(r"reason (\d{4})", answer.text)
+    assert len(seen) == ON_A_PAGE
+    while older := re.search(r'rel="next" href="([^"]*)"', answer.text):
+        answer = client.get(html.unescape(older[1]))
+        seen += re.findall(r"reason (\d{4})", answer.text)
+        assert ">Newest<" in answer.text
+    assert seen == [f"{number:04}" for number in reversed(range(count))]
+
+
+@pytest.mark.usefixtures("decided")
+@pytest.mark.parametrize("wrong", [{"since": "yesterday"}, {"since": "0001-01-01T00:00+14:00"}, {"before": "x"}])
+def test_what_cant_be_meant_is_refused(client: httpx.Client, wrong: dict[str, str]) -> None:
+    assert client.get("/history", params={"group": "billing", **wrong}).status_code == 400
+
+
+@pytest.mark.behaviour("DASH-4")
+def test_texts_are_shown_inert(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
+    odd = "<script>alert(1)</script>\u202eevil"
+    give(store, odd, {P0: 4}, stay=False)
+    store.reset(odd, {P0: 3}, reason=f"because {odd}", actor=f"by {odd}")
+    server.snapshots.take()
+    page = client.get("/history", params={"group": odd})
+    assert page.status_code == 200
+    assert "<script>alert" not in page.text
+    assert "\u202e" not in re.sub(r'value="[^"]*"', "", page.text)
+    for text in ("because ", "by "):
+        assert f"{text}&lt;script&gt;alert(1)&lt;/script&gt;\\u202eevil" in page.text

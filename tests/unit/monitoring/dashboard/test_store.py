@@ -1,0 +1,84 @@
+"""The page about the store itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore.protocol.store_facts import TableFacts
+from tests.unit.monitoring.dashboard.conftest import P0, give, text_of
+
+if TYPE_CHECKING:
+    import httpx
+
+    from offsetstore import OffsetStore
+    from offsetstore.monitoring.dashboard.serving import DashboardServer
+
+pytestmark = pytest.mark.behaviour("DASH-1")
+
+PARTITIONS = TableFacts("kafka_partitions", 12, 2_500_000, 7, 2_000, 1_900)
+
+
+def test_it_shows_the_store_and_its_tables(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
+    give(store, "billing", {P0: 4})
+    server.snapshots.take()
+    page = text_of(client.get("/store"))
+
+    assert str(store.database.store_id()) in page
+    assert "Server memory" in page
+    assert "as this version of offsetstore expects it" in page
+    assert "the database's and this machine's agree" in page
+    assert "younger than a second" in page
+    assert "kafka_partitions 1 " in page
+    assert "Few updates" not in page
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tables": (PARTITIONS,)}, "kafka_partitions 12 2.5 MB 7 2,000 95 % - -"),
+        ({"tables": (replace(PARTITIONS, hot_updates=800),)}, "Few updates of kafka_partitions are HOT."),
+        ({"revision": "0004", "expected": "0006"}, "0004 this version expects 0006: run offsetstore migrate"),
+        ({"oldest_transaction": timedelta(hours=2)}, "VACUUM can't remove rows that it may still see"),
+        ({"sees_all": False}, "others are shown to members of pg_read_all_stats"),
+        ({"is_standby": True}, "a standby: jobs can't write to it"),
+    ],
+)
+def test_it_says_what_is_not_well(
+    store: OffsetStore,
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    said: str,
+) -> None:
+    facts = store.facts()
+    before = text_of(client.get("/store"))
+    monkeypatch.setattr(store, "facts", lambda: replace(facts, **changes))
+
+    assert said not in before
+    assert said in text_of(client.get("/store"))
+
+
+def test_few_updates_say_nothing_about_their_share(
+    store: OffsetStore, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = store.facts()
+    few = replace(PARTITIONS, updates=10, hot_updates=1)
+    monkeypatch.setattr(store, "facts", lambda: replace(facts, tables=(few,)))
+    assert "Few updates" not in text_of(client.get("/store"))
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(3.0, "3.0s ahead of this machine's"), (-2.5, "2.5s behind this")])
+def test_a_clock_that_is_wrong_is_told(
+    server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, seconds: float, said: str
+) -> None:
+    server.snapshots.take()
+    snapshot = server.snapshots.latest()
+    assert snapshot.lag is not None
+    skewed = replace(snapshot, lag=replace(snapshot.lag, clock_skew=seconds))
+    monkeypatch.setattr(server.snapshots, "latest", lambda: skewed)
+    assert said in text_of(client.get("/store"))
