@@ -107,6 +107,7 @@ def letter(request: Request) -> Response:
         "letter.html",
         group=name,
         letter=found,
+        is_open=found.state in OPEN,
         words=STATE_WORDS,
         command=shlex.join(["offsetstore", "dead-letters", "show", "-g", name, key]),
     )

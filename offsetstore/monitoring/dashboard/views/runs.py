@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from offsetstore.protocol.runs import Phase, Run, RunState, Source
 
-RUNS_ON_A_PAGE: Final = 20
+RUNS_ON_A_PAGE: Final = 10
 ERRORS_ON_A_PAGE: Final = 50
 
 WORDS: Final[Mapping[RunState, str]] = {
@@ -61,7 +61,8 @@ class Row:
         """The address of Spark's UI, if a browser can do nothing else with it than to go there."""
         address = self.run.status.ui_url
         try:
-            is_web = address is not None and urlsplit(address).scheme in {"http", "https"}
+            is_plain = address is not None and address.isascii() and address.isprintable()
+            is_web = is_plain and urlsplit(address).scheme in {"http", "https"}
         except ValueError:
             is_web = False
         return address if is_web else None
