@@ -1,13 +1,16 @@
-"""How names, counts and times are written for people, at a terminal and on a page."""
+"""How names, counts and times are written for people, and times by them, at a terminal and on a page."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from datetime import timedelta
+import re
+from datetime import datetime, timedelta
+from typing import Final
 
 NOTHING: Final = "-"
+
+_DURATION: Final = re.compile(
+    r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
+)
 
 
 def visible(value: object) -> str:
@@ -29,3 +32,33 @@ def short(time: timedelta) -> str:
         if seconds >= 2 * length:
             return f"{seconds // length}{unit}"
     return f"{seconds}s"
+
+
+def parse_time(text: str, others: str = "") -> datetime:
+    """Read a time with its zone.
+
+    :param others: what else may be written there, for the message.
+    :raises ValueError: it is none; the message is for the one who wrote it.
+    """
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not {others}a time such as 2025-03-01T00:00Z.") from None
+    if time.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone; write 2025-03-01T00:00Z or 2025-03-01T00:00+01:00.")
+    return time
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read an ISO 8601 duration as kafka-consumer-groups takes it, from days to seconds.
+
+    :raises ValueError: as for `parse_time`.
+    """
+    found = _DURATION.fullmatch(text.upper())
+    parts = {} if found is None else {unit: float(number) for unit, number in found.groupdict().items() if number}
+    if not parts or text.upper().endswith("T"):
+        raise ValueError(f"{text!r} is not a duration such as P1DT2H, PT30M or P7D.")
+    try:
+        return timedelta(**parts)
+    except OverflowError:
+        raise ValueError(f"{text!r} is too long.") from None

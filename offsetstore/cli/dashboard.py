@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.output import print_lines
+from offsetstore.errors import ConfigurationError
+from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.store.store import OffsetStore
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOKEN: Final = "OFFSETSTORE_DASHBOARD_TOKEN"  # noqa: S105 - the variable's name
+ACTIONS_URL: Final = "OFFSETSTORE_ACTIONS_URL"
 
 
 @click.command()
@@ -37,6 +41,18 @@ TOKEN: Final = "OFFSETSTORE_DASHBOARD_TOKEN"  # noqa: S105 - the variable's name
     metavar="NAME",
     help="A name under which browsers may ask for the pages, besides localhost. May be repeated.",
 )
+@click.option(
+    "--allow-actions",
+    is_flag=True,
+    help="Let groups be reset, paused and resumed, and dead letters be replayed and discarded, on the pages.",
+)
+@click.option(
+    "--actions-url",
+    metavar="URL",
+    envvar=ACTIONS_URL,
+    show_envvar=True,
+    help="The same database as --url, with a role that may decide; for --allow-actions.",
+)
 def dashboard(
     *,
     bootstrap_servers: str,
@@ -49,6 +65,8 @@ def dashboard(
     port: int,
     host: str,
     allowed_hosts: tuple[str, ...],
+    allow_actions: bool,
+    actions_url: str | None,
 ) -> None:
     """Serve pages that show how groups, jobs and dead letters are.
 
@@ -56,19 +74,40 @@ def dashboard(
     history.
 
     It reads the database and Kafka every ten seconds, and writes nothing but the samples from which it draws its
-    curves. The role that `offsetstore grants --dashboard` prints is enough: it can't read the contents of records.
+    curves. The role that `offsetstore grants --dashboard-role` prints is enough: it can't read the contents of records.
+
+    With --allow-actions the pages have forms too: each shows its plan, and asks for a reason and for the group's name.
+    They write with the role of --actions-url, such as one that `offsetstore grants --role` prints; the pages still read
+    with that of --url. Who can connect, or has the token, may then decide.
 
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore dashboard -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     address = options.require_url(url)
+    deciding = _require(actions_url) if allow_actions else None
     broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
     settings = Settings(host=host, port=port, allowed_hosts=allowed_hosts, token=os.environ.get(TOKEN) or None)
     try:
-        with OffsetStore.connect(address, schema=schema) as store:
-            server = DashboardServer(store, broker, settings, kafka_groups=kafka_groups)
+        with ExitStack() as stores:
+            store = stores.enter_context(OffsetStore.connect(address, schema=schema))
+            actions = None
+            if deciding is not None:
+                decider = stores.enter_context(OffsetStore.connect(deciding, schema=schema))
+                actions = Deciding(decider, broker, kafka_groups)
+            server = DashboardServer(store, broker, settings, kafka_groups=kafka_groups, actions=actions)
             print_lines(f"The dashboard is at {server.url}")
             server.run()
     finally:
         broker.close()
+
+
+def _require(actions_url: str | None) -> str:
+    if actions_url:
+        return actions_url
+    raise ConfigurationError(
+        "actions need a database URL of their own",
+        found=f"neither --actions-url nor {ACTIONS_URL}",
+        expected="the same database, with a role that may decide",
+        next_step=f"Set {ACTIONS_URL}, or leave out --allow-actions.",
+    )

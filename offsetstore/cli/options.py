@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,9 +13,11 @@ import click
 from offsetstore.errors import ConfigurationError
 from offsetstore.store.group_health import LagLimit
 from offsetstore.store.store import OffsetStore
+from offsetstore.text import parse_duration, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
+    from datetime import datetime, timedelta
 
     from offsetstore.kafka.broker import Broker
 
@@ -26,9 +27,6 @@ _SPARK = "kafka."
 _LAG: Final = re.compile(r"(\d+)([smhd])?")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _COMPLETION_SECONDS = 2.0
-_DURATION = re.compile(
-    r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
-)
 
 
 def database_options(function: _F) -> _F:
@@ -235,24 +233,17 @@ def duration(_context: click.Context, _parameter: click.Parameter, value: str | 
     """Parse an ISO 8601 duration as kafka-consumer-groups takes it, from days to seconds; a click callback."""
     if value is None:
         return None
-    found = _DURATION.fullmatch(value.upper())
-    parts = {} if found is None else {unit: float(number) for unit, number in found.groupdict().items() if number}
-    if not parts or value.upper().endswith("T"):
-        raise click.BadParameter(f"{value!r} is not a duration such as P1DT2H, PT30M or P7D.")
     try:
-        return timedelta(**parts)
-    except OverflowError:
-        raise click.BadParameter(f"{value!r} is too long.") from None
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _time(value: str, others: str) -> datetime:
     try:
-        time = datetime.fromisoformat(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not {others}a time such as 2025-03-01T00:00Z.") from None
-    if time.tzinfo is None:
-        raise click.BadParameter(f"{value!r} has no time zone; write 2025-03-01T00:00Z or 2025-03-01T00:00+01:00.")
-    return time
+        return parse_time(value, others)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def lag_limit(_context: click.Context, _parameter: click.Parameter, value: str | None) -> LagLimit | None:

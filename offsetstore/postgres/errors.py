@@ -164,9 +164,12 @@ def of_database(error: BaseException) -> OffsetStoreError | None:
     if inner is None:
         return None
     state = f" (SQLSTATE {inner.sqlstate})" if inner.sqlstate else ""
+    found = f"{_first_line(inner)}{state}"
+    if inner.sqlstate == _NOT_GRANTED:
+        return MissingPrivilege("the database's role may not do that", found=found)
     return _ours(error) or StoreUnavailable(
         "the database refused a statement",
-        found=f"{_first_line(inner)}{state}",
+        found=found,
         next_step="See PostgreSQL's log, and check the privileges of this role.",
     )
 

@@ -16,7 +16,8 @@ from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
 from offsetstore.monitoring.dashboard.security import COOKIE, SESSION, Guard
-from offsetstore.monitoring.dashboard.views import group, groups, history, letters, partition, runs, store
+from offsetstore.monitoring.dashboard.views import actions, group, groups, history, letters, partition, runs, store
+from offsetstore.postgres.errors import of_database
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -38,6 +39,7 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
             *letters.ROUTES,
             *history.ROUTES,
             *store.ROUTES,
+            *(actions.ROUTES if dashboard.actions is not None else ()),
             Route("/login", _ask, methods=["GET"]),
             Route("/login", _login, methods=["POST"]),
             Mount("/static", StaticFiles(packages=[("offsetstore.monitoring.dashboard", "static")])),
@@ -84,5 +86,7 @@ def _on_error(request: Request, error: Exception) -> Response:
 
 
 def _on_bug(request: Request, error: Exception) -> Response:
-    """Name the error's class alone: its text may hold values."""
+    """Name the error's class alone, unless it is the database's: its text may hold values."""
+    if (ours := of_database(error)) is not None:
+        return _on_error(request, ours)
     return show(request, "error.html", status=500, what=f"The page failed: {type(error).__name__}.", next_step=None)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
 
+from offsetstore.monitoring.dashboard.forms import Tickets
 from offsetstore.monitoring.dashboard.rendering import respond
 from offsetstore.monitoring.dashboard.security import is_open
 from offsetstore.monitoring.dashboard.snapshots import Snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
     from starlette.responses import Response
 
     from offsetstore.monitoring.dashboard.security import Access
     from offsetstore.monitoring.dashboard.snapshots import Snapshots
+    from offsetstore.protocol.ports import BrokerOffsets
     from offsetstore.store.lag import GroupLag, Lag
     from offsetstore.store.store import OffsetStore
 
@@ -33,15 +37,32 @@ _DIGITS: Final = 10  # of the largest partition
 
 
 @dataclass(frozen=True, slots=True)
+class Deciding:
+    """What decisions on the pages need.
+
+    :param store: with a role that may decide. It is left open, as is the broker.
+    :param broker: asked for the log's ends when offsets are reset.
+    :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+    """
+
+    store: OffsetStore
+    broker: BrokerOffsets
+    kafka_groups: Mapping[str, str] = field(default_factory=dict[str, str])
+    tickets: Tickets = field(default_factory=Tickets)
+
+
+@dataclass(frozen=True, slots=True)
 class Dashboard:
     """One server's parts.
 
     :param store: with a role that may read all but the contents of dead letters.
+    :param actions: ``None``: nothing can be decided on the pages.
     """
 
     store: OffsetStore
     snapshots: Snapshots
     access: Access
+    actions: Deciding | None = None
 
 
 def dashboard_of(request: Request) -> Dashboard:
@@ -56,6 +77,7 @@ def show(request: Request, template: str, *, status: int = 200, **values: Any) -
         "snapshot": snapshot,
         "path": request.url.path,
         "has_login": dashboard_of(request).access.token is not None,
+        "has_actions": dashboard_of(request).actions is not None,
     }
     return respond(request, template, common | values, status=status)
 

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from starlette.requests import Request
 
 LONGEST: Final = 65_536
 """Bytes of a form."""
+
+LIFETIME: Final = 15 * 60
+"""Seconds for which a form can be sent."""
+
+MOST_USED: Final = 10_000
+"""Forms that can be sent within `LIFETIME`: each is remembered for so long."""
+
+_EXPIRED: Final = "The form is older than 15 minutes; nothing was done."
+_FOREIGN: Final = (
+    "The form is not as this server has made it, or the server has been started again since; nothing was done."
+)
+_USED: Final = "The form was sent already. What it did is in the group's history; nothing was done now."
+_FULL: Final = "Too many forms were sent in the last 15 minutes; nothing was done."
+
+
+class TicketRefused(Exception):
+    """The form must not be carried out; the text says why."""
 
 
 async def read_fields(request: Request) -> dict[str, str]:
@@ -29,3 +55,51 @@ async def read_fields(request: Request) -> dict[str, str]:
     if any("\0" in text for pair in fields.items() for text in pair):
         raise HTTPException(400, "A field has a null character in it.")
     return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Tickets:
+    """Makes a ticket for each form that may change something, and takes it back once.
+
+    It is signed with a key of this process, and good for one action on one group with the values that the form shows.
+
+    :param clock: in seconds.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    _used: dict[str, int] = field(default_factory=dict[str, int], repr=False)
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def issue(self, action: str, group: str, values: Mapping[str, str]) -> str:
+        """Make one."""
+        nonce, until = secrets.token_urlsafe(16), int(self.clock()) + LIFETIME
+        return f"{until}.{nonce}.{self._sign(until, nonce, action, group, values)}"
+
+    def take(self, ticket: str, action: str, group: str, values: Mapping[str, str]) -> None:
+        """Take it back. Of several requests with one ticket, this returns for one alone.
+
+        :raises TicketRefused: it is not one of ours, or of another form, too old, or was taken before.
+        """
+        time_of, _dot, rest = ticket.partition(".")
+        nonce, _dot, signature = rest.partition(".")
+        until = int(time_of) if time_of.isascii() and time_of.isdigit() and len(time_of) < 20 else 0  # noqa: PLR2004
+        expected = self._sign(until, nonce, action, group, values)
+        if not hmac.compare_digest(signature.encode(), expected.encode()):
+            raise TicketRefused(_FOREIGN)
+        with self._guard:
+            now = self.clock()
+            if until <= now:
+                raise TicketRefused(_EXPIRED)
+            if nonce in self._used:
+                raise TicketRefused(_USED)
+            if len(self._used) >= MOST_USED:
+                for old in [one for one, over in self._used.items() if over <= now]:
+                    del self._used[old]
+            if len(self._used) >= MOST_USED:
+                raise TicketRefused(_FULL)
+            self._used[nonce] = until
+
+    def _sign(self, until: int, nonce: str, action: str, group: str, values: Mapping[str, str]) -> str:
+        text = json.dumps([until, nonce, action, group, sorted(values.items())])
+        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
+    from offsetstore.monitoring.dashboard.context import Deciding
     from offsetstore.protocol.ports import BrokerOverview
     from offsetstore.store.store import OffsetStore
 
@@ -68,6 +69,7 @@ class DashboardServer:
 
     :param store: it is left open, as is the broker.
     :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+    :param actions: lets groups be reset, paused and resumed, and dead letters be replayed and discarded, on the pages.
     :raises ConfigurationError: it can't listen there.
     """
 
@@ -78,10 +80,11 @@ class DashboardServer:
         settings: Settings | None = None,
         *,
         kafka_groups: Mapping[str, str] | None = None,
+        actions: Deciding | None = None,
     ) -> None:
         self._settings = settings or Settings()
         self._snapshots = Snapshots(store, broker, kafka_groups=kafka_groups)
-        app = make_application(Dashboard(store, self._snapshots, self._settings.access))
+        app = make_application(Dashboard(store, self._snapshots, self._settings.access, actions))
         config = uvicorn.Config(
             app,
             log_config=None,

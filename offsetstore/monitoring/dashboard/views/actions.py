@@ -1,0 +1,253 @@
+"""Decisions in three steps: a form, a plan that asks for a reason and the group's name, and what was done.
+
+Only the last step changes anything. It takes the plan's ticket, which is good once; the library then decides under its
+locks, so that what the last page shows may differ from the plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from offsetstore import errors
+from offsetstore.monitoring.dashboard.context import Deciding, dashboard_of, group_of, lag_of, show
+from offsetstore.monitoring.dashboard.decisions import DECISIONS, By, Group, Invalid, names_letters
+from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
+from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
+from offsetstore.store import admin
+from offsetstore.store.identity import this_process
+from offsetstore.text import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from offsetstore.errors import OffsetStoreError
+    from offsetstore.monitoring.dashboard.decisions import Decision
+    from offsetstore.store.store import OffsetStore
+
+SHOWN: Final = 100
+"""Partitions that a plan lists."""
+SHOWN_LETTERS: Final = 20
+ERRORS: Final = 50
+
+_ENTERED: Final = frozenset({"group", "ticket", "reason", "typed", "fence"})
+"""Fields that are no part of the plan."""
+
+# The first that fits counts.
+_STATUSES: Final[tuple[tuple[int, tuple[type[OffsetStoreError], ...]], ...]] = (
+    (404, (errors.UnknownGroup, errors.UnknownLetter)),
+    (400, (errors.ConfigurationError, errors.OffsetOutOfRange)),
+    (403, (errors.MissingPrivilege,)),
+    (409, (errors.GroupBusy, errors.GroupRenamed, errors.StartError, errors.DeadLetterError)),
+)
+_UNAVAILABLE: Final = 503
+_REFUSALS: Final = (errors.OffsetStoreError, *DATABASE_ERRORS)
+
+_WORDS: Final = {
+    # The library's next steps, in the words of the pages.
+    admin.STOP_IT: "Stop it first, or tick “Fence the live job”.",
+    errors.StoreUnavailable.default_next_step: "Check that the server runs, and that the role may connect.",
+    errors.MissingPrivilege.default_next_step: (
+        "Let the dashboard act with a role that has what `offsetstore grants --role` prints (OFFSETSTORE_ACTIONS_URL)."
+    ),
+}
+
+
+def form(request: Request) -> Response:
+    """Ask what is to be done; the address may have some of it already."""
+    kind = _kind(request)
+    group, _lag = group_of(request)
+    return _show_form(request, kind, group, dict(request.query_params))
+
+
+async def plan(request: Request) -> Response:
+    """Show what would happen."""
+    return await run_in_threadpool(_plan, request, await read_fields(request))
+
+
+async def execute(request: Request) -> Response:
+    """Do it, and show what was done."""
+    return await run_in_threadpool(_execute, request, await read_fields(request))
+
+
+def _plan(request: Request, given: Mapping[str, str]) -> Response:
+    kind, group = _kind(request), _group(given)
+    try:
+        return _show_plan(request, kind.read(given), group)
+    except Invalid as wrong:
+        return _show_form(request, kind, group, given, wrong={wrong.field: str(wrong)})
+    except _REFUSALS as error:
+        return _show_form(request, kind, group, given, error=_ours(error))
+
+
+def _execute(request: Request, given: Mapping[str, str]) -> Response:
+    kind, group, actions = _kind(request), _group(given), _actions(request)
+    planned = {name: text for name, text in given.items() if name not in _ENTERED}
+    try:
+        actions.tickets.take(given.get("ticket", ""), kind.name, group, planned)
+    except TicketRefused as refused:
+        return show(request, "action_refused.html", status=403, action=kind.name, group=group, text=str(refused))
+    try:
+        decision = kind.read(planned)
+        if wrong := _wrong(given, group):
+            return _show_plan(request, decision, group, status=400, entered=given, wrong=wrong)
+        by = By(_actor(request), given["reason"].strip(), given.get("fence") == "yes")
+        try:
+            done = decision.execute(_on(actions, group, actions.store), by)
+        except errors.GroupBusy as busy:
+            return _show_plan(request, decision, group, status=409, entered=given, error=busy)
+    except Invalid as wrong:  # a time that has passed meanwhile
+        return _show_form(request, kind, group, planned, wrong={wrong.field: str(wrong)})
+    except _REFUSALS as error:
+        return _show_form(request, kind, group, planned, error=_ours(error))
+    return show(
+        request,
+        "action_done.html",
+        action=kind.name,
+        group=group,
+        decision=decision,
+        result=done,
+        owner=dashboard_of(request).store.owner(group),
+        reason=by.reason,
+        shown=SHOWN,
+        shown_letters=SHOWN_LETTERS,
+    )
+
+
+def _show_form(
+    request: Request,
+    kind: type[Decision],
+    group: str,
+    given: Mapping[str, str],
+    *,
+    wrong: Mapping[str, str] | None = None,
+    error: OffsetStoreError | None = None,
+) -> Response:
+    """Ask, with what was entered before, and what was wrong with it."""
+    name = kind.name
+    more: dict[str, Any] = {}
+    if name in {"replay", "discard"}:
+        more["is_chosen"] = names_letters(given)
+        more["errors"] = [] if more["is_chosen"] else dashboard_of(request).store.letter_errors(group, limit=ERRORS)
+    elif name == "reset":
+        found = lag_of(request).groups.get(group)
+        more["topics"] = [] if found is None else sorted(found.topics)
+    return show(
+        request,
+        "action_form.html",
+        status=_status(error) if error else 400 if wrong else 200,
+        action=name,
+        group=group,
+        given={key: text for key, text in given.items() if key not in _ENTERED},
+        wrong=wrong or {},
+        error=error,
+        next_step=_next_step(error),
+        **more,
+    )
+
+
+def _show_plan(
+    request: Request,
+    decision: Decision,
+    group: str,
+    *,
+    status: int = 200,
+    entered: Mapping[str, str] | None = None,
+    wrong: Mapping[str, str] | None = None,
+    error: OffsetStoreError | None = None,
+) -> Response:
+    """Show what would happen now, and ask for a reason and the group's name."""
+    actions, store = _actions(request), dashboard_of(request).store
+    result = decision.plan(_on(actions, group, store))
+    owner = store.owner(group)
+    if owner is None:
+        raise errors.UnknownGroup(f"the store has no group {group!r}")
+    planned = decision.fields()
+    return show(
+        request,
+        "action_plan.html",
+        status=status,
+        action=decision.name,
+        group=group,
+        decision=decision,
+        planned=planned,
+        ticket=actions.tickets.issue(decision.name, group, planned),
+        result=result,
+        owner=owner,
+        entered=entered or {},
+        wrong=wrong or {},
+        error=error,
+        next_step=_next_step(error),
+        shown=SHOWN,
+        shown_letters=SHOWN_LETTERS,
+    )
+
+
+def _wrong(given: Mapping[str, str], group: str) -> dict[str, str]:
+    """What is wrong with the answers to a plan, by field."""
+    wrong: dict[str, str] = {}
+    if not given.get("reason", "").strip():
+        wrong["reason"] = "A decision needs a reason, which the history records."
+    # A name with invisible characters can be typed as it is shown.
+    if given.get("typed", "").strip() not in {group.strip(), visible(group).strip()}:
+        wrong["typed"] = "That is not the name of this group."
+    return wrong
+
+
+def _kind(request: Request) -> type[Decision]:
+    kind = DECISIONS.get(request.path_params["action"])
+    if kind is None:
+        raise HTTPException(404)
+    return kind
+
+
+def _group(given: Mapping[str, str]) -> str:
+    """The group of a form; whether there is one is for the library to say."""
+    if not (group := given.get("group", "")):
+        raise HTTPException(400, "The form names no group.")
+    return group
+
+
+def _actions(request: Request) -> Deciding:
+    actions = dashboard_of(request).actions
+    assert actions is not None  # there are no routes without it
+    return actions
+
+
+def _on(actions: Deciding, group: str, store: OffsetStore) -> Group:
+    return Group(group, actions.kafka_groups.get(group, group), store, actions.broker)
+
+
+def _actor(request: Request) -> str:
+    """The dashboard's name, which the guard has compared with those that it has, and its process."""
+    return f"dashboard at {request.headers['host']}, {this_process()}"
+
+
+def _ours(error: Exception) -> OffsetStoreError:
+    """The error as ours: the library leaves those that it does not expect as the database's."""
+    if isinstance(error, errors.OffsetStoreError):
+        return error
+    if (ours := of_database(error)) is None:
+        raise error
+    return ours
+
+
+def _status(error: OffsetStoreError) -> int:
+    return next((status for status, kinds in _STATUSES if isinstance(error, kinds)), _UNAVAILABLE)
+
+
+def _next_step(error: OffsetStoreError | None) -> str:
+    return "" if error is None else _WORDS.get(error.next_step, error.next_step)
+
+
+ROUTES: Final = [
+    Route("/actions/{action}", form, methods=["GET"]),
+    Route("/actions/{action}", plan, methods=["POST"]),
+    Route("/actions/{action}/execute", execute, methods=["POST"]),
+]
