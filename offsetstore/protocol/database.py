@@ -409,7 +409,7 @@ class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Sto
         limit: int | None = None,
         before: int | None = None,
     ) -> list[HistoryEvent]:
-        """The group's events, oldest first: since a time, of some kinds or one partition, before an id, the last ones."""
+        """The group's events, oldest first: all that are asked for, or only the last ones of them."""
         ...
 
     def replaced_since(self, group: str, epoch: int) -> bool:

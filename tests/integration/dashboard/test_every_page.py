@@ -59,6 +59,7 @@ def test_everyone_can_use_it(name: str, url: str, pages: Pages) -> None:
         assert axe(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (scheme, width)
         assert "SECRET" not in page.content()
+    page = pages.open(url + PAGES[name])
     assert unreachable(page) == []
 
 
