@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from offsetstore.errors import BrokerUnavailable, LockTimeout, MissingPrivilege
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.decisions import DECISIONS
 from offsetstore.monitoring.dashboard.forms import LIFETIME, MOST_USED, TicketRefused, Tickets
+from offsetstore.monitoring.dashboard.rendering import environment
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import InMemoryOffsetStore
@@ -267,7 +270,8 @@ def test_a_live_job_is_fenced_only_if_that_is_chosen(browser: Browser, store: Of
     before = state_of(store)
     refused = browser.send(plan, **ANSWER)
     assert refused.status == 409
-    assert "a job of group 'billing' is live; nothing was written" in refused.text
+    assert "a job of group 'billing' is live; nothing was written. Found " in refused.text
+    assert "s ago. Stop it first, or tick" in refused.text
     assert "Fence the live job" in refused.text
     assert refused.form.fields["reason"] == ANSWER["reason"]
     assert state_of(store) == before
@@ -606,6 +610,23 @@ def test_each_field_has_a_label_and_what_describes_it(browser: Browser, action: 
         assert "style=" not in page.answer.text
 
 
+@pytest.mark.usefixtures("letters")
+def test_other_pages_link_to_what_is_allowed(browser: Browser, store: OffsetStore) -> None:
+    macros = '{% import "actions.html" as actions with context %}'
+    shown = "{{ actions.of_group(group) }}{{ actions.of_error(group, which) }}{{ actions.of_letter(group, letter) }}"
+    template = environment().from_string(macros + shown)
+    [letter] = store.letters(GROUP, cause="raised").letters
+    values = {"group": GROUP, "which": store.letter_errors(GROUP)[0].which, "letter": letter}
+    assert "href" not in template.render(values, has_actions=False)
+    links = [html.unescape(one) for one in re.findall(r'href="([^"]+)"', template.render(values, has_actions=True))]
+    assert len(links) == 5 + 2 + 2
+    assert {browser.open(link).status for link in links} == {200}
+    for link, text in zip(links[5:], ("2 letters", "2 letters", "1 letter", "1 letter"), strict=True):
+        assert f"{text} would be" in browser.send(browser.open(link)).text
+    settled = replace(letter, state="discarded")
+    assert len(re.findall("href", template.render({**values, "letter": settled}, has_actions=True))) == 5 + 2
+
+
 def test_a_plan_of_many_partitions_is_short(
     store: OffsetStore, server: DashboardServer, browser: Browser, broker: StaticBroker
 ) -> None:
@@ -618,3 +639,18 @@ def test_a_plan_of_many_partitions_is_short(
     assert "read 300 offsets again" in plan.text
     assert "And 200 more partitions." in plan.text
     assert len(re.findall(r'scope="row"', plan.answer.text)) == 100
+
+
+def test_of_requests_at_the_same_time_one_alone_gets_through() -> None:
+    tickets = Tickets()
+    ticket = tickets.issue("pause", GROUP, {})
+
+    def take(_number: int) -> bool:
+        try:
+            tickets.take(ticket, "pause", GROUP, {})
+        except TicketRefused:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as threads:
+        assert sum(threads.map(take, range(200))) == 1
