@@ -207,18 +207,19 @@ class _Checks:
     def _headroom(self) -> Check:
         if self._lag.kafka is None:
             return Check("headroom", "attention", _KAFKA_SILENT)
-        known = [(room, tp) for tp, one in self._partitions() if (room := one.headroom) is not None]
+        known = [(room, place) for place, one in self._partitions() if (room := one.headroom) is not None]
         if not known:
             return Check("headroom", "ok", "Nothing is unread that retention could remove.")
-        room, tp = min(known)
+        room, place = min(known)
+        tp = TopicPartition(*place)
         if room < 0:
-            lost = [tp for one, tp in known if one < 0]
+            lost = [TopicPartition(*place) for one, place in known if one < 0]
             text = (
-                f"{counted(-sum(one for one, _tp in known if one < 0), 'offset')} were removed from Kafka unread: "
+                f"{counted(-sum(one for one, _place in known if one < 0), 'offset')} were removed from Kafka unread: "
                 f"{_some(list(map(str, lost)))}. A running job stops at them, and the next start is refused."
             )
             return Check("headroom", "bad", text, next_step=self._resolve(sorted({tp.topic for tp in lost})))
-        if room == 0 and any(one.headroom == 0 and one.log and one.log.beginning for _tp, one in self._partitions()):
+        if room == 0 and any(one.headroom == 0 and one.log and one.log.beginning for _place, one in self._partitions()):
             text = f"What retention removes next from {tp} is unread."
             return Check("headroom", "attention", text, next_step=self._command("lag", _KAFKA, "--partitions"))
         if room == 0:
@@ -279,12 +280,16 @@ class _Checks:
         return Check("pinned offsets", "ok", "No stored offset is pinned or contested.")
 
     def _marked(self, is_marked: Callable[[StoredOffset], bool]) -> list[TopicPartition]:
-        return [tp for tp, one in self._partitions() if one.stored is not None and is_marked(one.stored)]
+        return [
+            TopicPartition(*place)
+            for place, one in self._partitions()
+            if one.stored is not None and is_marked(one.stored)
+        ]
 
-    def _partitions(self) -> Iterator[tuple[TopicPartition, PartitionLag]]:
+    def _partitions(self) -> Iterator[tuple[tuple[str, int], PartitionLag]]:
         for topic, found in self._of.topics.items():
             for number, one in found.partitions.items():
-                yield TopicPartition(topic, number), one
+                yield (topic, number), one
 
     def _resolve(self, topics: list[str]) -> str:
         return self._command("resolve", *(f"-t {shlex.quote(topic)}" for topic in topics[:_NAMED]), _KAFKA)

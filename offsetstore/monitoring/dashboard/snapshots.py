@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.protocol.background import Background
+from offsetstore.store.group_health import condition, last_advance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from offsetstore.protocol.ports import BrokerOverview
+    from offsetstore.store.group_health import Condition
     from offsetstore.store.lag import Lag
     from offsetstore.store.store import OffsetStore
 
@@ -28,17 +30,59 @@ _PATIENCE: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """One group, added up once for all pages: a group may have thousands of partitions.
+
+    ``records``, ``seconds`` and ``is_bound`` are those of `GroupLag`. ``letters`` counts the open dead letters.
+    """
+
+    name: str
+    condition: Condition
+    is_live: bool
+    records: int | None
+    seconds: float | None
+    is_bound: bool
+    advanced_at: datetime | None
+    letters: int
+    error: str | None
+
+    @classmethod
+    def of(cls, name: str, lag: Lag) -> Summary:
+        """Add the group up."""
+        one = lag.groups[name]
+        errors = (topic.error.what for topic in one.topics.values() if topic.error is not None)
+        return cls(
+            name=name,
+            condition=condition(one, lag.store.at),
+            is_live=one.owner.is_live,
+            records=one.records,
+            seconds=one.seconds,
+            is_bound=one.is_bound,
+            advanced_at=last_advance(one),
+            letters=sum(lag.store.letters.get(name, {}).values()),
+            error=next(errors, None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The last lag that could be measured.
 
     :param lag: ``None`` before the first one.
     :param taken_at: when it was measured, by this machine's clock.
     :param trouble: why it is older than it should be, or lacks Kafka's part: our own words.
+    :param groups: what is in it, in short.
     """
 
     lag: Lag | None = None
     taken_at: datetime | None = None
     trouble: str | None = None
+    groups: Mapping[str, Summary] = field(default_factory=dict["str", "Summary"])
+
+    @property
+    def measured_at(self) -> datetime | None:
+        """When it was measured, by the database's clock."""
+        return None if self.lag is None else self.lag.store.at
 
 
 class Snapshots:
@@ -85,7 +129,12 @@ class Snapshots:
                 self._tell(error.what)
                 return
             error = lag.broker_error
-            self._latest = Snapshot(lag, now, None if error is None else error.what)
+            self._latest = Snapshot(
+                lag,
+                now,
+                None if error is None else error.what,
+                {name: Summary.of(name, lag) for name in lag.groups},
+            )
             failed = self._record(lag) if lag.kafka is not None else None
             for trouble in (error, failed):
                 if trouble is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.routing import Route
 
@@ -21,7 +21,6 @@ from offsetstore.monitoring.dashboard.context import (
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.samples import Selection, rates
 from offsetstore.store.group_checks import check_group
-from offsetstore.store.group_health import condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +38,9 @@ POINTS: Final = 240
 """Of a curve."""
 
 _TOPICS: Final = 100
+
+Place: TypeAlias = tuple[str, int]
+"""A topic and the number of a partition; those on the page become a `TopicPartition`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +76,21 @@ class Chosen:
             "sort": self.sort,
         }
 
-    def sorted(self, group: GroupLag) -> list[tuple[TopicPartition, PartitionLag]]:
-        """The partitions, by lag with those first that are the furthest behind, and those whose lag is not known."""
-        found = list(self._matching(group))
+    def sorted(self, group: GroupLag) -> list[Place]:
+        """The partitions, by lag with those first whose lag is not known, then those that are the furthest behind."""
+        found = [(one.records, topic, number) for topic, number, one in self._matching(group)]
         if self.sort == "lag":
-            found.sort(key=lambda one: (one[1].records is not None, -(one[1].records or 0), one[0]))
-        return found
+            found.sort(key=lambda one: (one[0] is not None, -(one[0] or 0), one[1], one[2]))
+        return [(topic, number) for records, topic, number in found if records != 0 or not self.only_lagging]
 
-    def _matching(self, group: GroupLag) -> Iterator[tuple[TopicPartition, PartitionLag]]:
+    def _matching(self, group: GroupLag) -> Iterator[tuple[str, int, PartitionLag]]:
         topics = [self.topic] if self.topic else sorted(group.topics)
         for topic in topics:
             if topic not in group.topics:
                 continue
             for number, one in group.topics[topic].partitions.items():
-                if self.partition in {None, number} and (one.records != 0 or not self.only_lagging):
-                    yield TopicPartition(topic, number), one
+                if self.partition is None or self.partition == number:
+                    yield topic, number, one
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +151,17 @@ def group(request: Request) -> Response:
         group=name,
         lag=found,
         at=lag.store.at,
-        condition=condition(found, lag.store.at),
+        summary=dashboard_of(request).snapshots.latest().groups[name],
         charts=_charts(store, name, SPANS[span], lag.store.at),
         span=span,
         spans=list(SPANS),
         checks=check_group(name, lag, last, next(iter(pauses), None)),
         topics=list(_worst_first(found))[:_TOPICS],
         topic_count=len(found.topics),
-        partitions=partitions[(page - 1) * ON_A_PAGE : page * ON_A_PAGE],
+        partitions=[
+            (TopicPartition(topic, number), found.topics[topic].partitions[number])
+            for topic, number in partitions[(page - 1) * ON_A_PAGE : page * ON_A_PAGE]
+        ],
         partition_count=len(partitions),
         has_partitions=bool(found.topics),
         chosen=chosen,

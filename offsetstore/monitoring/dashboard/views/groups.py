@@ -10,7 +10,7 @@ from starlette.routing import Route
 from offsetstore.errors import OffsetStoreError
 from offsetstore.monitoring.dashboard.context import SPANS, dashboard_of, page_of, show, span_of
 from offsetstore.protocol.samples import Selection, rates
-from offsetstore.store.group_health import Condition, condition, last_advance
+from offsetstore.store.group_health import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from offsetstore.store.lag import GroupLag, Lag
+    from offsetstore.monitoring.dashboard.snapshots import Summary
     from offsetstore.store.store import OffsetStore
 
 ON_A_PAGE: Final = 50
@@ -28,34 +28,6 @@ POINTS: Final = 60
 """Of a trend."""
 
 _ORDER: Final = {name: place for place, name in enumerate(get_args(Condition))}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One group."""
-
-    name: str
-    condition: Condition
-    is_live: bool
-    lag: GroupLag
-    advanced_at: datetime | None
-    letters: int
-    error: str | None
-
-    @classmethod
-    def of(cls, name: str, lag: Lag) -> Row:
-        """The group in the snapshot."""
-        one = lag.groups[name]
-        errors = (topic.error.what for topic in one.topics.values() if topic.error is not None)
-        return cls(
-            name=name,
-            condition=condition(one, lag.store.at),
-            is_live=one.owner.is_live,
-            lag=one,
-            advanced_at=last_advance(one),
-            letters=sum(lag.store.letters.get(name, {}).values()),
-            error=next(errors, None),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +43,11 @@ class Trend:
 
 
 # Each puts first what is looked for first; the name decides between equals.
-_SORTS: Final[dict[str, Callable[[Row], Any]]] = {
-    "state": lambda row: (_ORDER[row.condition], -(row.lag.records or 0)),
+_SORTS: Final[dict[str, Callable[[Summary], Any]]] = {
+    "state": lambda row: (_ORDER[row.condition], -(row.records or 0)),
     "group": lambda _row: 0,
-    "lag": lambda row: -(row.lag.records or 0),
-    "behind": lambda row: -(row.lag.seconds or 0.0),
+    "lag": lambda row: -(row.records or 0),
+    "behind": lambda row: -(row.seconds or 0.0),
     "advance": lambda row: row.advanced_at.timestamp() if row.advanced_at is not None else 0.0,
     "letters": lambda row: -row.letters,
 }
@@ -84,11 +56,11 @@ _SORTS: Final[dict[str, Callable[[Row], Any]]] = {
 def groups(request: Request) -> Response:
     """List them."""
     dashboard, query = dashboard_of(request), request.query_params
-    lag = dashboard.snapshots.latest().lag
+    snapshot = dashboard.snapshots.latest()
     sort = query.get("sort", "state")
     wanted = query.get("q", "").strip().lower()
     span = span_of(request)
-    rows = [] if lag is None else [Row.of(name, lag) for name in lag.groups if wanted in name.lower()]
+    rows = [row for row in snapshot.groups.values() if wanted in row.name.lower()]
     key = _SORTS.get(sort, _SORTS["state"])
     rows.sort(key=lambda row: (key(row), row.name))
     pages = max(1, -(-len(rows) // ON_A_PAGE))
@@ -100,10 +72,10 @@ def groups(request: Request) -> Response:
         request,
         "groups.html",
         rows=rows,
-        trends={} if lag is None else _trends(dashboard.store, [row.name for row in rows], SPANS[span], lag.store.at),
+        trends=_trends(dashboard.store, [row.name for row in rows], SPANS[span], snapshot.measured_at),
         count=count,
         counts=counts,
-        has_groups=lag is not None and bool(lag.groups),
+        has_groups=bool(snapshot.groups),
         sort=sort if sort in _SORTS else "state",
         wanted=query.get("q", "").strip(),
         span=span,
@@ -113,10 +85,12 @@ def groups(request: Request) -> Response:
     )
 
 
-def _trends(store: OffsetStore, names: list[str], span: timedelta, until: datetime) -> dict[str, Trend]:
+def _trends(store: OffsetStore, names: list[str], span: timedelta, until: datetime | None) -> dict[str, Trend]:
     """The curves of these groups, with one query. While the database does not answer, the page says so without them."""
     selection = Selection.of(span, POINTS)
     trends = dict.fromkeys(names, Trend([], None))
+    if until is None:
+        return trends
     try:
         found = store.samples(names, span, points=POINTS)
     except OffsetStoreError:
