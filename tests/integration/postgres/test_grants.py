@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore
 from offsetstore.cli.commands import cli
 from offsetstore.errors import MissingPrivilege, SinkError, StaleClaim, TransactionLost
+from offsetstore.monitoring.dashboard.snapshots import Snapshots
 from offsetstore.postgres.schema import metadata, quoted
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store import heartbeat
@@ -237,6 +238,29 @@ def test_a_dashboard_records_samples_and_a_job_takes_them_along_to_a_new_name(de
         store.rename_group(GROUP, "invoicing", reason="its new name")
 
         assert store.samples([GROUP, "invoicing"], hour) == {GROUP: [], "invoicing": kept}
+
+
+@pytest.mark.behaviour("DASH-1")
+def test_a_dashboard_keeps_samples_and_goes_on_without_them_if_it_may_not(
+    deploy: Deploy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with deploy.store() as store:
+        bury(store)
+    with OffsetStore.connect(deploy.url_of("reader"), schema=deploy.schema) as store:
+        snapshots = Snapshots(store, broker())
+        snapshots.take()
+        hour = timedelta(hours=1)
+        [sample] = store.samples([GROUP], hour)[GROUP]
+        assert sample.stored == 4
+
+        deploy.run("migrator", f"REVOKE INSERT ON samples FROM {quoted(deploy.role('reader'))}")
+        for _ in range(2):
+            snapshots.take()
+        assert store.samples([GROUP], hour)[GROUP] == [sample]
+        assert snapshots.latest().trouble is None
+    assert [line.getMessage().partition(":")[0] for line in caplog.records if line.levelname == "WARNING"] == [
+        "no samples for curves are kept"
+    ]
 
 
 @pytest.mark.behaviour("DLQ-2")
