@@ -115,7 +115,8 @@ def test_a_page_of_a_long_history_is_read_by_the_index_and_no_more_than_that(que
     middle = reader.history(GROUP, limit=MANY // 2)[0].id
     for before in (None, middle):
         for events, looked_at in ((None, most), (["reset"], most * 20)):
-            values = {"group": GROUP, "since": None, "events": events, "limit": most, "before": before}
+            asked = {"since": None, "events": events, "topic": None, "partition": None}
+            values = {"group": GROUP, **asked, "limit": most, "before": before}
             steps = explain(reader, statements.HISTORY, values)
             scans = [node for node in steps if node.get("Relation Name") == "offset_history"]
             assert [node["Node Type"] for node in scans] == ["Index Scan"]

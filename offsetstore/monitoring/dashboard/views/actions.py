@@ -16,6 +16,7 @@ from offsetstore import errors
 from offsetstore.monitoring.dashboard.context import Deciding, dashboard_of, group_of, lag_of, show
 from offsetstore.monitoring.dashboard.decisions import DECISIONS, By, Group, Invalid, names_letters
 from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
+from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
 from offsetstore.store import admin
 from offsetstore.store.identity import this_process
@@ -134,7 +135,8 @@ def _show_form(
     more: dict[str, Any] = {}
     if name in {"replay", "discard"}:
         more["is_chosen"] = names_letters(given)
-        more["errors"] = [] if more["is_chosen"] else dashboard_of(request).store.letter_errors(group, limit=ERRORS)
+        store = dashboard_of(request).store
+        more["errors"] = [] if more["is_chosen"] else store.letter_errors(group, limit=ERRORS, within=WITHIN)
     elif name == "reset":
         found = lag_of(request).groups.get(group)
         more["topics"] = [] if found is None else sorted(found.topics)

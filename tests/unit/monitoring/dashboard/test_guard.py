@@ -16,7 +16,7 @@ from offsetstore.monitoring.dashboard import application, security
 from offsetstore.monitoring.dashboard.forms import LONGEST
 from offsetstore.monitoring.dashboard.security import COOKIE, HEADERS, Access
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
-from offsetstore.monitoring.dashboard.views.groups import Row
+from offsetstore.monitoring.dashboard.views import groups
 from tests.unit.monitoring.dashboard.conftest import P0, give
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def test_a_page_that_fails_tells_neither_the_browser_nor_the_log_why(
 
     give(store, "billing", {P0: 4})
     server.snapshots.take()
-    monkeypatch.setattr(Row, "of", fail)
+    monkeypatch.setattr(groups, "_trends", fail)
     with caplog.at_level(logging.DEBUG):
         page = client.get("/")
         monkeypatch.setattr(server.snapshots, "latest", fail)  # now the error page fails, too
