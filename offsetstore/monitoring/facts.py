@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from offsetstore.errors import BrokerUnavailable, OffsetStoreError
+from offsetstore.errors import BrokerUnavailable, ConnectionLost, OffsetStoreError, StoreUnavailable
 from offsetstore.monitoring.health import Facts, GroupFacts
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import (
@@ -32,7 +32,6 @@ from offsetstore.protocol.events import (
     Resumed,
     SinkMade,
 )
-from offsetstore.protocol.retries import is_outage
 from offsetstore.store.run_record import resident_bytes
 
 if TYPE_CHECKING:
@@ -222,4 +221,4 @@ class FactCollector:
 
 def _is_unreachable(error: Exception) -> bool:
     """Whether the database did not answer; one that has no lock or refuses the heartbeat did."""
-    return not isinstance(error, OffsetStoreError) or is_outage(error)
+    return not isinstance(error, OffsetStoreError) or isinstance(error, (StoreUnavailable, ConnectionLost))

@@ -239,7 +239,7 @@ SET next_offset = excluded.next_offset,
     topic_id = excluded.topic_id, cluster_id = excluded.cluster_id,
     pinned = excluded.pinned, contested = excluded.contested,
     pinned_epoch = greatest(p.pinned_epoch, excluded.pinned_epoch),
-    updated_at = clock_timestamp()
+    updated_at = CASE WHEN p.next_offset = excluded.next_offset THEN p.updated_at ELSE clock_timestamp() END
 """
 
 # Each text is sent once: ``text_numbers`` are their places in ``texts``, from 1, and NULL where the metadata is kept.

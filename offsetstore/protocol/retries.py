@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from offsetstore.errors import ConnectionLost, LockTimeout, StoreUnavailable, TransactionLost
+from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,14 +32,12 @@ class Timeouts:
 class Retries:
     """How often and how fast to retry: ``attempts`` in all.
 
-    The wait between attempts doubles from ``shortest`` to ``longest`` seconds, with jitter. A database that can't be
-    reached is waited for at least ``outage_timeout`` seconds, and attempts within that time are not counted.
+    The wait between attempts doubles from ``shortest`` to ``longest`` seconds, with jitter.
     """
 
     attempts: int = 8
     shortest: float = 0.05
     longest: float = 5.0
-    outage_timeout: float = 0.0
 
     def wait(self, attempt: int) -> float:
         """Seconds to wait after failed attempt ``attempt``, counted from 1."""
@@ -49,11 +47,6 @@ class Retries:
 def may_pass(error: BaseException) -> bool:
     """Whether the work may succeed if all of it is repeated in a new transaction."""
     return isinstance(error, (LockTimeout, StoreUnavailable, TransactionLost))
-
-
-def is_outage(error: BaseException) -> bool:
-    """Whether the database can't be reached."""
-    return isinstance(error, (StoreUnavailable, ConnectionLost))
 
 
 def with_retries(
@@ -68,18 +61,14 @@ def with_retries(
     :param on_retry: gets the number of the failed attempt, its error, and the seconds until the next one.
     :raises Exception: the error of the last attempt, or one for which ``retry_if`` returns ``False``.
     """
-    attempt = counted = 1
-    since: float | None = None  # the outage
+    attempt = 1
     while True:
         try:
             return work(attempt)
         except Exception as error:
-            since = (since or time.monotonic()) if is_outage(error) else None
-            is_counted = since is None or time.monotonic() - since >= retries.outage_timeout
-            if (is_counted and counted >= retries.attempts) or not retry_if(error):
+            if attempt >= retries.attempts or not retry_if(error):
                 raise
             wait = retries.wait(attempt)
             on_retry(attempt, error, wait)
         time.sleep(wait)
         attempt += 1
-        counted += is_counted

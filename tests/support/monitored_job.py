@@ -74,7 +74,7 @@ def _main(url: str, servers: str, topic: str, group: str, base: str, *how: str) 
     heartbeat.INTERVAL = 0.5
     limits = replace(LIMITS, polling=60) if is_submitted else LIMITS  # several start at a time
     monitoring = Monitoring(port=0, limits=limits, on_dead="exit" if "--on-dead" in how else None)
-    retries = Retries(longest=0.5, outage_timeout=600)
+    retries = Retries(attempts=1_000, longest=0.5)
     with OffsetStore.connect(url, observers=[monitoring, BatchPrinter()], retries=retries) as store:
         claim = store.claim(group, Broker.from_spark(options, timeout=2), mirror_every=0.5)
         sink, query = _start(session, claim, options, base)

@@ -114,6 +114,18 @@ class AdminContract(ContractParts):
             assert again.starting.offsets == {P0: 10, P1: 0, P2: 0}
             assert again.starting.starts[P0].reason is Reason.PINNED
 
+    @pytest.mark.behaviour("OPS-13")
+    def test_a_job_that_only_ever_claims_its_pinned_offsets_has_made_no_progress(
+        self, store: OffsetStore, advanced: Claim, broker: StaticBroker
+    ) -> None:
+        store.reset(GROUP, {P0: 1}, reason="again")
+        before = {tp: (row.next_offset, row.updated_at) for tp, row in store.offsets(GROUP).items()}
+        for _ in range(2):
+            store.claim(GROUP, broker, mirror_every=None).close()
+        rows = store.offsets(GROUP)
+        assert rows[P0].pinned
+        assert {tp: (row.next_offset, row.updated_at) for tp, row in rows.items()} == before
+
     def test_a_reset_waits_for_the_job_s_open_transaction(self, store: OffsetStore, advanced: Claim) -> None:
         with ThreadPoolExecutor(1) as pool:
             with held(store, advanced, P1):

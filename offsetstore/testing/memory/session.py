@@ -380,17 +380,19 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
             self._drop_failures(group, offsets)
             for tp, new in sorted(offsets.items()):
                 self._locks.take(self, _key(group, tp), Mode.UPDATE)
-                row = self._rows(group).get(tp) or StoredOffset(new.next_offset, token)
+                now = self._shared.clock()
+                row = self._rows(group).get(tp) or StoredOffset(new.next_offset, token, updated_at=now)
+                is_same = row.next_offset == new.next_offset
                 self._changes.partitions[group, tp] = replace(
                     row,
                     next_offset=new.next_offset,
-                    metadata=row.metadata if row.next_offset == new.next_offset else None,
+                    metadata=row.metadata if is_same else None,
                     topic_id=new.topic_id,
                     cluster_id=new.cluster_id,
                     pinned=new.pinned,
                     contested=new.contested,
                     pinned_epoch=token.epoch if new.pinned else row.pinned_epoch,
-                    updated_at=self._shared.clock(),
+                    updated_at=row.updated_at if is_same else now,
                 )
 
     def advance(self, move: Advance) -> int:

@@ -27,6 +27,18 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.behaviour("OPS-4")
+def test_its_job_that_waits_for_the_database_does_so_for_ten_minutes(offsetstore_database: str) -> None:
+    names: dict[str, Any] = {"url": offsetstore_database}
+    [block] = [one for one in blocks("python") if "Retries(" in one]
+    exec(block, names)  # noqa: S102 - the page's own words
+    with names["store"] as store:
+        retries = store.retries
+        waits = [retries.wait(attempt) for attempt in range(1, retries.attempts)]
+        assert 570 < sum(waits) < 720
+        assert store.timeouts.commit == 600
+
+
+@pytest.mark.behaviour("OPS-4")
 def test_its_monitoring_is_asked_by_its_commands(
     run: Run, billing: str, offsetstore_kafka: Any, offsetstore_database: str
 ) -> None:
@@ -57,8 +69,9 @@ def test_its_job_ends_with_the_code_of_its_error() -> None:
     class Sink:
         error = StaleClaim("x")
 
+    [block] = [one for one in blocks("python") if "exit_code" in one]
     with pytest.raises(SystemExit) as ended:
-        exec(blocks("python")[1], {"query": Query(), "sink": Sink()})  # noqa: S102
+        exec(block, {"query": Query(), "sink": Sink()})  # noqa: S102
     assert ended.value.code == ExitCode.FENCED
 
 
