@@ -74,26 +74,25 @@ def judge_group(state: GroupState, lag: GroupLag | None = None, *, limit: LagLim
 def condition(lag: GroupLag, at: datetime) -> Condition:
     """Say in one word how a group is.
 
-    It is stalled if its job fell silent without having closed its claim, with records unread; and if the oldest unread
-    record and the last advance are both older than `STALLED`. A record that comes after an idle time makes no job
-    stalled, nor does a deploy.
+    It is stalled if its job fell silent without having closed its claim, unless all records are known to be read; and
+    if the oldest unread record and the last advance are both older than `STALLED`. So a record that comes after an idle
+    time makes no job stalled, unless its timestamp is old, nor does a deploy.
 
     :param at: when the lag was measured, by the database's clock.
     """
     owner = lag.owner
     if owner.pause is not None:
         return "paused"
-    if lag.records:
-        has_vanished = owner.alive_for is not None and not owner.is_live
-        if has_vanished or _is_behind(lag, at):
-            return "stalled"
+    has_vanished = owner.alive_for is not None and not owner.is_live
+    if (has_vanished and (lag.records != 0 or lag.is_part)) or _is_behind(lag, at):
+        return "stalled"
     return "live" if owner.is_live else "silent"
 
 
 def _is_behind(lag: GroupLag, at: datetime) -> bool:
     advanced = last_advance(lag)
     is_old = advanced is None or at - advanced > STALLED
-    return is_old and lag.seconds is not None and lag.seconds > STALLED.total_seconds()
+    return is_old and not lag.is_bound and lag.seconds is not None and lag.seconds > STALLED.total_seconds()
 
 
 def last_advance(lag: GroupLag) -> datetime | None:

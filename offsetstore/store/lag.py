@@ -111,6 +111,11 @@ class GroupLag:
         return max((lag for one in self.topics.values() if (lag := one.seconds) is not None), default=None)
 
     @property
+    def is_part(self) -> bool:
+        """Whether the lag of a topic is not known, so that the group's may be larger."""
+        return any(one.records is None for one in self.topics.values())
+
+    @property
     def is_bound(self) -> bool:
         """Whether the topic that is the furthest behind in time may be less far behind."""
         return any(one.is_bound and one.seconds == self.seconds for one in self.topics.values())
@@ -166,9 +171,9 @@ class Lag:
             at=self.store.at,
             stored=sum(stored for stored, _ in offsets),
             log_end=sum(ends) if len(ends) == len(offsets) else None,
-            lag=group.records,
-            lag_seconds=group.seconds,
-            headroom=group.headroom,
+            lag=None if group.is_part else group.records,
+            lag_seconds=None if group.is_part else group.seconds,
+            headroom=None if group.is_part else group.headroom,
             batches=None if run is None else counters.get("written", 0) + counters.get("kept", 0),
             batch_seconds=None if run is None else counters.get("batch_milliseconds", 0) / 1000,
             rows=None if run is None else counters.get("rows", 0),

@@ -722,9 +722,10 @@ class OffsetStore:
         :param groups: ``None`` for all that were ever claimed; those that the store does not know are left out.
         :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
+        :raises LockTimeout: a table is locked, by a migration for example, for longer than `Timeouts.lock`.
         """
         before = time.time()
-        stored = self._read(lambda session: session.overview(groups))
+        stored = read(self.database, lambda session: session.overview(groups), lock_timeout=self.timeouts.lock)
         skew = stored.at.timestamp() - (before + time.time()) / 2
         return replace(measure_lag(stored, broker, kafka_groups or {}), clock_skew=skew)
 

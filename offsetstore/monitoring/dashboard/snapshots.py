@@ -6,7 +6,7 @@ import logging
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 INTERVAL: Final = 10.0
 """Seconds from one snapshot to the next."""
 
+_LATE: Final = timedelta(seconds=3 * INTERVAL)
 _PATIENCE: Final = 30.0
 
 
@@ -33,7 +34,8 @@ _PATIENCE: Final = 30.0
 class Summary:
     """One group, added up once for all pages: a group may have thousands of partitions.
 
-    ``records``, ``seconds`` and ``is_bound`` are those of `GroupLag`. ``letters`` counts the open dead letters.
+    ``records``, ``seconds``, ``is_bound`` and ``is_part`` are those of `GroupLag`. ``letters`` counts the open dead
+    letters.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Summary:
     records: int | None
     seconds: float | None
     is_bound: bool
+    is_part: bool
     advanced_at: datetime | None
     letters: int
     error: str | None
@@ -58,6 +61,7 @@ class Summary:
             records=one.records,
             seconds=one.seconds,
             is_bound=one.is_bound,
+            is_part=one.is_part,
             advanced_at=last_advance(one),
             letters=sum(lag.store.letters.get(name, {}).values()),
             error=next(errors, None),
@@ -106,7 +110,7 @@ class Snapshots:
 
     def start(self) -> None:
         """Take the first snapshot now, and go on."""
-        self.take()
+        self._turn()
         self._turns = Background("offsetstore-snapshots", self._turn, lambda: INTERVAL)
 
     def close(self) -> None:
@@ -115,8 +119,11 @@ class Snapshots:
             self._turns.stop(_PATIENCE)
 
     def latest(self) -> Snapshot:
-        """The last one. It never waits."""
-        return self._latest
+        """The last one. It never waits: if the next one hangs, the last one says that it is old."""
+        latest = self._latest
+        if latest.trouble is None and latest.taken_at is not None and datetime.now(UTC) - latest.taken_at > _LATE:
+            return replace(latest, trouble="the database or Kafka has not answered since")
+        return latest
 
     def take(self) -> None:
         """Take one now. If the database does not answer, the last one is kept, and says why."""

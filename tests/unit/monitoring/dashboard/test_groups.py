@@ -49,16 +49,25 @@ def names(client: httpx.Client, **query: str) -> list[str]:
 
 
 def one(
-    *, lag: int = 6, age: float = 60.0, alive: timedelta | None = MINUTE / 60, advanced: timedelta = MINUTE
+    *,
+    lag: int = 6,
+    age: float = 60.0,
+    alive: timedelta | None = MINUTE / 60,
+    advanced: timedelta = MINUTE,
+    is_bound: bool = False,
+    is_known: bool = True,
 ) -> GroupLag:
     """A group with one partition.
 
+    :param is_known: whether Kafka told of it.
     :param age: of the first unread record, in seconds.
     :param alive: since the last heartbeat.
     :param advanced: since the last advance.
     """
     stored = StoredOffset(100 - lag, TOKEN, updated_at=NOW - advanced)
-    part = PartitionLag(stored, LogEnds(0, 100, 100), age if lag else 0.0)
+    part = PartitionLag(stored, LogEnds(0, 100, 100), age if lag else 0.0, is_bound)
+    if not is_known:
+        part = PartitionLag(stored, None)
     return GroupLag(GroupRow(TOKEN, "ana@host:7", NOW - 60 * MINUTE, alive), {"payments": TopicLag({0: part})})
 
 
@@ -70,7 +79,10 @@ def one(
         (one(age=3600, advanced=MINUTE), "live"),
         (one(age=60, advanced=60 * MINUTE), "live"),
         (one(age=901, advanced=16 * MINUTE), "stalled"),
+        (one(age=901, advanced=16 * MINUTE, is_bound=True), "live"),
+        (one(advanced=16 * MINUTE, is_known=False), "live"),
         (one(alive=MINUTE), "stalled"),
+        (one(alive=MINUTE, is_known=False), "stalled"),
         (one(alive=MINUTE, lag=0), "silent"),
         (one(alive=None), "silent"),
         (one(alive=None, age=901, advanced=16 * MINUTE), "stalled"),
@@ -81,7 +93,10 @@ def one(
         "a backlog that shrinks",
         "a record after an idle time",
         "no progress, and old records",
+        "no progress, and records that may be younger",
+        "no progress, and Kafka is silent",
         "vanished, with records unread",
+        "vanished, and Kafka is silent",
         "vanished, with nothing to read",
         "left",
         "left long ago, with old records",

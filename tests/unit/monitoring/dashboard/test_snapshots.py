@@ -1,0 +1,72 @@
+"""The snapshot that all pages share: what becomes of it when something fails, hangs, or is known in part."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import TopicPartition
+from offsetstore.errors import BrokerUnavailable
+from offsetstore.monitoring.dashboard import snapshots as module
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, give, rows_of, text_of
+
+if TYPE_CHECKING:
+    import httpx
+
+    from offsetstore import OffsetStore
+    from offsetstore.testing import StaticBroker
+
+pytestmark = pytest.mark.behaviour("DASH-2")
+
+
+def test_a_first_snapshot_that_fails_is_told_and_taken_again(
+    store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(store, "billing", {P0: 4})
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "lag", fail)
+        server = DashboardServer(store, broker, Settings(port=0))
+        server.snapshots.start()
+        assert server.snapshots.latest().trouble == "RuntimeError"
+    server.snapshots.take()
+    assert server.snapshots.latest().trouble is None
+    assert "billing" in server.snapshots.latest().groups
+    server.snapshots.close()
+    server.close()
+
+
+def test_a_snapshot_that_hangs_makes_the_last_one_an_old_one(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(store, "billing", {P0: 4})
+    server.snapshots.take()
+    assert "Not up to date" not in client.get("/").text
+    monkeypatch.setattr(module, "_LATE", timedelta(0))  # as if that was long ago
+    page = client.get("/")
+    assert "Not up to date. the database or Kafka has not answered since" in text_of(page)
+    assert rows_of(page.text, "groups")[0].startswith("billing")
+
+
+def test_without_kafka_lags_are_unknown_and_a_topic_of_which_it_does_not_tell_makes_them_a_part(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, broker: StaticBroker
+) -> None:
+    refunds = TopicPartition("refunds", 0)
+    broker.set_log(refunds, 0, 10)
+    give(store, "billing", {P0: 4, P1: 10, P2: 10, refunds: 1})
+    server.snapshots.take()
+    assert " live 15 " in rows_of(client.get("/").text, "groups")[0]
+    broker.unanswered["refunds"] = BrokerUnavailable("refunds has no leader")
+    server.snapshots.take()
+    assert " live ≥ 6 " in rows_of(client.get("/").text, "groups")[0]
+    broker.error = BrokerUnavailable("no answer")
+    server.snapshots.take()
+    page = client.get("/")
+    assert " live - - " in rows_of(page.text, "groups")[0]
+    assert "Not up to date. no answer" in text_of(page)
