@@ -255,7 +255,9 @@ class Claim:
         retry_if: Callable[[Exception], bool] = may_pass,
     ) -> _T:
         """Run ``work(tx)`` in a transaction of this claim, with retries; see `OffsetStore.run`."""
-        return run_in_transaction(self, self, work, lock_timeout=lock_timeout, marking=marking, retry_if=retry_if)
+        return run_in_transaction(
+            self, self, work, lock_timeout=lock_timeout, marking=marking, retry_if=self._unless_closed(retry_if)
+        )
 
     def read(self, query: Callable[[Session], _T]) -> _T:
         """Read without a lock, and retry while the database is unavailable.
@@ -312,10 +314,18 @@ class Claim:
     def repeat(self, work: Callable[[int], _T], *, retry_if: Callable[[Exception], bool] = may_pass) -> _T:
         """Call ``work`` with the number of the attempt, again while that may help, up to `Retries.attempts`."""
         try:
-            return repeat(self, self.group, work, retry_if=retry_if)
+            return repeat(self, self.group, work, retry_if=self._unless_closed(retry_if))
         except StaleClaim:
             self.lose()  # a task may have found out
             raise
+
+    def _unless_closed(self, retry_if: Callable[[Exception], bool]) -> Callable[[Exception], bool]:
+        """Once the claim is closed, others are told that it does not write: what waits for another try gets none.
+
+        What is written while it is being closed has all its tries.
+        """
+        was_closed = self.is_closed
+        return lambda error: retry_if(error) and self.is_closed == was_closed
 
     def offsets(self) -> dict[TopicPartition, StoredOffset]:
         """The group's rows, as `OffsetStore.offsets` returns them, but with the retries of `read`."""
