@@ -177,6 +177,12 @@ class _Checks:
             return Check(
                 name, "attention", f"Kafka does not tell of its group: {error.what}", next_step=error.next_step
             )
+        if (ahead := self._of.mirror_lead) and not self._of.owner.is_live:
+            text = (
+                f"Kafka's copies are {counted(ahead, 'offset')} ahead of the store: the database is older, as after a "
+                "restore, or another application commits for the group. The next start may be refused."
+            )
+            return Check(name, "bad", text, next_step=self._resolve([*self._of.topics]))
         return self._copied(self._of.mirror_lag)
 
     def _copied(self, behind: int | None) -> Check:

@@ -13,7 +13,7 @@ from offsetstore.protocol.snapshot import GroupSnapshot, TopicSnapshot
 from offsetstore.store.reads import lag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.protocol.database import GroupRow, StoreOverview
@@ -128,13 +128,23 @@ class GroupLag:
     @property
     def mirror_lag(self) -> int | None:
         """Offsets by which the copies in Kafka are behind the store; ``None`` if there are none, or it is not known."""
-        committed = self.kafka.committed or {}
-        pairs = [
-            (one.stored.next_offset, copy.next_offset)
-            for tp, copy in committed.items()
-            if tp.topic in self.topics and (one := self.topics[tp.topic].partitions.get(tp.partition)) and one.stored
-        ]
-        return sum(max(0, stored - copy) for stored, copy in pairs) if pairs else None
+        pairs = list(self._copies())
+        return sum(max(0, row.next_offset - copy) for row, copy in pairs) if pairs else None
+
+    @property
+    def mirror_lead(self) -> int:
+        """Offsets by which the copies are ahead of the store, but for pinned offsets, which count more than copies.
+
+        While a job runs, a copy may be newer than the row that was read before it. Otherwise the database is older than
+        its copies, or another application has committed.
+        """
+        return sum(max(0, copy - row.next_offset) for row, copy in self._copies() if not row.pinned)
+
+    def _copies(self) -> Iterator[tuple[StoredOffset, int]]:
+        for tp, copy in (self.kafka.committed or {}).items():
+            one = self.topics[tp.topic].partitions.get(tp.partition) if tp.topic in self.topics else None
+            if one is not None and one.stored is not None:
+                yield one.stored, copy.next_offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,18 @@ def test_copies_are_compared_with_the_store(committed: int, words: str) -> None:
     assert without_job.verdict == ("ok" if committed == 100 else "attention")
 
 
+def test_copies_ahead_of_the_store_are_bad_unless_a_job_makes_them_or_a_decision_counts_more() -> None:
+    kafka = GroupSnapshot({P0: CommittedOffset(100)})
+    left = replace(OWNER, alive_for=None)
+    restored = check("copies in Kafka", lag_of(part(40), kafka=kafka, owner=left))
+    assert restored.verdict == "bad"
+    assert "60 offsets ahead of the store: the database is older" in restored.text
+    assert restored.next_step == "offsetstore resolve -g billing -t payments -b HOST:PORT"
+    assert check("copies in Kafka", lag_of(part(40), kafka=kafka)).verdict == "ok"
+    pinned = part(40, pinned=True)
+    assert check("copies in Kafka", lag_of(pinned, kafka=kafka, owner=left)).verdict == "ok"
+
+
 def test_a_group_that_kafka_does_not_tell_of_needs_attention() -> None:
     found = check("copies in Kafka", lag_of(kafka=GroupSnapshot(error=BrokerUnavailable("no coordinator"))))
     assert found.verdict == "attention"
