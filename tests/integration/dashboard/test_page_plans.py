@@ -1,0 +1,174 @@
+"""What the server does for each page, for the dashboard's role: the plan of every statement, as it was carried out."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from sqlalchemy import event
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.monitoring.dashboard.context import SPANS, Deciding
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.schema import quoted
+from offsetstore.protocol.samples import RINGS
+from offsetstore.testing import StaticBroker
+from tests.integration.dashboard.conftest import GROUP
+from tests.support.page_forms import Browser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.integration.conftest import Query
+
+SMALL = "small"
+TP = TopicPartition("payments", 0)
+
+PLANT = f"""
+INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, error_class, sqlstate,
+                          constraint_name, attempts, created_at)
+SELECT g, 'payments', 0, n, CASE n % 10 WHEN 0 THEN 'replayed' WHEN 1 THEN 'requested' ELSE 'dead' END, 'refused',
+       'kept', 'RowsRefused', '23514', CASE WHEN n = 2 THEN 'rare' ELSE 'common' END, 1,
+       TIMESTAMPTZ '2025-03-01 00:00Z' + n * INTERVAL '1 second'
+FROM generate_series(1, 40000) AS n, (VALUES ('{GROUP}'), ('another'), ('{SMALL}')) AS groups (g)
+WHERE n = 13 OR g <> '{SMALL}';
+
+INSERT INTO offset_history (consumer_group, topic, partition, event, from_offset, to_offset, epoch, claim_id, actor,
+                            reason)
+SELECT g, 'payments', n % 100, CASE n % 10 WHEN 0 THEN 'reset' ELSE 'adopt' END, 0, n, 1, gen_random_uuid(), 'ana', ''
+FROM generate_series(1, 20000) AS n, (VALUES ('{GROUP}'), ('another')) AS groups (g);
+
+INSERT INTO job_runs (consumer_group, epoch, claim_id, owner, topics, versions)
+SELECT g || n % 20, n, gen_random_uuid(), 'ana', ARRAY['payments'], '{{}}'
+FROM generate_series(100, 20000) AS n, (VALUES ('{GROUP}'), ('another')) AS groups (g);
+
+INSERT INTO job_errors (consumer_group, epoch, source, error_class, error_text, times)
+SELECT CASE n % 20 WHEN 0 THEN '{GROUP}' ELSE 'another' || n % 20 END, 1, 'batch', 'RowsRefused', 'violates', 1
+FROM generate_series(1, 20000) AS n;
+"""
+
+PLANT_SAMPLES = f"""
+INSERT INTO samples (consumer_group, resolution, slot, at, stored, epoch)
+SELECT g, {{seconds}}, mod(CAST(floor(extract(epoch FROM t.at) / {{seconds}}) AS bigint), {{slots}}), t.at, s, 1
+FROM (SELECT clock_timestamp() AS now) AS clock, generate_series(0, {{slots}} - 1) AS s,
+     (SELECT '{GROUP}' UNION ALL SELECT 'another' || n FROM generate_series(1, 19) AS n) AS groups (g),
+     LATERAL (SELECT clock.now - s * interval '{{seconds}} s' AS at) AS t
+"""
+
+LARGE = {"dead_letters", "offset_history", "samples", "job_runs", "job_errors"}
+
+
+@pytest.fixture
+def explained(reader_url: str, query: Query) -> Iterator[tuple[OffsetStore, list[dict[str, Any]]]]:
+    """The store with the dashboard's role, and the plan of each statement that it sends."""
+    role = quoted(reader_url.partition("//")[2].partition("@")[0])
+    for name, value in (
+        ("session_preload_libraries", "auto_explain"),
+        ("auto_explain.log_min_duration", "0"),
+        ("auto_explain.log_format", "json"),
+        ("auto_explain.log_level", "notice"),
+    ):
+        query(f"ALTER ROLE {role} SET {name} = '{value}'")
+    plans: list[dict[str, Any]] = []
+
+    def note(diagnostic: Any) -> None:
+        _duration, _plan, text = diagnostic.message_primary.partition("plan:\n")
+        plans.append(json.loads(text)["Plan"])
+
+    def listen(connection: Any, *_: object) -> None:
+        connection.add_notice_handler(note)
+
+    with OffsetStore.connect(reader_url) as reader:
+        assert isinstance(reader.database, PostgresDatabase)
+        reader.database.engine.dispose()  # those that are there already
+        event.listen(reader.database.engine, "connect", listen)
+        yield reader, plans
+
+
+def scans(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each table that is read, and how."""
+    if "Relation Name" in plan:
+        yield plan["Relation Name"], plan["Node Type"]
+    for child in plan.get("Plans", ()):
+        yield from scans(child)
+
+
+@pytest.mark.behaviour("DASH-1", "DASH-3")
+def test_pages_read_by_an_index_with_as_many_statements_whatever_the_group(
+    store: OffsetStore, explained: tuple[OffsetStore, list[dict[str, Any]]], query: Query
+) -> None:
+    reader, plans = explained
+    broker = StaticBroker.with_topics({"payments": 1}, end=50_000)
+    for name in (GROUP, SMALL):
+        claim = store.claim(name, topics=["payments"], mirror_every=None)
+        with store.transaction(claim) as tx:
+            tx.lock({TP: OffsetRange(0, 41_000)})
+            tx.advance({TP: OffsetRange(0, 41_000)})
+        claim.close()
+        store.pause(name, reason="maintenance")
+    query(PLANT)
+    for ring in RINGS:
+        query(PLANT_SAMPLES.format(seconds=ring.seconds, slots=ring.slots))
+    query("VACUUM ANALYZE")
+    after = store.letters(GROUP, limit=20_000).next
+    middle = store.history(GROUP, limit=10_000)[0].id
+    group = {"group": GROUP}
+    error = {"cause": "refused", "error_class": "RowsRefused", "sqlstate": "23514", "table": "", "column": ""}
+    letter = {"topic": "payments", "partition": "0", "offset": "13"}
+    pages: list[tuple[str, dict[str, Any], set[str]]] = [
+        *(("/", {"span": span}, {"samples"}) for span in SPANS),
+        *(("/group", {**group, "span": span}, {"samples", "job_runs", "offset_history"}) for span in SPANS),
+        ("/partition", {**group, "topic": "payments", "partition": 0}, {"dead_letters", "offset_history"}),
+        ("/runs", group, {"job_runs", "job_errors"}),
+        ("/runs", {**group, "page": 3, "errors": 3, "source": "batch"}, {"job_runs", "job_errors"}),
+        *(("/letters", {**group, "state": state}, {"dead_letters"}) for state in ("open", "requested", "all")),
+        ("/letters", {**group, "after": after}, {"dead_letters"}),
+        ("/letters", {**group, **error, "constraint": "rare"}, {"dead_letters"}),
+        ("/letters", {**group, "topic": "payments", "partition": 0, "after": after}, {"dead_letters"}),
+        ("/letter", {**group, **letter}, {"dead_letters"}),
+        ("/letter", {**group, **letter, "topic_id": ""}, {"dead_letters"}),
+        *(("/history", {**group, **more}, {"offset_history"}) for more in ({}, {"event": "reset"}, {"before": middle})),
+        ("/history", {**group, "since": "2025-03-01T09:30"}, {"offset_history"}),
+        ("/store", {}, set()),
+        *((f"/actions/{action}", group, set[str]()) for action in ("reset", "pause", "resume")),
+        *((f"/actions/{action}", group, {"dead_letters"}) for action in ("replay", "discard")),
+    ]
+    forms: list[tuple[str, dict[str, str], set[str]]] = [
+        ("/actions/reset", {"to": "earliest"}, {"dead_letters"}),
+        ("/actions/pause", {}, set()),
+        ("/actions/resume", {}, set()),
+        *((f"/actions/{action}", letter, {"dead_letters"}) for action in ("replay", "discard")),
+    ]
+    with (
+        DashboardServer(reader, broker, Settings(port=0), actions=Deciding(reader, broker)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        server.snapshots.take()
+        server.snapshots.close()
+        through: list[tuple[object, ...]] = []
+
+        def check(page: tuple[object, ...], expected: set[str]) -> int:
+            """Note what is read through; return the number of statements."""
+            found = [scan for plan in plans for scan in scans(plan) if scan[0] in LARGE]
+            assert {table for table, _how in found} >= expected, page
+            through.extend((*page, *scan) for scan in found if scan[1] == "Seq Scan")
+            count = len(plans)
+            plans.clear()
+            return count
+
+        check(("snapshot",), {"dead_letters", "job_runs"})
+        for path, asked, expected in pages:
+            assert client.get(path, params=asked).status_code == 200
+            count = check((path, asked), expected)
+            if "group" in asked:
+                assert client.get(path, params={**asked, "group": SMALL}).status_code == 200
+                assert check((path, SMALL), expected) == count
+        for path, fields, expected in forms:
+            assert Browser(client).post(path, {**group, **fields}).status == 200
+            count = check((path, fields), expected)
+            assert Browser(client).post(path, {"group": SMALL, **fields}).status == 200
+            assert check((path, SMALL), expected) == count
+    assert through == []
