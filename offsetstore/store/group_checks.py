@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from offsetstore.errors import TopicRecreated
 from offsetstore.offsets import TopicPartition
+from offsetstore.store.group_health import last_advance
 from offsetstore.text import counted
 
 if TYPE_CHECKING:
@@ -161,6 +162,10 @@ class _Checks:
         return Check("batch", "ok", text, since)
 
     def _starting(self, run: Run, since: datetime) -> Check:
+        advanced = last_advance(self._of)
+        if advanced is not None and advanced > run.started_at:
+            text = "The job reports no batches: it stores offsets in transactions of its own. Its last advance:"
+            return Check("batch", "ok", text, _whole(advanced))
         text = "The job has had no batch yet; it claimed the group:"
         if run.read_at - since > _LONG_START and self._of.records and self._of.owner.pause is None:
             return Check("batch", "attention", text, since, self._command("errors", "-n 5"))
@@ -180,7 +185,8 @@ class _Checks:
         if (ahead := self._of.mirror_lead) and not self._of.owner.is_live:
             text = (
                 f"Kafka's copies are {counted(ahead, 'offset')} ahead of the store: the database is older, as after a "
-                "restore, or another application commits for the group. The next start may be refused."
+                "restore, or another application commits for the group. The next start may be refused. If the results "
+                "are as old as the stored offsets, keep these: reset them to where they stand, which pins them."
             )
             return Check(name, "bad", text, next_step=self._resolve([*self._of.topics]))
         return self._copied(self._of.mirror_lag)
@@ -251,6 +257,13 @@ class _Checks:
         by = self._paused_by
         who = "" if by is None or by.at is None or abs(by.at - pause.at) > timedelta(minutes=1) else f" by {by.actor}"
         end = "without an end" if pause.until is None else f"until {_moment(pause.until)}"
+        advanced = last_advance(self._of)
+        if self._of.owner.is_live and advanced is not None and advanced - pause.at > LONG_BATCH:
+            text = (
+                f"Paused{who} {end}: {pause.reason}. But the job goes on: transactions of its own do not wait for a "
+                "pause. Its last advance:"
+            )
+            return Check("pause", "bad", text, _whole(advanced), self._command("runs", "-n 5"))
         text = f"Paused{who} {end}: {pause.reason}. Since:"
         return Check("pause", "attention", text, _whole(pause.at), self._command("resume", "--reason …"))
 

@@ -277,10 +277,10 @@ def names_letters(given: Mapping[str, str]) -> bool:
 
 
 def _target(to: str, value: str) -> ResetTarget:
-    if to in {"earliest", "latest"}:
+    if to in {"earliest", "latest", "current"}:
         if value:
-            raise Invalid("value", "Leave this empty: the end of the log is named above.")
-        return "earliest" if to == "earliest" else "latest"
+            raise Invalid("value", "Leave this empty: what is chosen above needs no more.")
+        return ShiftBy(0) if to == "current" else "earliest" if to == "earliest" else "latest"
     match to:
         case "offset":
             return _number("value", value, MAX_OFFSET)

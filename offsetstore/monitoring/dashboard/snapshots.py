@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Final
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.protocol.background import Background
 from offsetstore.store.group_health import condition, last_advance
+from offsetstore.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from offsetstore.protocol.ports import BrokerOverview
     from offsetstore.store.group_health import Condition
-    from offsetstore.store.lag import Lag
+    from offsetstore.store.lag import GroupLag, Lag
     from offsetstore.store.store import OffsetStore
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,6 @@ class Summary:
     def of(cls, name: str, lag: Lag) -> Summary:
         """Add the group up."""
         one = lag.groups[name]
-        errors = (topic.error.what for topic in one.topics.values() if topic.error is not None)
         return cls(
             name=name,
             condition=condition(one, lag.store.at),
@@ -64,8 +64,19 @@ class Summary:
             is_part=one.is_part,
             advanced_at=last_advance(one),
             letters=sum(lag.store.letters.get(name, {}).values()),
-            error=next(errors, None),
+            error=next(_troubles(one), None),
         )
+
+
+def _troubles(group: GroupLag) -> Iterator[str]:
+    """What is worse than being behind, in a few words; the group's page has more."""
+    for topic in group.topics.values():
+        if topic.error is not None:
+            yield topic.error.what
+    if group.headroom is not None and group.headroom < 0:
+        yield "records were removed from Kafka unread"
+    if group.mirror_lead and not group.owner.is_live:
+        yield f"Kafka's copies are {counted(group.mirror_lead, 'offset')} ahead of the store"
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,21 @@ def test_a_pause_says_why_until_when_and_by_whom() -> None:
     assert found.text == "Paused without an end: a load. Since:"
 
 
+def test_a_pause_that_a_job_does_not_heed_is_bad() -> None:
+    owner = replace(OWNER, pause=Pause(NOW - timedelta(hours=1), None, "a load"))
+    goes_on = check("pause", lag_of(part(40, updated_at=NOW - SECOND), owner=owner))
+    assert goes_on.verdict == "bad"
+    assert "But the job goes on" in goes_on.text
+    last_batch = check("pause", lag_of(part(40, updated_at=NOW - timedelta(minutes=59)), owner=owner))
+    assert last_batch.verdict == "attention"
+
+
+def test_a_job_with_transactions_of_its_own_is_not_said_to_have_had_no_batch() -> None:
+    found = check("batch", lag_of(part(40, updated_at=NOW - SECOND)), run_of(phase="starting"))
+    assert found.verdict == "ok"
+    assert "The job reports no batches" in found.text
+
+
 def test_dead_letters_that_wait_for_a_decision_need_attention() -> None:
     found = check("dead letters", lag_of(letters={"dead": 2, "requested": 1}))
     assert found.verdict == "attention"

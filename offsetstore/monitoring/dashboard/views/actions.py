@@ -37,7 +37,7 @@ SHOWN: Final = 100
 SHOWN_LETTERS: Final = 20
 ERRORS: Final = 50
 
-_ENTERED: Final = frozenset({"group", "ticket", "reason", "typed", "fence"})
+_ENTERED: Final = frozenset({"group", "ticket", "who", "reason", "typed", "fence"})
 """Fields that are no part of the plan."""
 
 # The first that fits counts.
@@ -98,7 +98,7 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         decision = kind.read(planned)
         if wrong := _wrong(given, group):
             return _show_plan(request, decision, group, status=400, entered=given, wrong=wrong)
-        by = By(_actor(request), given["reason"].strip(), given.get("fence") == "yes")
+        by = By(_actor(request, given.get("who", "").strip()), given["reason"].strip(), given.get("fence") == "yes")
         try:
             done = decision.execute(_on(actions, group, actions.store), by)
         except errors.GroupBusy as busy:
@@ -226,9 +226,10 @@ def _on(actions: Deciding, group: str, store: OffsetStore) -> Group:
     return Group(group, actions.kafka_groups.get(group, group), store, actions.broker)
 
 
-def _actor(request: Request) -> str:
-    """The dashboard's name, which the guard has compared with those that it has, and its process."""
-    return f"dashboard at {request.headers['host']}, {this_process()}"
+def _actor(request: Request, who: str) -> str:
+    """Who they say they are, and the dashboard's name, which the guard has compared with those that it has."""
+    dashboard = f"dashboard at {request.headers['host']}, {this_process()}"
+    return f"{who}, {dashboard}" if who else dashboard
 
 
 def _ours(error: Exception) -> OffsetStoreError:

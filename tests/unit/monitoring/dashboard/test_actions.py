@@ -127,11 +127,18 @@ def test_a_reset_is_planned_and_then_done(browser: Browser, store: OffsetStore, 
     assert broker.asked == [GROUP, GROUP]
 
 
+def test_who_decides_may_say_so(browser: Browser, store: OffsetStore) -> None:
+    browser.send(browser.send(browser.open("/actions/pause", group=GROUP)), who=" ana ", **ANSWER)
+    [event] = decided(store, "pause")
+    assert event.actor.startswith("ana, dashboard at ")
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({"to": "earliest"}, (0, 0, 0)),
         ({"to": "latest"}, (10, 10, 10)),
+        ({"to": "current"}, (4, 10, 10)),
         ({"to": "latest", "topic": "payments", "partition": "0"}, (10, 10, 10)),
         ({"to": "offset", "value": " 2 ", "topic": "payments"}, (2, 2, 2)),
         ({"to": "shift", "value": "-2"}, (2, 8, 8)),

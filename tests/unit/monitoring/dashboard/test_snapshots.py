@@ -70,3 +70,17 @@ def test_without_kafka_lags_are_unknown_and_a_topic_of_which_it_does_not_tell_ma
     page = client.get("/")
     assert " live - - " in rows_of(page.text, "groups")[0]
     assert "Not up to date. no answer" in text_of(page)
+
+
+def test_the_list_says_in_a_few_words_what_is_worse_than_being_behind(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, broker: StaticBroker
+) -> None:
+    give(store, "billing", {P0: 4}, stay=False)
+    server.snapshots.take()
+    assert "ahead" not in text_of(client.get("/"))
+    broker.set_committed({P0: 9})
+    server.snapshots.take()
+    assert "billing Kafka's copies are 5 offsets ahead of the store" in text_of(client.get("/"))
+    broker.set_log(P0, 6, 10)
+    server.snapshots.take()
+    assert "billing records were removed from Kafka unread" in text_of(client.get("/"))
