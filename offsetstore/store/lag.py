@@ -78,7 +78,8 @@ class TopicLag:
     @property
     def is_bound(self) -> bool:
         """Whether the partition that is the furthest behind in time may be less far behind."""
-        return any(one.is_bound and one.seconds == self.seconds for one in self.partitions.values())
+        seconds = self.seconds
+        return any(one.is_bound and one.seconds == seconds for one in self.partitions.values())
 
     @property
     def headroom(self) -> int | None:
@@ -118,7 +119,8 @@ class GroupLag:
     @property
     def is_bound(self) -> bool:
         """Whether the topic that is the furthest behind in time may be less far behind."""
-        return any(one.is_bound and one.seconds == self.seconds for one in self.topics.values())
+        seconds = self.seconds
+        return any(one.is_bound and one.seconds == seconds for one in self.topics.values())
 
     @property
     def headroom(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import UserDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,12 @@ import pytest
 
 from offsetstore import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, TopicMissing, TopicRecreated
+from offsetstore.store.lag import PartitionLag, TopicLag
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, ValuesView
 
-    from offsetstore import PartitionLag
     from offsetstore.protocol.snapshot import KafkaSnapshot
 
 P0, P1, P2, P3 = (TopicPartition("payments", number) for number in range(4))
@@ -233,3 +234,23 @@ def test_a_sample_is_of_what_is_stored_and_has_no_more_than_is_known(
 
     store.delete_group("billing", reason="ticket 18")
     assert store.lag(None, broker).samples() == {}
+
+
+class Walked(UserDict[int, PartitionLag]):
+    """Partitions, and how often they were gone through."""
+
+    times = 0
+
+    def values(self) -> ValuesView[PartitionLag]:
+        self.times += 1
+        return super().values()
+
+
+@pytest.mark.behaviour("DASH-1")
+def test_a_bound_among_thousands_of_partitions_is_found_by_going_through_them_once_or_twice(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    one = store.lag(["billing"], broker).groups["billing"].topics["payments"].partitions[0]
+    parts = Walked({number: replace(one, seconds=float(number), is_bound=True) for number in range(50)})
+    assert TopicLag(parts).is_bound
+    assert parts.times <= 2
