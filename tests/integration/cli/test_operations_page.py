@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.testing import StaticBroker
 
 if TYPE_CHECKING:
     from tests.integration.cli.conftest import Run
@@ -33,6 +34,7 @@ def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
             tx.advance({tp: tx.lock({tp: OffsetRange(0, 4)})[tp].remaining})
         names: dict[str, Any] = {
             "store": store,
+            "broker": StaticBroker.with_topics({"payments": 1}, end=10),
             "TopicPartition": TopicPartition,
             "datetime": datetime,
             "timedelta": timedelta,
@@ -58,6 +60,7 @@ def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
         assert store.group_state(GROUP).pause is None
         assert names["live"] == [GROUP]
         assert (names["last"].state, names["errors"]) == ("running", [])
+        assert [(sample.stored, sample.lag) for sample in names["trend"][GROUP]] == [(4, 6)]
         assert names["planned"].offsets == {tp: 4}
         assert store.offsets(GROUP)[tp].next_offset == 4
         assert [store.offsets(name) for name in ("billing-v2", "invoicing")] == [{}, {}]
