@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
+from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support import furnished
@@ -36,6 +37,11 @@ PAGES: Final = {
     "history": f"history?group={ODD}",
     "store": "store",
     "login": "login",
+    "reset": "actions/reset?group=billing",
+    "pause": "actions/pause?group=billing",
+    "resume": "actions/resume?group=shipping",
+    "replay": "actions/replay?group=billing",
+    "discard": f"actions/discard?group={ODD}",
 }
 VIEWS: Final[list[tuple[Scheme, int]]] = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)]
 
@@ -45,7 +51,7 @@ def url() -> Iterator[str]:
     kafka = furnished.broker()
     with InMemoryOffsetStore() as store:
         furnished.furnish(store, kafka)
-        with DashboardServer(store, kafka, Settings(port=0)) as server:
+        with DashboardServer(store, kafka, Settings(port=0), actions=Deciding(store, kafka)) as server:
             server.snapshots.take()
             yield server.url
 
@@ -62,6 +68,20 @@ def test_everyone_can_use_it(name: str, url: str, pages: Pages) -> None:
     page = pages.open(url + PAGES[name])
     # Who points at a curve sees its values; there is nothing to be done with them.
     assert [html for html in unreachable(page) if 'class="u-' not in html] == []
+
+
+@pytest.mark.behaviour("DASH-3", "DASH-5")
+def test_a_decision_is_made_with_the_keyboard_alone(url: str, pages: Pages) -> None:
+    page = pages.open(url + PAGES["resume"], width=360, scheme="dark")
+    page.get_by_role("button", name="Show what would happen").press("Enter")
+    assert axe(page) == []
+    assert unreachable(page) == []
+    page.get_by_label("Reason").press_sequentially("done")
+    page.get_by_label("The group's name").press_sequentially("shipping")
+    page.get_by_role("button", name="now").press("Enter")
+    page.get_by_text("Resumed; this pause has ended").wait_for()
+    assert axe(page) == []
+    assert unreachable(page) == []
 
 
 @pytest.mark.behaviour("DASH-5")
