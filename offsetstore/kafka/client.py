@@ -93,7 +93,7 @@ class Client:
         self._reported: deque[KafkaError] = deque(maxlen=100)
         config: dict[str, Any] = {"logger": LOG, **settings, "error_cb": self._reported.append}
         try:
-            self._admin = AdminClient(config)
+            self._admin: Any = AdminClient(config)
         except (KafkaException, TypeError, ValueError) as error:
             refused = refused_setting(error, settings)
         else:
@@ -101,8 +101,14 @@ class Client:
         raise refused  # outside the handler: the cause's text can hold the setting's value
 
     def close(self) -> None:
-        """End the connections and librdkafka's threads, even while a traceback still holds this object."""
-        del self._admin
+        """End the connections and librdkafka's threads, here and now, whatever still holds the `AdminClient`.
+
+        If it were left to the garbage collector, that may run in one of librdkafka's own threads, which can't end the
+        client that it belongs to.
+        """
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.__exit__(None, None, None)
 
     def forget(self) -> None:
         """Drop what was reported since the last request: it says nothing about the next one."""

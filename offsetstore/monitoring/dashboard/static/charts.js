@@ -25,6 +25,7 @@ function draw(figure) {
     before.setData(data);
     return;
   }
+  if (data[1].every((value) => value === null)) return; // the caption says so
   const grid = { stroke: colour("--line"), width: 1 };
   const axis = { stroke: colour("--text"), grid, ticks: grid };
   const options = {

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from offsetstore.store.group_checks import CheckName
     from offsetstore.store.lag import GroupLag, PartitionLag
     from offsetstore.store.store import OffsetStore
 
@@ -38,6 +39,16 @@ POINTS: Final = 240
 """Of a curve."""
 
 _TOPICS: Final = 100
+
+# What shows more about a check that is not well.
+_PAGES: Final[dict[CheckName, tuple[str, str]]] = {
+    "claim": ("/runs", "Runs and errors"),
+    "batch": ("/runs", "Runs and errors"),
+    "copies in Kafka": ("/runs", "Runs and errors"),
+    "pause": ("/history", "History"),
+    "dead letters": ("/letters", "Look at them"),
+    "pinned offsets": ("/history", "History"),
+}
 
 Place: TypeAlias = tuple[str, int]
 """A topic and the number of a partition; those on the page become a `TopicPartition`."""
@@ -156,6 +167,8 @@ def group(request: Request) -> Response:
         span=span,
         spans=list(SPANS),
         checks=check_group(name, lag, last, next(iter(pauses), None)),
+        check_pages=_PAGES,
+        committed=found.kafka.committed or {},
         topics=list(_worst_first(found))[:_TOPICS],
         topic_count=len(found.topics),
         partitions=[

@@ -26,7 +26,9 @@ def history(request: Request) -> Response:
     name, _lag = group_of(request)
     query = request.query_params
     events = [one for one in EVENTS if one == query.get("event")]
-    since, before = _since(query.get("since", "").strip()), _before(query.get("before"))
+    given = query.get("since", "").strip()
+    since, before = _since(given), _before(query.get("before"))
+    is_wrong = bool(given) and since is None
     lines = dashboard_of(request).store.history(name, since=since, events=events, before=before, limit=ON_A_PAGE + 1)[
         ::-1
     ]
@@ -36,11 +38,13 @@ def history(request: Request) -> Response:
     return show(
         request,
         "history.html",
+        status=400 if is_wrong else 200,
         group=name,
         lines=shown,
         event=event,
         events=EVENTS,
-        since=same["since"],
+        since=given if is_wrong else same["since"],
+        is_wrong=is_wrong,
         newest=None if before is None else link("/history", **same),
         older=link("/history", **same, before=shown[-1].id) if len(lines) > ON_A_PAGE else None,
         is_whole=event is None and since is None and before is None,
@@ -49,14 +53,12 @@ def history(request: Request) -> Response:
 
 
 def _since(text: str) -> datetime | None:
-    """Read a time as the form sends it, which has no zone: it is UTC."""
-    if not text:
-        return None
+    """Read a time as the form sends it, which has no zone: it is UTC. ``None`` if it is none."""
     try:
         at = datetime.fromisoformat(text)
         return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise HTTPException(400, "That is not a time, such as 2025-03-01T09:30.") from None
+        return None
 
 
 def _in_form(at: datetime) -> str:

@@ -182,7 +182,8 @@ def test_a_pause_and_its_end(browser: Browser, store: OffsetStore) -> None:
 
     before = state_of(store)
     plan = browser.send(browser.open("/actions/resume", group=GROUP))
-    assert f"paused since {owner.pause.at.isoformat(timespec='seconds')}" in plan.text
+    since, until = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S UTC}" for at in (owner.pause.at, owner.pause.until))
+    assert f"paused since {since} until {until}: {owner.pause.reason}" in plan.text
     assert state_of(store) == before
     assert "Resumed" in browser.send(plan, **{**ANSWER, "reason": "it is over"}).text
     assert [event.reason for event in decided(store, "resume")] == ["it is over"]

@@ -15,6 +15,7 @@ import pytest
 
 from offsetstore import TopicPartition
 from offsetstore.errors import BrokerUnavailable
+from offsetstore.monitoring.dashboard.rendering import NOTHING
 from offsetstore.offsets import CommittedOffset, Watermarks
 from offsetstore.protocol.samples import Sample
 from offsetstore.store.sessions import transaction
@@ -89,6 +90,7 @@ def test_a_pause_appears_with_its_reason_who_decided_and_the_command_that_ends_i
     assert checks_of(page)["pause"] == "attention"
     assert "Paused by ana without an end: a load <b>." in text_of(page)
     assert "Next: offsetstore resume -g billing --reason" in text_of(page)
+    assert re.search(r'class="found">Paused by ana.*?<a href="/history\?group=billing">History</a>', page, re.DOTALL)
     assert "<b>" not in page
 
 
@@ -277,6 +279,26 @@ def test_copies_in_kafka_are_compared(server: DashboardServer, client: httpx.Cli
     broker.current = replace(broker.current, committed={P1: CommittedOffset(7)})
     server.snapshots.take()
     assert "Kafka's copies are 3 offsets behind the store." in text_of(show(client))
+
+
+@pytest.mark.usefixtures("billing")
+def test_the_copy_in_kafka_is_beside_the_offset(
+    server: DashboardServer, client: httpx.Client, broker: StaticBroker
+) -> None:
+    broker.current = replace(broker.current, committed={P1: CommittedOffset(1234)})
+    server.snapshots.take()
+    page = show(client)
+    shown = page[page.index(">In Kafka<") :]
+    copies = re.findall(r'<tr data-key="payments[^"]*">(?:\s*<t[hd].*?</t[hd]>){2}\s*<td[^>]*>(.*?)</td>', shown)
+    assert copies == [NOTHING, "1,234", NOTHING]
+
+
+@pytest.mark.usefixtures("billing")
+def test_its_words_are_explained(client: httpx.Client) -> None:
+    text = text_of(show(client))
+    explained = text[text.index("What the words mean") :]
+    for word in ("Epoch", "Stored", "In Kafka", "Behind", "Headroom", "Pinned", "Contested"):
+        assert word in explained
 
 
 def test_the_number_of_queries_does_not_depend_on_the_group(

@@ -74,6 +74,15 @@ def test_what_cant_be_meant_is_refused(client: httpx.Client, wrong: dict[str, st
     assert client.get("/history", params={"group": "billing", **wrong}).status_code == 400
 
 
+@pytest.mark.usefixtures("decided")
+def test_what_is_not_a_time_is_said_beside_its_field(client: httpx.Client) -> None:
+    page = client.get("/history", params={"group": "billing", "event": "pause", "since": "yester\u202eday"})
+    assert page.status_code == 400
+    assert "yester\\u202eday is not a time, such as 2025-03-01T09:30: all are listed." in text_of(page.text)
+    assert 'href="/group?group=billing"' in page.text
+    assert re.search(r"<option[^>]* selected[^>]*>pause<", page.text)
+
+
 @pytest.mark.behaviour("DASH-4")
 def test_texts_are_shown_inert(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
     odd = "<script>alert(1)</script>\u202eevil"
