@@ -1,4 +1,6 @@
-"""The runs of a job, their errors, and samples of groups; and which database role wrote a line of the history.
+"""The runs of a job, their errors, and samples of groups; which database role wrote a line of the history.
+
+Dead letters are found by their errors.
 
 Revision: 0006
 After: 0005
@@ -17,7 +19,7 @@ NAME = sa.Text(collation="C")
 
 
 def upgrade() -> None:
-    """Add the tables, which are empty, and the column, which is NULL in the lines that are there."""
+    """Add the tables, which are empty, the column, which is NULL in the lines that are there, and the index."""
     op.create_table(
         "job_runs",
         sa.Column("consumer_group", NAME, nullable=False),
@@ -86,10 +88,15 @@ def upgrade() -> None:
     # The default comes second, so that the lines that are there stay NULL: which role wrote them is not known.
     op.add_column("offset_history", sa.Column("db_role", sa.Text))
     op.alter_column("offset_history", "db_role", server_default=sa.text("SESSION_USER"))
+    # Only the beginnings: an entry has 2,704 bytes at most, and a letter must be writable whatever its error says.
+    of_errors = ("constraint_name", "column_name", "table_name", "sqlstate", "error_class")
+    beginnings = [sa.text(f"left(coalesce({name}, ''), 40)") for name in of_errors]
+    op.create_index("dead_letters_error_idx", "dead_letters", ["consumer_group", *beginnings, "payload"])
 
 
 def downgrade() -> None:
     """Drop them. What past runs did and which role decided are then recorded nowhere."""
+    op.drop_index("dead_letters_error_idx", table_name="dead_letters")
     op.drop_column("offset_history", "db_role")
     op.drop_table("samples")
     op.drop_table("job_errors")

@@ -6,6 +6,8 @@ touches no index. Text keys collate ``"C"``, so that locks are taken in the same
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -30,6 +32,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
+if TYPE_CHECKING:
+    from sqlalchemy import TextClause
+
 HEAD = "0006"
 """The Alembic revision that this version works with."""
 
@@ -38,6 +43,9 @@ VERSION_TABLE = "offsetstore_version"
 
 STAGING_SCHEMA = "offsetstore_staging"
 """The schema where executors stage large batches, one per table; the runtime role creates and drops the tables."""
+
+INDEXED = 40
+"""Characters of an error's names that the index holds: an entry has 2,704 bytes, and any letter must be writable."""
 
 metadata = MetaData()
 
@@ -52,6 +60,10 @@ _NAME = Text(collation="C")
 
 def _timestamp(name: str) -> Column[object]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
+
+
+def _beginning(name: str) -> TextClause:
+    return text(f"left(coalesce({name}, ''), {INDEXED})")
 
 
 kafka_partitions = Table(
@@ -194,6 +206,12 @@ dead_letters = Table(
         postgresql_where=text("state = 'requested'"),
     ),
     Index("dead_letters_list_idx", "consumer_group", "state", "created_at", "topic", "partition", "record_offset"),
+    Index(
+        "dead_letters_error_idx",
+        "consumer_group",
+        *(_beginning(name) for name in ("constraint_name", "column_name", "table_name", "sqlstate", "error_class")),
+        "payload",
+    ),
 )
 """Records that could not be written; ``payload`` tells a missing key or value from one that is not kept."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.letters import read_headers, record_arrays
+from offsetstore.postgres.schema import INDEXED
 from offsetstore.protocol.letters import PAYLOADS, Letter, LetterError, LetterKey, Payload, PayloadState, State
 from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
 
@@ -40,14 +41,22 @@ _SIZE: Final = """,
        coalesce(octet_length(l.key), 0) + coalesce(octet_length(l.value), 0) + coalesce(pg_column_size(l.headers), 0)
        AS size"""
 
-_FITS: Final = """(CAST(:cause AS text) IS NULL OR l.cause = CAST(:cause AS text))
+
+def _error_is(column: str, name: str) -> str:
+    """Compare the beginning, which is indexed, and is all of a short name; the whole only of longer ones."""
+    found, asked = f"coalesce(l.{column}, '')", f"CAST(:{name} AS text)"
+    return f"""({asked} IS NULL OR left({found}, {INDEXED}) = left({asked}, {INDEXED})
+       AND (length({asked}) < {INDEXED} OR {found} = {asked}))"""
+
+
+_FITS: Final = f"""(CAST(:cause AS text) IS NULL OR l.cause = CAST(:cause AS text))
   AND (CAST(:topic AS text) IS NULL OR l.topic = CAST(:topic AS text))
   AND (CAST(:partition AS integer) IS NULL OR l.partition = CAST(:partition AS integer))
-  AND (CAST(:error_class AS text) IS NULL OR l.error_class = CAST(:error_class AS text))
-  AND (CAST(:sqlstate AS text) IS NULL OR coalesce(l.sqlstate, '') = CAST(:sqlstate AS text))
-  AND (CAST(:table AS text) IS NULL OR coalesce(l.table_name, '') = CAST(:table AS text))
-  AND (CAST(:constraint AS text) IS NULL OR coalesce(l.constraint_name, '') = CAST(:constraint AS text))
-  AND (CAST(:column AS text) IS NULL OR coalesce(l.column_name, '') = CAST(:column AS text))"""
+  AND {_error_is("error_class", "error_class")}
+  AND {_error_is("sqlstate", "sqlstate")}
+  AND {_error_is("table_name", "table")}
+  AND {_error_is("constraint_name", "constraint")}
+  AND {_error_is("column_name", "column")}"""
 
 # The order in which letters are locked and replayed.
 _KEY: Final = 'l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"'
@@ -200,9 +209,11 @@ LIMIT :limit
 LOCK_FITTING: Final = CHOOSE_FITTING + "FOR UPDATE OF l\n"
 LOCK_NAMED: Final = CHOOSE_NAMED + "FOR UPDATE OF l\n"
 
+# Not `<> 'kept'`, for which no index is searched.
 COUNT_WITHOUT_PAYLOAD: Final = f"""
 SELECT count(*) AS count FROM {{s}}dead_letters AS l
-WHERE l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[])) AND l.payload <> 'kept' AND {_FITS}
+WHERE l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))
+  AND l.payload IN ('left out', 'erased') AND {_FITS}
 """
 
 _EXACTLY: Final = """l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition

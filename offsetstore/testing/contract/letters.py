@@ -551,6 +551,24 @@ class LetterContract(ContractParts):
         assert [error.count for error in store.letter_errors(GROUP)] == [4]
         assert [error.count for error in store.letter_errors(GROUP, state=None, limit=1)] == [4]
 
+    @pytest.mark.parametrize("name", ["error_class", "sqlstate", "table", "constraint", "column"])
+    def test_errors_are_told_apart_to_the_end_of_a_long_name(
+        self, store: OffsetStore, claim: Claim, give_up: GiveUp, name: str
+    ) -> None:
+        """A database may index the beginnings alone."""
+        long = "größe" * 1000
+        values = [long[:length] + end for length in (1, 39, 40, 41, 63, 4999) for end in ("", "a", "b")]
+        letters = [dead(n, error=replace(CHECK, **{name: value})) for n, value in enumerate(values)]
+        give_up(claim, {P0: OffsetRange(0, 100)}, letters)
+
+        for offset, value in enumerate(values):
+            chosen: dict[str, Any] = {name: value}
+            found = store.letters(GROUP, **chosen).letters
+            assert [letter.offset for letter in found] == [n for n, other in enumerate(values) if other == value]
+            seen = store.request_replay(GROUP, LetterFilter(**chosen), reason=REASON, dry_run=True)
+            assert stored(offset) in seen.letters
+            assert len(seen.letters) == len(found)
+
     def test_a_letter_that_is_not_there_is_told(self, store: OffsetStore, five: Claim) -> None:
         for key in (at(3), at(2, P2), LetterKey(P0, 2, "another-id")):
             with pytest.raises(UnknownLetter):

@@ -140,8 +140,11 @@ def test_pages_read_by_an_index_with_as_many_statements_whatever_the_group(
         ("/actions/reset", {"to": "earliest"}, {"dead_letters"}),
         ("/actions/pause", {}, set()),
         ("/actions/resume", {}, set()),
-        # Of a letter: a decision about an error counts all letters that it has, and its plan does, too.
-        *((f"/actions/{action}", letter, {"dead_letters"}) for action in ("replay", "discard")),
+        *(
+            (f"/actions/{action}", chosen, {"dead_letters"})
+            for action in ("replay", "discard")
+            for chosen in (letter, {**error, "constraint": "rare"}, {**error, "constraint": "common"}, error)
+        ),
     ]
     with (
         DashboardServer(reader, broker, Settings(port=0), actions=Deciding(reader, broker)) as server,

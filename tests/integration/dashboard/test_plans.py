@@ -12,6 +12,7 @@ from offsetstore.monitoring.dashboard.views.letters import ON_A_PAGE, WITHIN
 from offsetstore.postgres import statements, stored_letters
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.stored_letters import STATES
+from offsetstore.store.letters import MOST
 from offsetstore.store.sessions import transaction
 from tests.integration.dashboard.conftest import GROUP
 
@@ -80,6 +81,45 @@ def test_a_query_about_letters_looks_at_so_many_of_each_state_and_no_more(
     assert {node.get("Index Name") for node in scans} == {"dead_letters_list_idx"}
     read = sum(node["Actual Rows"] * node["Actual Loops"] for node in scans)
     assert 0 < read <= (WITHIN + 2) * len(values["states"])
+
+
+CHOOSE = {"payloads": ["kept"], "limit": MOST + 1}
+ERROR = {"cause": "refused", "error_class": "RowsRefused", "sqlstate": "", "table": "", "column": ""}
+
+
+@pytest.mark.parametrize("statement", [stored_letters.CHOOSE_FITTING, stored_letters.LOCK_FITTING])
+@pytest.mark.parametrize(
+    ("chosen", "index", "most"),
+    [
+        ({**ERROR, "constraint": "rare"}, "dead_letters_error_idx", 1),
+        ({"constraint": "rare"}, "dead_letters_error_idx", 1),
+        ({**ERROR, "constraint": "absent"}, "dead_letters_error_idx", 0),
+        # In the order in which letters are locked, until there are enough; two of ten partitions have no dead ones.
+        ({**ERROR, "constraint": "common"}, "dead_letters_pkey", MANY * 2 // 10 + MOST + 100),
+    ],
+    ids=["rare", "rare, by its constraint", "absent", "common"],
+)
+def test_a_decision_about_an_error_reads_the_letters_that_it_decides_about(  # noqa: PLR0917
+    crowded: OffsetStore, store: OffsetStore, statement: str, chosen: dict[str, object], index: str, most: int
+) -> None:
+    steps = explain(store, statement, of("dead", **CHOOSE, **chosen))
+    scans = [node for node in steps if node.get("Relation Name") == "dead_letters"]
+
+    assert [node.get("Index Name") for node in scans] == [index]
+    assert sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in scans) <= most
+
+
+@pytest.mark.parametrize("constraint", ["rare", "common", None])
+def test_letters_of_an_error_without_their_records_are_counted_by_the_index(
+    crowded: OffsetStore, query: Query, constraint: str | None
+) -> None:
+    query("UPDATE dead_letters SET payload = 'left out' WHERE record_offset IN (2, 3)")
+    query("ANALYZE dead_letters")
+    steps = explain(crowded, stored_letters.COUNT_WITHOUT_PAYLOAD, of("dead", **ERROR, constraint=constraint))
+    scans = [node for node in steps if node.get("Relation Name") == "dead_letters"]
+
+    assert [node.get("Index Name") for node in scans] == ["dead_letters_error_idx"]
+    assert 1 <= sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in scans) <= 2
 
 
 def test_one_letter_is_found_by_its_key(crowded: OffsetStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,20 @@ def test_values_are_neither_read_for_a_list_nor_to_measure_them(store: OffsetSto
     for statement, values in ((sql.LIST_LETTERS, page()), (sql.REQUESTED_LETTERS, requested)):
         plan = explain(store, statement, values)
         assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 64, "a value is in 130 blocks"
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_an_error_s_names_may_be_too_long_for_an_index(store: OffsetStore, claim: Claim) -> None:
+    """A trigger raises what it likes: ``USING CONSTRAINT = new.note``. An entry has 2,704 bytes at most."""
+    chosen = random.Random(1)  # noqa: S311 - no secret; nothing that could be compressed
+    names = ["".join(chr(chosen.randrange(0x10000, 0x110000)) for _ in range(8_000)) for _ in range(5)]
+    error_class, sqlstate, table, constraint, column = names
+    error = LetterError(error_class, "refused", sqlstate, table, constraint, column)
+    give_up(store, claim, dead(2, error=error), dead(3, error=replace(error, column=column[::-1])))
+
+    assert store.letter(GROUP, P0, 2).error == error
+    which = LetterFilter(error_class=error_class, sqlstate=sqlstate, table=table, constraint=constraint, column=column)
+    assert [key.offset for key in store.discard(GROUP, which, reason="ticket 17").letters] == [2]
 
 
 @pytest.mark.behaviour("DLQ-1")
