@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 NOTHING: Final = "-"
@@ -34,6 +34,11 @@ def short(time: timedelta) -> str:
     return f"{seconds}s"
 
 
+# These are times in every time zone.
+_FIRST_TIME: Final = datetime(1, 1, 3, tzinfo=UTC)
+LAST_TIME: Final = datetime(9999, 12, 29, tzinfo=UTC)
+
+
 def parse_time(text: str, others: str = "") -> datetime:
     """Read a time with its zone.
 
@@ -46,6 +51,8 @@ def parse_time(text: str, others: str = "") -> datetime:
         raise ValueError(f"{text!r} is not {others}a time such as 2025-03-01T00:00Z.") from None
     if time.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone; write 2025-03-01T00:00Z or 2025-03-01T00:00+01:00.")
+    if not _FIRST_TIME <= time <= LAST_TIME:
+        raise ValueError(f"{text!r} is too far away.")
     return time
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.offsets import MAX_OFFSET
 from offsetstore.protocol.letters import PAYLOADS, Cause, LetterKey, State
 
 if TYPE_CHECKING:
@@ -101,9 +102,15 @@ class LetterCursor(NamedTuple):
         try:
             at, topic, partition, offset, topic_id = json.loads(base64.urlsafe_b64decode(text.encode()))
             found = cls(datetime.fromisoformat(at), str(topic), int(partition), int(offset), str(topic_id))
-        except (binascii.Error, ValueError, TypeError):
-            found = None
-        if found is None or found.created_at.tzinfo is None:
+            is_storable = (
+                found.created_at.tzinfo is not None
+                and b"\0" not in (found.topic + found.topic_id).encode()
+                and 0 <= found.partition < 2**31
+                and 0 <= found.offset <= MAX_OFFSET
+            )
+        except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
+            found, is_storable = None, False
+        if found is None or not is_storable:
             raise ConfigurationError(
                 "after is not the place of a letter in a list", expected="what an earlier page has as its `next`"
             )

@@ -28,6 +28,7 @@ from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, rena
 from offsetstore.protocol.metadata import format_of
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, fencing, read
+from offsetstore.text import LAST_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -395,6 +396,13 @@ def pause(database: Database, decision: Decision, until: datetime | None) -> Pau
     with decision.begin(database) as session:
         owner = _lock_known(session, decision.group)
         now = session.now()
+        if until is not None and until > LAST_TIME:
+            raise ConfigurationError(
+                "the end of a pause is too far away",
+                found=until.isoformat(),
+                expected=f"a time until {LAST_TIME.isoformat()}",
+                next_step="Name no end, and resume the group yourself.",
+            )
         if until is not None and until <= now:
             raise ConfigurationError(
                 "the end of a pause has passed; the group is not paused by it",

@@ -70,9 +70,16 @@ def dashboard_of(request: Request) -> Dashboard:
     return request.app.state.dashboard
 
 
+def snapshot_of(request: Request) -> Snapshot:
+    """The snapshot of the whole page: one that is taken meanwhile is the next page's."""
+    if "offsetstore.snapshot" not in request.scope:
+        request.scope["offsetstore.snapshot"] = dashboard_of(request).snapshots.latest()
+    return request.scope["offsetstore.snapshot"]
+
+
 def show(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
     """Render a page, with what all of them show."""
-    snapshot = Snapshot() if is_open(request.url.path) else dashboard_of(request).snapshots.latest()
+    snapshot = Snapshot() if is_open(request.url.path) else snapshot_of(request)
     common = {
         "snapshot": snapshot,
         "path": request.url.path,
@@ -87,7 +94,7 @@ def lag_of(request: Request) -> Lag:
 
     :raises HTTPException: there is none yet.
     """
-    lag = dashboard_of(request).snapshots.latest().lag
+    lag = snapshot_of(request).lag
     if lag is None:
         raise HTTPException(503, "The database has not been read yet.")
     return lag

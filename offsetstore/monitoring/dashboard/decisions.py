@@ -307,7 +307,7 @@ def _which(given: Mapping[str, str]) -> LetterKey | LetterFilter:
     if not names_letters(given):
         raise Invalid("offset", "Choose an error, or name a letter.")
     cause = _CAUSES.get(given.get("cause", ""))
-    if cause is None and given.get("cause"):
+    if cause is None and "cause" in given:
         raise Invalid("cause", "A dead letter has no such cause.")
     return LetterFilter(
         cause=cause,

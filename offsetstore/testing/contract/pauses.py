@@ -198,6 +198,7 @@ class PauseContract(ContractParts):
             pytest.param("", None, REASON, "not a consumer group", id="no group"),
             pytest.param(GROUP, None, " ", "needs a reason", id="no reason"),
             pytest.param(GROUP, datetime(2020, 1, 1, tzinfo=UTC), REASON, "has passed", id="past"),
+            pytest.param(GROUP, datetime.max.replace(tzinfo=UTC), REASON, "too far away", id="beyond the last"),
             pytest.param(GROUP, datetime(2120, 1, 1), REASON, "without a zone", id="no zone"),  # noqa: DTZ001
         ],
     )

@@ -99,6 +99,7 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         if wrong := _wrong(given, group):
             return _show_plan(request, decision, group, status=400, entered=given, wrong=wrong)
         by = By(_actor(request, given.get("who", "").strip()), given["reason"].strip(), given.get("fence") == "yes")
+        owner = dashboard_of(request).store.owner(group)  # nothing that can fail comes after the decision
         try:
             done = decision.execute(_on(actions, group, actions.store), by)
         except errors.GroupBusy as busy:
@@ -114,7 +115,7 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         group=group,
         decision=decision,
         result=done,
-        owner=dashboard_of(request).store.owner(group),
+        owner=owner,
         reason=by.reason,
         shown=SHOWN,
         shown_letters=SHOWN_LETTERS,

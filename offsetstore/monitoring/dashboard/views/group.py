@@ -16,6 +16,7 @@ from offsetstore.monitoring.dashboard.context import (
     number_of,
     page_of,
     show,
+    snapshot_of,
     span_of,
 )
 from offsetstore.offsets import TopicPartition
@@ -162,7 +163,7 @@ def group(request: Request) -> Response:
         group=name,
         lag=found,
         at=lag.store.at,
-        summary=dashboard_of(request).snapshots.latest().groups[name],
+        summary=snapshot_of(request).groups[name],
         charts=_charts(store, name, SPANS[span], lag.store.at),
         span=span,
         spans=list(SPANS),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from starlette.routing import Route
 
 from offsetstore.errors import OffsetStoreError
-from offsetstore.monitoring.dashboard.context import SPANS, dashboard_of, page_of, show, span_of
+from offsetstore.monitoring.dashboard.context import SPANS, dashboard_of, page_of, show, snapshot_of, span_of
 from offsetstore.protocol.samples import Selection, rates
 from offsetstore.store.group_health import Condition
 
@@ -56,7 +56,7 @@ _SORTS: Final[dict[str, Callable[[Summary], Any]]] = {
 def groups(request: Request) -> Response:
     """List them."""
     dashboard, query = dashboard_of(request), request.query_params
-    snapshot = dashboard.snapshots.latest()
+    snapshot = snapshot_of(request)
     sort = query.get("sort", "state")
     wanted = query.get("q", "").strip().lower()
     span = span_of(request)

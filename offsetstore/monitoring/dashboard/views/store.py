@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.routing import Route
 
-from offsetstore.monitoring.dashboard.context import dashboard_of, show
+from offsetstore.monitoring.dashboard.context import dashboard_of, show, snapshot_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -29,7 +29,7 @@ def store(request: Request) -> Response:
     """Show what it is like."""
     dashboard = dashboard_of(request)
     facts = dashboard.store.facts()
-    lag = dashboard.snapshots.latest().lag
+    lag = snapshot_of(request).lag
     partitions = next((table for table in facts.tables if table.name == "kafka_partitions"), None)
     share = None if partitions is None or partitions.updates < ENOUGH else partitions.hot_share
     began = (facts.at - facts.oldest_transaction).replace(microsecond=0)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -487,7 +488,7 @@ def test_a_field_that_makes_no_sense_is_named_and_what_was_entered_is_kept(
     }
 
 
-@pytest.mark.parametrize("until", ["soon", "2020-01-01T00:00Z", "2099-01-01", "P9999999D"])
+@pytest.mark.parametrize("until", ["soon", "2020-01-01T00:00Z", "2099-01-01", "P9999999D", "9999-12-31T23:59-14:00"])
 def test_a_pause_without_a_sensible_end_is_refused(browser: Browser, store: OffsetStore, until: str) -> None:
     again = browser.send(browser.open("/actions/pause", group=GROUP), until=until)
     assert again.status == 400
@@ -662,3 +663,28 @@ def test_of_requests_at_the_same_time_one_alone_gets_through() -> None:
 
     with ThreadPoolExecutor(16) as threads:
         assert sum(threads.map(take, range(200))) == 1
+
+
+def test_what_was_done_is_never_shown_as_failed(
+    browser: Browser, store: OffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked of the database once the decision is there."""
+    plan = browser.send(browser.open("/actions/pause", group=GROUP))
+    pause = DECISIONS["pause"].execute
+
+    def then_fail(*given: Any) -> Any:
+        done = pause(*given)
+        monkeypatch.setattr(store, "owner", Mock(side_effect=AssertionError("it was asked")))
+        return done
+
+    monkeypatch.setattr(DECISIONS["pause"], "execute", then_fail)
+    answer = browser.send(plan, **ANSWER)
+    assert answer.status == 200
+    assert "Paused." in answer.text
+
+
+def test_an_error_without_a_cause_is_none(browser: Browser) -> None:
+    """It would be every letter."""
+    page = browser.send(browser.open("/actions/discard", group=GROUP, cause=""))
+    assert page.status == 400
+    assert "A dead letter has no such cause." in page.text

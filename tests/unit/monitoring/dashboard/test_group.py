@@ -319,3 +319,16 @@ def test_the_number_of_queries_does_not_depend_on_the_group(
     small = len(queries)
     show(client, "large")
     assert 0 < small == len(queries) - small
+
+
+@pytest.mark.usefixtures("billing")
+def test_a_page_is_of_one_snapshot(
+    server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else numbers of an earlier one could stand below the time of a later one."""
+    latest, asked = server.snapshots.latest, list[str]()
+    monkeypatch.setattr(server.snapshots, "latest", lambda: (asked.append("asked"), latest())[1])
+    for path in ("/", "/group?group=billing", "/store", "/partition?group=billing&topic=payments&partition=0"):
+        asked.clear()
+        assert client.get(path).status_code == 200
+        assert asked == ["asked"], path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import html
+import json
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,6 +29,10 @@ pytestmark = pytest.mark.behaviour("DASH-1")
 CHECK = LetterError("RowsRefused", "a text with SECRET", "23514", "public.payments", "positive", "amount")
 PARSE = LetterError("ValueError", "another SECRET", traceback="line 1 SECRET")
 RECORD = Payload(b"SECRET", b"SECRET", (("SECRET", b"SECRET"),), 0, 0)
+
+
+def cursor(*fields: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
 
 
 def dead(offset: int, tp: TopicPartition = P0, error: LetterError = CHECK) -> NewLetter:
@@ -115,6 +121,11 @@ def test_the_list_is_filtered(client: httpx.Client, asked: dict[str, str], found
         ("/letters", {"sqlstate": "\0"}),
         ("/letters", {"cause": "bad luck"}),
         ("/letters", {"after": "x"}),
+        ("/letters", {"after": cursor("2025-01-01T00:00:00+00:00", "t", float("inf"), 0, "")}),
+        ("/letters", {"after": cursor("2025-01-01T00:00:00+00:00", "t", 0, 2**63, "")}),
+        ("/letters", {"after": cursor("2025-01-01T00:00:00+00:00", "\0", 0, 0, "")}),
+        ("/letters", {"after": cursor("2025-01-01T00:00:00+00:00", "\ud800", 0, 0, "")}),
+        ("/letters", {"after": base64.urlsafe_b64encode(b"[" * 3000).decode()}),
         ("/letter", {"topic": "payments", "partition": "0"}),
         ("/letter", {"topic": "payments", "partition": "x", "offset": "2"}),
         ("/letter", {"topic": "payments", "partition": "0", "offset": str(2**63)}),
