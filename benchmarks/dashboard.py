@@ -27,7 +27,7 @@ import psycopg
 from offsetstore import OffsetStore, TopicPartition
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.monitoring.dashboard.context import SPANS, Deciding
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings, collect_garbage_seldom
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks
 from offsetstore.postgres.grants import grant_dashboard
 from offsetstore.postgres.migrate import upgrade
@@ -260,6 +260,7 @@ def serve(reader: str, decider: str) -> None:
             )
     with OffsetStore.connect(reader) as store, OffsetStore.connect(decider) as actions:
         server = DashboardServer(store, broker, Settings(port=0), actions=Deciding(actions, broker))
+        collect_garbage_seldom()
         with server:
             while server.snapshots.latest().lag is None:
                 time.sleep(0.1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -12,11 +12,13 @@ from offsetstore.cli import options
 from offsetstore.cli.output import print_lines
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings, collect_garbage_seldom
 from offsetstore.store.store import OffsetStore
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from offsetstore import Broker
 
 TOKEN: Final = "OFFSETSTORE_DASHBOARD_TOKEN"  # noqa: S105 - the variable's name
 ACTIONS_URL: Final = "OFFSETSTORE_ACTIONS_URL"
@@ -86,20 +88,26 @@ def dashboard(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     address = options.require_url(url)
     deciding = _require(actions_url) if allow_actions else None
-    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
     settings = Settings(host=host, port=port, allowed_hosts=allowed_hosts, token=os.environ.get(TOKEN) or None)
-    try:
-        with ExitStack() as stores:
-            store = stores.enter_context(OffsetStore.connect(address, schema=schema))
-            actions = None
-            if deciding is not None:
-                decider = stores.enter_context(OffsetStore.connect(deciding, schema=schema))
-                actions = Deciding(decider, broker, kafka_groups)
-            server = DashboardServer(store, broker, settings, kafka_groups=kafka_groups, actions=actions)
-            print_lines(f"The dashboard is at {server.url}")
-            server.run()
-    finally:
-        broker.close()
+    with ExitStack() as opened:
+
+        def connect() -> Broker:
+            return opened.enter_context(
+                closing(options.make_broker(bootstrap_servers, broker_option, broker_config, timeout))
+            )
+
+        broker = connect()
+        store = opened.enter_context(OffsetStore.connect(address, schema=schema))
+        actions = None
+        if deciding is not None:
+            decider = opened.enter_context(OffsetStore.connect(deciding, schema=schema))
+            actions = Deciding(
+                decider, connect(), kafka_groups
+            )  # one of its own: a snapshot uses the other for seconds
+        server = DashboardServer(store, broker, settings, kafka_groups=kafka_groups, actions=actions)
+        print_lines(f"The dashboard is at {server.url}")
+        collect_garbage_seldom()
+        server.run()
 
 
 def _require(actions_url: str | None) -> str:

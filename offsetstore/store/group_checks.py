@@ -180,7 +180,7 @@ class _Checks:
             return Check(name, "attention", _KAFKA_SILENT)
         if (error := self._of.kafka.error) is not None:
             return Check(
-                name, "attention", f"Kafka does not tell of its group: {error.what}", next_step=error.next_step
+                name, "attention", f"Kafka did not answer for its group: {error.what}", next_step=error.next_step
             )
         if (ahead := self._of.mirror_lead) and not self._of.owner.is_live:
             text = (

@@ -75,7 +75,7 @@ def condition(lag: GroupLag, at: datetime) -> Condition:
     """Say in one word how a group is.
 
     It is stalled if its job fell silent without having closed its claim, unless all records are known to be read; and
-    if the oldest unread record and the last advance are both older than `STALLED`. So a record that comes after an idle
+    if an unread record and the last advance are known to be older than `STALLED`. So a record that comes after an idle
     time makes no job stalled, unless its timestamp is old, nor does a deploy.
 
     :param at: when the lag was measured, by the database's clock.
@@ -91,8 +91,11 @@ def condition(lag: GroupLag, at: datetime) -> Condition:
 
 def _is_behind(lag: GroupLag, at: datetime) -> bool:
     advanced = last_advance(lag)
-    is_old = advanced is None or at - advanced > STALLED
-    return is_old and not lag.is_bound and lag.seconds is not None and lag.seconds > STALLED.total_seconds()
+    if advanced is not None and at - advanced <= STALLED:
+        return False
+    parts = (part for topic in lag.topics.values() for part in topic.partitions.values() if part.stored is not None)
+    most = STALLED.total_seconds()
+    return any(part.seconds is not None and part.seconds > most and not part.is_bound for part in parts)
 
 
 def last_advance(lag: GroupLag) -> datetime | None:

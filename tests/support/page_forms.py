@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
@@ -88,5 +89,6 @@ class Browser:
         return self.post(page.form.action, {**page.form.fields, **entered})
 
     def post(self, path: str, fields: dict[str, str]) -> Page:
-        """POST."""
-        return Page(self.client.post(path, data=fields, headers={"Origin": self.origin}))
+        """POST. Like every browser, it sends each line break as CR LF."""
+        sent = {name: re.sub("\r\n|\r|\n", "\r\n", text) for name, text in fields.items()}
+        return Page(self.client.post(path, data=sent, headers={"Origin": self.origin}))

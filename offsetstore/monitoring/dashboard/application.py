@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
-from offsetstore.monitoring.dashboard.security import COOKIE, SESSION, Guard
+from offsetstore.monitoring.dashboard.security import SESSION, Guard
 from offsetstore.monitoring.dashboard.views import actions, group, groups, history, letters, partition, runs, store
 from offsetstore.postgres.errors import of_database
 
@@ -42,6 +42,7 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
             *(actions.ROUTES if dashboard.actions is not None else ()),
             Route("/login", _ask, methods=["GET"]),
             Route("/login", _login, methods=["POST"]),
+            Route("/logout", _logout, methods=["POST"]),
             Mount("/static", StaticFiles(packages=[("offsetstore.monitoring.dashboard", "static")])),
         ],
         exception_handlers={HTTPException: _on_http_error, OffsetStoreError: _on_error, Exception: _on_bug},
@@ -68,7 +69,15 @@ async def _login(request: Request) -> Response:
     answer = RedirectResponse("/", 303)
     # What the browser speaks, also with a proxy before us; the guard has compared it with the host.
     is_https = request.headers["origin"].startswith("https:")
-    answer.set_cookie(COOKIE, access.session(), max_age=SESSION, httponly=True, samesite="strict", secure=is_https)
+    answer.set_cookie(
+        access.cookie, access.session(), max_age=SESSION, httponly=True, samesite="strict", secure=is_https
+    )
+    return answer
+
+
+def _logout(request: Request) -> Response:
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(dashboard_of(request).access.cookie, httponly=True, samesite="strict")
     return answer
 
 

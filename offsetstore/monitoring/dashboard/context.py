@@ -14,7 +14,7 @@ from offsetstore.monitoring.dashboard.security import is_open
 from offsetstore.monitoring.dashboard.snapshots import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -105,11 +105,17 @@ def group_of(request: Request) -> tuple[str, GroupLag]:
 
     :raises HTTPException: there is no such group.
     """
-    name = request.query_params.get("group", "")
-    found = lag_of(request).groups.get(name)
+    groups = lag_of(request).groups
+    name = as_sent(request.query_params.get("group", ""), groups)
+    found = groups.get(name)
     if found is None:
         raise HTTPException(404, "No such group has been claimed. A new one appears within ten seconds of its claim.")
     return name, found
+
+
+def as_sent(text: str, names: Container[str]) -> str:
+    """The one of these names that a field of a form holds: browsers send a line break in it as CR LF."""
+    return next((name for end in ("\r\n", "\n", "\r") if (name := text.replace("\r\n", end)) in names), text)
 
 
 def page_of(request: Request, name: str = "page") -> int:

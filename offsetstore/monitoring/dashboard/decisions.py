@@ -11,16 +11,17 @@ from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.protocol.letters import LetterKey
 from offsetstore.protocol.stored_letters import CAUSES, LetterFilter
 from offsetstore.store.admin import ShiftBy
+from offsetstore.store.letters import LettersDecided
 from offsetstore.text import parse_duration, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from offsetstore.offsets import Pause
+    from offsetstore.protocol.database import GroupRow
     from offsetstore.protocol.letters import Cause
     from offsetstore.protocol.ports import BrokerOffsets
     from offsetstore.store.admin import Partitions, Reset, ResetTarget
-    from offsetstore.store.letters import LettersDecided
     from offsetstore.store.store import OffsetStore
 
     Result: TypeAlias = Reset | LettersDecided | Pause | None
@@ -87,6 +88,10 @@ class Decision(Protocol):
         """What would happen now; ``None`` if there is nothing to reckon. It writes nothing."""
         ...
 
+    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:
+        """What the plan rests on: once that has changed, it is another one, which has to be shown first."""
+        ...
+
     def execute(self, on: Group, by: By) -> Result:
         """Do it, and return what was done; `Resume` returns the pause that was ended."""
         ...
@@ -142,6 +147,10 @@ class ResetOffsets:
             dry_run=True,
         )
 
+    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+        """See `Decision`. Each start of a job and each reset changes the token; what a live job stores does not."""
+        return str(owner.token)
+
     def execute(self, on: Group, by: By) -> Reset:
         """See `Decision`."""
         return on.store.reset(
@@ -185,6 +194,10 @@ class PauseGroup:
     def plan(self, on: Group) -> None:
         """See `Decision`."""
 
+    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+        """See `Decision`."""
+        return _pause_of(owner)
+
     def execute(self, on: Group, by: By) -> Pause:
         """See `Decision`."""
         return on.store.pause(on.name, until=self.until, reason=by.reason, actor=by.actor)
@@ -207,6 +220,10 @@ class ResumeGroup:
 
     def plan(self, on: Group) -> None:
         """See `Decision`."""
+
+    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+        """See `Decision`."""
+        return _pause_of(owner)
 
     def execute(self, on: Group, by: By) -> Pause | None:
         """See `Decision`."""
@@ -235,6 +252,10 @@ class ReplayLetters:
         """See `Decision`."""
         return on.store.request_replay(on.name, self.which, reason=_PLAN, forced=self.forced, dry_run=True)
 
+    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+        """See `Decision`. Letters of the same error that come meanwhile are replayed, too."""
+        return ""
+
     def execute(self, on: Group, by: By) -> LettersDecided:
         """See `Decision`."""
         return on.store.request_replay(on.name, self.which, reason=by.reason, actor=by.actor, forced=self.forced)
@@ -261,6 +282,12 @@ class DiscardLetters:
     def plan(self, on: Group) -> LettersDecided:
         """See `Decision`."""
         return on.store.discard(on.name, self.which, reason=_PLAN, erase=self.erase, dry_run=True)
+
+    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+        """See `Decision`. Letters that come meanwhile are not given up unseen."""
+        planned = plan()
+        assert isinstance(planned, LettersDecided)
+        return str(len(planned.letters))
 
     def execute(self, on: Group, by: By) -> LettersDecided:
         """See `Decision`."""
@@ -297,7 +324,7 @@ def _target(to: str, value: str) -> ResetTarget:
 
 
 def _which(given: Mapping[str, str]) -> LetterKey | LetterFilter:
-    topic, partition = given.get("topic") or None, _partition(given)
+    topic, partition = given.get("topic", "").strip() or None, _partition(given)
     if "offset" in given:
         if topic is None or partition is None:
             name = "topic" if topic is None else "partition"
@@ -319,6 +346,10 @@ def _which(given: Mapping[str, str]) -> LetterKey | LetterFilter:
         constraint=given.get("constraint"),
         column=given.get("column"),
     )
+
+
+def _pause_of(owner: GroupRow) -> str:
+    return "" if owner.pause is None else owner.pause.at.isoformat()
 
 
 def _which_fields(which: LetterKey | LetterFilter) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 LONGEST: Final = 65_536
 """Bytes of a form."""
 
+_PATIENCE: Final = 10  # seconds for the whole body
+
 LIFETIME: Final = 15 * 60
 """Seconds for which a form can be sent."""
 
@@ -29,9 +32,7 @@ MOST_USED: Final = 10_000
 """Forms that can be sent within `LIFETIME`: each is remembered for so long."""
 
 _EXPIRED: Final = "The form is older than 15 minutes; nothing was done."
-_FOREIGN: Final = (
-    "The form is not as this server has made it, or the server has been started again since; nothing was done."
-)
+_FOREIGN: Final = "The form does not come from this server, or the server was started again since; nothing was done."
 _USED: Final = "The form was sent already. What it did is in the group's history; nothing was done now."
 _FULL: Final = "Too many forms were sent in the last 15 minutes; nothing was done."
 
@@ -43,13 +44,17 @@ class TicketRefused(Exception):
 async def read_fields(request: Request) -> dict[str, str]:
     """Read a form that was sent urlencoded: the first value of each field, those that are empty too.
 
-    :raises HTTPException: it is longer than `LONGEST`, or it has a null character, which no name can have.
+    :raises HTTPException: it is longer than `LONGEST`, takes too long, or has a null character, which no name can have.
     """
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > LONGEST:
-            raise HTTPException(413, "The form is too long.")
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            async for part in request.stream():
+                body += part
+                if len(body) > LONGEST:
+                    raise HTTPException(413, "The form is too long.")
+    except TimeoutError:
+        raise HTTPException(408, f"The form did not arrive within {_PATIENCE} s.") from None
     found = parse_qs(body.decode(errors="replace"), keep_blank_values=True)
     fields = {name: values[0] for name, values in found.items()}
     if any("\0" in text for pair in fields.items() for text in pair):

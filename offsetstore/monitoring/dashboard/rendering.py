@@ -70,7 +70,9 @@ def number(value: float | None) -> str:
     """``1,234,567``; a fraction has one digit, unless it is large."""
     if value is None:
         return NOTHING
-    return f"{value:,.1f}" if isinstance(value, float) and abs(value) < 100 else f"{value:,.0f}"  # noqa: PLR2004
+    if isinstance(value, int):  # an offset may be larger than what a float can tell apart
+        return f"{value:,d}"
+    return f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"  # noqa: PLR2004
 
 
 def seconds(value: float | timedelta | None) -> str:

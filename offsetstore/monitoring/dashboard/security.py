@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-COOKIE: Final = "offsetstore"
 SESSION: Final = 12 * 3600
 """Seconds for which a token that was entered is remembered."""
 
@@ -60,15 +59,20 @@ class Access:
     hosts: Collection[str] = LOCAL
     token: str | None = field(default=None, repr=False)
 
+    @property
+    def cookie(self) -> str:
+        """The cookie's name. Browsers don't tell ports apart: dashboards on one host would take each other's away."""
+        return f"offsetstore-{self._sign('cookie')[:8]}"
+
     def session(self) -> str:
         """The value of a cookie that proves that the token was entered, until its time is over."""
         until = str(int(time.time()) + SESSION)
-        return f"{until}.{self._sign(until)}"
+        return f"{until}.{self._sign(f'session {until}')}"
 
     def has_session(self, cookie: str) -> bool:
         """Whether the cookie is one of ours, and its time is not over."""
         until, _dot, signature = cookie.partition(".")
-        is_ours = hmac.compare_digest(signature.encode(errors="replace"), self._sign(until).encode())
+        is_ours = hmac.compare_digest(signature.encode(errors="replace"), self._sign(f"session {until}").encode())
         return is_ours and int(until) > time.time()
 
     def is_token(self, text: str) -> bool:
@@ -77,7 +81,7 @@ class Access:
 
     def _sign(self, text: str) -> str:
         key = (self.token or "").encode()
-        return hmac.new(key, f"session {text}".encode(errors="replace"), hashlib.sha256).hexdigest()
+        return hmac.new(key, text.encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 class Guard:
@@ -113,7 +117,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if _name(host) not in self._access.hosts:
+        if host_name(host) not in self._access.hosts:
             return PlainTextResponse("This server does not go by that name; see --allowed-host.\n", 421)
         if scope["method"] not in _SAFE and not is_same_origin(headers, host):
             return PlainTextResponse("The request comes from another page; nothing was done.\n", 403)
@@ -128,7 +132,7 @@ class Guard:
     def _is_known(self, scope: Scope, headers: Headers) -> bool:
         scheme, _space, sent = headers.get("authorization", "").partition(" ")
         is_sent = scheme.lower() == "bearer" and self._access.is_token(sent.strip())
-        return is_sent or self._access.has_session(Request(scope).cookies.get(COOKIE, ""))
+        return is_sent or self._access.has_session(Request(scope).cookies.get(self._access.cookie, ""))
 
 
 def is_same_origin(headers: Headers, host: str) -> bool:
@@ -142,10 +146,10 @@ def is_same_origin(headers: Headers, host: str) -> bool:
 
 def is_open(path: str) -> bool:
     """Whether the page is served to those without a token, too. It shows nothing that was measured."""
-    return path == "/login" or path.startswith("/static/")
+    return path in {"/login", "/logout"} or path.startswith("/static/")
 
 
-def _name(host: str) -> str | None:
-    """The host without its port."""
+def host_name(host: str) -> str | None:
+    """The host without its port, ``None`` if it is none."""
     found = _HOST.fullmatch(host)
     return None if found is None else found[1].lower()

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
+from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
+from offsetstore.protocol.samples import rates
 from offsetstore.store.group_health import condition, last_advance
 from offsetstore.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from offsetstore.protocol.ports import BrokerOverview
+    from offsetstore.protocol.samples import Sample
     from offsetstore.store.group_health import Condition
     from offsetstore.store.lag import GroupLag, Lag
     from offsetstore.store.store import OffsetStore
@@ -28,7 +32,8 @@ INTERVAL: Final = 10.0
 """Seconds from one snapshot to the next."""
 
 _LATE: Final = timedelta(seconds=3 * INTERVAL)
-_PATIENCE: Final = 30.0
+_PATIENCE: Final = 5.0
+_UNTIL_GRANTED: Final = 300.0  # seconds after which a role that may not write samples tries again
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Summary:
     """One group, added up once for all pages: a group may have thousands of partitions.
 
     ``records``, ``seconds``, ``is_bound`` and ``is_part`` are those of `GroupLag`. ``letters`` counts the open dead
-    letters.
+    letters. ``rate`` is how many offsets a second were stored since the last snapshot.
     """
 
     name: str
@@ -49,11 +54,13 @@ class Summary:
     advanced_at: datetime | None
     letters: int
     error: str | None
+    rate: float | None = None
 
     @classmethod
-    def of(cls, name: str, lag: Lag) -> Summary:
-        """Add the group up."""
+    def of(cls, name: str, lag: Lag, samples: Sequence[Sample]) -> Summary:
+        """Add the group up. ``samples`` are of the last snapshot and of this one, as far as there are any."""
         one = lag.groups[name]
+        grown = rates(samples, timedelta(seconds=INTERVAL))
         return cls(
             name=name,
             condition=condition(one, lag.store.at),
@@ -65,6 +72,7 @@ class Summary:
             advanced_at=last_advance(one),
             letters=sum(lag.store.letters.get(name, {}).values()),
             error=next(_troubles(one), None),
+            rate=grown[-1].records if grown else None,
         )
 
 
@@ -87,17 +95,14 @@ class Snapshot:
     :param taken_at: when it was measured, by this machine's clock.
     :param trouble: why it is older than it should be, or lacks Kafka's part: our own words.
     :param groups: what is in it, in short.
+    :param samples: what is kept of it for curves.
     """
 
     lag: Lag | None = None
     taken_at: datetime | None = None
     trouble: str | None = None
     groups: Mapping[str, Summary] = field(default_factory=dict["str", "Summary"])
-
-    @property
-    def measured_at(self) -> datetime | None:
-        """When it was measured, by the database's clock."""
-        return None if self.lag is None else self.lag.store.at
+    samples: Mapping[str, Sample] = field(default_factory=dict["str", "Sample"])
 
 
 class Snapshots:
@@ -115,7 +120,7 @@ class Snapshots:
         self._kafka_groups = kafka_groups or {}
         self._latest = Snapshot()
         self._told: set[str] = set()
-        self._may_record = True
+        self._refused: tuple[MissingPrivilege, float] | None = None  # and until when it is not tried again
         self._guard = threading.Lock()
         self._turns: Background | None = None
 
@@ -147,28 +152,29 @@ class Snapshots:
                 self._tell(error.what)
                 return
             error = lag.broker_error
-            self._latest = Snapshot(
-                lag,
-                now,
-                None if error is None else error.what,
-                {name: Summary.of(name, lag) for name in lag.groups},
-            )
+            samples, before = lag.samples(), self._latest.samples
+            groups = {
+                name: Summary.of(name, lag, [one[name] for one in (before, samples) if name in one])
+                for name in lag.groups
+            }
+            self._latest = Snapshot(lag, now, None if error is None else error.what, groups, samples)
             failed = self._record(lag) if lag.kafka is not None else None
-            for trouble in (error, failed):
-                if trouble is not None:
-                    self._tell(trouble.what)
+            if error is not None:
+                self._tell(error.what)
+            if failed is not None:
+                self._tell(f"no samples for curves are kept: {failed}")
             if error is None and failed is None:
                 self._told.clear()
 
     def _record(self, lag: Lag) -> OffsetStoreError | None:
         """Add it to the samples, which no page waits for: without them, there are no curves."""
-        if not self._may_record:
-            return None
+        if self._refused is not None and time.monotonic() < self._refused[1]:
+            return self._refused[0]
         try:
             self._store.record_samples(lag)
         except MissingPrivilege as error:
-            self._may_record = False
-            _log.warning("no samples for curves are kept: %s", error)
+            self._refused = error, time.monotonic() + _UNTIL_GRANTED
+            return error
         except OffsetStoreError as error:
             return error
         return None
@@ -177,9 +183,11 @@ class Snapshots:
         try:
             self.take()
         except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values
-            self._latest = replace(self._latest, trouble=type(error).__name__)
+            ours = of_database(error)
+            trouble = type(error).__name__ if ours is None else ours.what
+            self._latest = replace(self._latest, trouble=trouble)
             with suppress(Exception):
-                self._tell(type(error).__name__)
+                self._tell(trouble)
         return True
 
     def _tell(self, trouble: str) -> None:

@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import LetterError, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.monitoring.dashboard import snapshots
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import StaticBroker
 from tests.support.waiting import wait_until
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Locator, Page
 
+    from offsetstore.store.lag import Lag
     from tests.integration.conftest import Query
     from tests.support.browser import Pages
 
@@ -72,6 +75,13 @@ def server(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyP
 def open_now(pages: Pages, server: DashboardServer, query: str = "") -> Page:
     server.snapshots.take()
     return pages.open(server.url + query)
+
+
+def without(server: DashboardServer, group: str) -> Lag | None:
+    """The last lag, as if there were no such group."""
+    lag = server.snapshots.latest().lag
+    assert lag is not None
+    return replace(lag, groups={name: one for name, one in lag.groups.items() if name != group})
 
 
 def row(page: Page, group: str) -> Locator:
@@ -170,6 +180,75 @@ def test_a_page_says_when_nothing_answers(
     expect(page.locator("#silence")).to_contain_text("No answer from the dashboard for 15s", timeout=2 * SOON)
     assert all("ERR_CONNECTION_REFUSED" in fault for fault in pages.take_faults())
     assert "ago" in page.locator("#measured time").inner_text()
+
+
+def test_a_page_that_the_server_no_longer_has_says_why(
+    store: OffsetStore, server: DashboardServer, pages: Pages
+) -> None:
+    give(store, "billing", 40)
+    page = open_now(pages, server, "runs?group=billing")
+    found = server.snapshots.latest().groups["billing"]
+    server.snapshots.close()
+    server.snapshots._latest = replace(server.snapshots.latest(), groups={}, lag=without(server, "billing"))
+    says = page.locator("#silence")
+    expect(says).to_contain_text("Not up to date for 15s: No such group has been claimed.", timeout=2 * SOON)
+    expect(page.locator("h1")).to_have_text(found.name)
+    assert all("404" in fault for fault in pages.take_faults())
+
+
+def test_what_is_gone_does_not_stay_on_an_open_page(
+    store: OffsetStore, query: Query, server: DashboardServer, pages: Pages
+) -> None:
+    """Its links would still decide something."""
+    claim = store.claim("billing", topics=["payments"], mirror_every=None)
+    with store.transaction(claim) as tx:
+        tx.lock({TP: OffsetRange(0, 1)})
+        tx.write_letters(
+            [NewLetter(TP, 0, "raised", LetterError("ValueError", ""), 1, None, Payload(b"k", b"v", None, None, None))]
+        )
+        tx.advance({TP: OffsetRange(0, 1)})
+    page = open_now(pages, server, "letters?group=billing")
+    expect(page.locator("#letters")).to_contain_text("payments:0:0")
+    query("DELETE FROM dead_letters")
+    expect(page.locator("#counts")).to_contain_text("No record of this group", timeout=SOON)
+    expect(page.locator("#letters")).to_have_count(0)
+
+
+def test_what_is_selected_in_a_summary_stays_so(
+    store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
+) -> None:
+    give(store, "billing", 40)
+    page = open_now(pages, server, "group?group=billing")
+    page.evaluate("getSelection().selectAllChildren(document.querySelectorAll('#summary dd')[2])")  # the owner
+    owner = page.evaluate("getSelection().toString()")
+    assert ", epoch 1" in owner
+    broker.set_log(TP, 0, 1100)
+    expect(page.locator("#summary")).to_contain_text("1,060 offsets", timeout=SOON)
+    assert page.evaluate("getSelection().toString()") == owner
+
+
+def test_a_curve_is_drawn_again_in_a_page_whose_main_part_is_new(
+    store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
+) -> None:
+    give(store, "billing", 40)
+    page = open_now(pages, server, "group?group=billing&span=5m")
+    plot = page.locator("#chart-lag canvas")
+    expect(plot).to_have_count(1, timeout=SOON)
+    page.evaluate("document.querySelector('#topics').remove()")  # so the page has less than the server sends
+    broker.set_log(TP, 0, 1100)
+    expect(page.locator("#topics")).to_contain_text("1,060", timeout=SOON)
+    expect(plot).to_have_count(1)
+
+
+def test_while_one_types_nothing_is_said_to_be_silent(
+    store: OffsetStore, server: DashboardServer, pages: Pages
+) -> None:
+    give(store, "billing", 40)
+    page = open_now(pages, server)
+    for _ in range(9):
+        page.get_by_role("searchbox").press_sequentially("b")
+        page.wait_for_timeout(2_000)
+    assert page.locator("#silence").text_content() == ""
 
 
 def test_a_page_that_is_hidden_or_typed_into_asks_for_nothing(

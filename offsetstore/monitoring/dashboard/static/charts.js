@@ -21,10 +21,12 @@ function draw(figure) {
   const { series, label } = figure.querySelector("[data-series]").dataset;
   const data = JSON.parse(series);
   const before = charts.get(figure.id);
-  if (before) {
+  if (before?.root.isConnected) {
     before.setData(data);
     return;
   }
+  before?.destroy(); // the page's main part was replaced
+  charts.delete(figure.id);
   if (data[1].every((value) => value === null)) return; // the caption says so
   const grid = { stroke: colour("--line"), width: 1 };
   const axis = { stroke: colour("--text"), grid, ticks: grid };

@@ -2,13 +2,12 @@
 // focus, selection and scroll stay. Regions that change are marked with data-live and an id, their rows with data-key.
 "use strict";
 
-const INTERVAL = 5000;
-const SILENT = 15000; // from when on the page says that it has no answer
-const TIMEOUT = 10000;
-
+const SILENT = 15000; // milliseconds, from when on the page says that it has no answer
 const served = new WeakMap(); // each region, row and cell as the server sent it: ages have been filled in since
 let tag = null;
-let answered = Date.now();
+let failing = null; // since when the server has not sent the page
+let why = null; // what it sent instead
+let asking = false; // one request at a time: no older page replaces a newer one
 let ahead = 0; // milliseconds by which the server's clock is ahead
 let typed = 0;
 
@@ -17,9 +16,7 @@ function remember(node) {
   if (node.matches("[data-live], [data-key]")) for (const child of node.children) remember(child);
 }
 
-function same(node, fresh) {
-  return served.get(node) === fresh.outerHTML;
-}
+const same = (node, fresh) => served.get(node) === fresh.outerHTML;
 
 function replace(node, fresh) {
   const next = document.importNode(fresh, true);
@@ -28,7 +25,7 @@ function replace(node, fresh) {
   return next;
 }
 
-// Cells of a row, or whatever else has as many parts as before.
+// Cells of a row, or what else has as many parts as before.
 function updateParts(node, fresh) {
   if (node.tagName !== fresh.tagName || node.children.length !== fresh.children.length || !node.children.length)
     return replace(node, fresh);
@@ -46,10 +43,8 @@ function updateRows(region, fresh) {
   [...fresh.children].forEach((next, at) => {
     let row = old.get(next.dataset.key);
     old.delete(next.dataset.key);
-    if (!row) {
-      row = document.importNode(next, true);
-      remember(row);
-    } else if (!same(row, next)) row = updateParts(row, next);
+    if (!row) remember((row = document.importNode(next, true)));
+    else if (!same(row, next)) row = updateParts(row, next);
     if (region.children[at] !== row) region.insertBefore(row, region.children[at] ?? null);
   });
   for (const row of old.values()) row.remove();
@@ -60,37 +55,42 @@ function update(fresh) {
   const focused = document.activeElement;
   const row = focused.closest("[data-key]")?.dataset.key;
   const href = focused.getAttribute("href");
-  const isNew = [...fresh.querySelectorAll("[data-live]")].some((one) => !document.getElementById(one.id));
-  if (isNew) replace(document.querySelector("main"), fresh.querySelector("main"));
+  const regions = (of) => [...of.querySelectorAll("[data-live]")].map((one) => one.id).join();
+  if (regions(document) !== regions(fresh)) replace(document.querySelector("main"), fresh.querySelector("main"));
   for (const region of document.querySelectorAll("[data-live]")) {
     const next = fresh.getElementById(region.id);
     if (!next || same(region, next)) continue;
     if (next.querySelector(":scope > [data-key]") && region.tagName === next.tagName) updateRows(region, next);
+    else if (region.tagName === "DL") updateParts(region, next);
     else replace(region, next);
   }
   if (document.activeElement !== focused) {
-    const rows = [...document.querySelectorAll("[data-key]")].filter((one) => one.dataset.key === row);
-    const links = [...(rows[0] ?? document).querySelectorAll("[href]")];
+    const place = [...document.querySelectorAll("[data-key]")].find((one) => one.dataset.key === row) ?? document;
+    const links = [...place.querySelectorAll("[href]")];
     (focused.isConnected ? focused : links.find((one) => one.getAttribute("href") === href))?.focus({ preventScroll: true });
   }
   document.dispatchEvent(new Event("refreshed"));
 }
 
 async function poll() {
-  if (document.hidden || Date.now() - typed < 3000) return;
+  if (asking || document.hidden || Date.now() - typed < 3000) return;
+  asking = true;
+  failing ??= Date.now();
   try {
     const headers = { Accept: "text/html", ...(tag && { "If-None-Match": tag }) };
-    const answer = await fetch(location.href, { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
-    if (answer.redirected) location.reload(); // to the page where one signs in
-    if (!answer.ok && answer.status !== 304) return;
-    answered = Date.now();
-    ahead = (Date.parse(answer.headers.get("Date")) || answered) - answered;
-    if (answer.status === 304) return;
+    const answer = await fetch(location.href, { headers, cache: "no-store", signal: AbortSignal.timeout(10000) });
+    if (answer.redirected) return location.reload(); // to the page where one signs in
+    ahead = (Date.parse(answer.headers.get("Date")) || Date.now()) - Date.now();
+    const fresh = answer.status === 304 ? null : new DOMParser().parseFromString(await answer.text(), "text/html");
+    why = answer.ok ? null : fresh?.querySelector("h1 + p")?.textContent;
+    if (fresh && (!answer.ok || !fresh.getElementById("measured"))) return;
+    if (fresh) update(fresh);
     tag = answer.headers.get("ETag");
-    update(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    failing = null;
   } catch {
-    // The page says so itself, once it lasts.
+    why = null; // there was no answer
   } finally {
+    asking = false;
     age();
   }
 }
@@ -107,14 +107,14 @@ function age() {
     const text = `${words(Date.now() + ahead - Date.parse(time.dateTime))} ago`;
     if (time.firstChild.data !== text) time.firstChild.data = text;
   }
-  const silent = Date.now() - answered;
+  const silent = failing === null ? 0 : Math.floor((Date.now() - failing) / SILENT) * SILENT;
   document.getElementById("silence").textContent =
-    silent < SILENT ? "" : `No answer from the dashboard for ${words(Math.floor(silent / SILENT) * SILENT)}`;
+    silent === 0 ? "" : why ? `Not up to date for ${words(silent)}: ${why}` : `No answer from the dashboard for ${words(silent)}`;
 }
 
 document.querySelectorAll("[data-live]").forEach(remember);
 document.addEventListener("input", () => (typed = Date.now()));
 document.addEventListener("visibilitychange", poll);
-setInterval(poll, INTERVAL);
+setInterval(poll, 5000);
 setInterval(age, 1000);
 age();

@@ -6,6 +6,7 @@ locks, so that what the last page shows may differ from the plan.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from offsetstore import errors
-from offsetstore.monitoring.dashboard.context import Deciding, dashboard_of, group_of, lag_of, show
+from offsetstore.monitoring.dashboard.context import (
+    Deciding,
+    as_sent,
+    dashboard_of,
+    group_of,
+    lag_of,
+    show,
+    snapshot_of,
+)
 from offsetstore.monitoring.dashboard.decisions import DECISIONS, By, Group, Invalid, names_letters
 from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
 
     from offsetstore.errors import OffsetStoreError
     from offsetstore.monitoring.dashboard.decisions import Decision
+    from offsetstore.protocol.database import GroupRow
     from offsetstore.store.store import OffsetStore
 
 SHOWN: Final = 100
@@ -37,8 +47,14 @@ SHOWN: Final = 100
 SHOWN_LETTERS: Final = 20
 ERRORS: Final = 50
 
+LONGEST: Final = 1_000
+"""Characters of a reason, and of a name."""
+
 _ENTERED: Final = frozenset({"group", "ticket", "who", "reason", "typed", "fence"})
 """Fields that are no part of the plan."""
+_AGREED: Final = frozenset({"typed", "fence"})
+"""Those that agree to one plan alone."""
+_CHANGED: Final = "The plan has changed since it was shown; nothing was done. This is what would happen now."
 
 # The first that fits counts.
 _STATUSES: Final[tuple[tuple[int, tuple[type[OffsetStoreError], ...]], ...]] = (
@@ -78,7 +94,7 @@ async def execute(request: Request) -> Response:
 
 
 def _plan(request: Request, given: Mapping[str, str]) -> Response:
-    kind, group = _kind(request), _group(given)
+    kind, group = _kind(request), _group(request, given)
     try:
         return _show_plan(request, kind.read(given), group)
     except Invalid as wrong:
@@ -88,7 +104,7 @@ def _plan(request: Request, given: Mapping[str, str]) -> Response:
 
 
 def _execute(request: Request, given: Mapping[str, str]) -> Response:
-    kind, group, actions = _kind(request), _group(given), _actions(request)
+    kind, group, actions = _kind(request), _group(request, given), _actions(request)
     planned = {name: text for name, text in given.items() if name not in _ENTERED}
     try:
         actions.tickets.take(given.get("ticket", ""), kind.name, group, planned)
@@ -96,12 +112,14 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         return show(request, "action_refused.html", status=403, action=kind.name, group=group, text=str(refused))
     try:
         decision = kind.read(planned)
-        if wrong := _wrong(given, group):
+        store, on = dashboard_of(request).store, _on(actions, group, actions.store)
+        owner = _owner(store, group)  # nothing that can fail comes after the decision
+        premise = decision.premise(owner, lambda: decision.plan(replace(on, store=store)))
+        if (wrong := _wrong(given, group)) or premise != given.get("premise"):
             return _show_plan(request, decision, group, status=400, entered=given, wrong=wrong)
         by = By(_actor(request, given.get("who", "").strip()), given["reason"].strip(), given.get("fence") == "yes")
-        owner = dashboard_of(request).store.owner(group)  # nothing that can fail comes after the decision
         try:
-            done = decision.execute(_on(actions, group, actions.store), by)
+            done = decision.execute(on, by)
         except errors.GroupBusy as busy:
             return _show_plan(request, decision, group, status=409, entered=given, error=busy)
     except Invalid as wrong:  # a time that has passed meanwhile
@@ -167,11 +185,13 @@ def _show_plan(
 ) -> Response:
     """Show what would happen now, and ask for a reason and the group's name."""
     actions, store = _actions(request), dashboard_of(request).store
+    owner = _owner(store, group)
     result = decision.plan(_on(actions, group, store))
-    owner = store.owner(group)
-    if owner is None:
-        raise errors.UnknownGroup(f"the store has no group {group!r}")
     planned = decision.fields()
+    premise = decision.premise(owner, lambda: result)
+    if entered is not None and entered.get("premise") != premise:
+        status, wrong = 409, {"plan": _CHANGED, **(wrong or {})}
+        entered = {name: text for name, text in entered.items() if name not in _AGREED}
     return show(
         request,
         "action_plan.html",
@@ -180,7 +200,8 @@ def _show_plan(
         group=group,
         decision=decision,
         planned=planned,
-        ticket=actions.tickets.issue(decision.name, group, planned),
+        premise=premise,
+        ticket=actions.tickets.issue(decision.name, group, {**planned, "premise": premise}),
         result=result,
         owner=owner,
         entered=entered or {},
@@ -189,7 +210,14 @@ def _show_plan(
         next_step=_next_step(error),
         shown=SHOWN,
         shown_letters=SHOWN_LETTERS,
+        longest=LONGEST,
     )
+
+
+def _owner(store: OffsetStore, group: str) -> GroupRow:
+    if (owner := store.owner(group)) is None:
+        raise errors.UnknownGroup(f"the store has no group {group!r}")
+    return owner
 
 
 def _wrong(given: Mapping[str, str], group: str) -> dict[str, str]:
@@ -197,8 +225,12 @@ def _wrong(given: Mapping[str, str], group: str) -> dict[str, str]:
     wrong: dict[str, str] = {}
     if not given.get("reason", "").strip():
         wrong["reason"] = "A decision needs a reason, which the history records."
-    # A name with invisible characters can be typed as it is shown.
-    if given.get("typed", "").strip() not in {group.strip(), visible(group).strip()}:
+    for name in ("who", "reason"):
+        if len(given.get(name, "")) > LONGEST:
+            wrong[name] = f"At most {LONGEST:,} characters are recorded."
+    # A name with invisible characters can be typed as it is shown; one of blanks alone has to be typed exactly.
+    typed = given.get("typed", "")
+    if typed not in {group, visible(group)} and (not typed.strip() or typed.strip() != visible(group).strip()):
         wrong["typed"] = "That is not the name of this group."
     return wrong
 
@@ -210,16 +242,25 @@ def _kind(request: Request) -> type[Decision]:
     return kind
 
 
-def _group(given: Mapping[str, str]) -> str:
+def _group(request: Request, given: Mapping[str, str]) -> str:
     """The group of a form; whether there is one is for the library to say."""
     if not (group := given.get("group", "")):
         raise HTTPException(400, "The form names no group.")
-    return group
+    return as_sent(group, snapshot_of(request).groups)
 
 
 def _actions(request: Request) -> Deciding:
-    actions = dashboard_of(request).actions
+    dashboard = dashboard_of(request)
+    actions = dashboard.actions
     assert actions is not None  # there are no routes without it
+    found, expected = actions.store.database.store_id(), dashboard.store.database.store_id()
+    if found != expected:
+        raise errors.ConfigurationError(
+            "--actions-url leads to another store than the pages read; nothing was done",
+            found=found,
+            expected=expected,
+            next_step="Give both addresses the same database and schema.",
+        )
     return actions
 
 

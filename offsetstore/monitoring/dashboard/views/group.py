@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from offsetstore.monitoring.dashboard.snapshots import Summary
     from offsetstore.store.group_checks import CheckName
     from offsetstore.store.lag import GroupLag, PartitionLag
     from offsetstore.store.store import OffsetStore
@@ -111,6 +112,7 @@ class Chart:
 
     :param unit: as the caption has it after a number.
     :param values: for each of the chart's times; ``None`` where it is not known.
+    :param now: the last one, which may be of a shorter time than the others.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Chart:
     unit: str
     times: Sequence[int]
     values: Sequence[float | None]
+    now: float | None
 
     @property
     def known(self) -> list[float]:
@@ -131,9 +134,9 @@ class Chart:
         return json.dumps([self.times, short], separators=(",", ":"))
 
 
-def _charts(store: OffsetStore, name: str, span: timedelta, until: datetime) -> list[Chart]:
+def _charts(store: OffsetStore, summary: Summary, span: timedelta, until: datetime) -> list[Chart]:
     """Make the curves, with one query."""
-    samples = store.samples([name], span, points=POINTS)[name]
+    samples = store.samples([summary.name], span, points=POINTS)[summary.name]
     selection = Selection.of(span, POINTS)
     grown = rates(samples, selection.every)
     times = [int(at.timestamp()) for at in selection.times(until)]
@@ -142,9 +145,11 @@ def _charts(store: OffsetStore, name: str, span: timedelta, until: datetime) -> 
         ("rate", "Records a second", "/s", [one.records for one in grown]),
         ("batch", "Seconds a batch", "\N{NO-BREAK SPACE}s", [one.batch_seconds for one in grown]),
     ]
-    return [
-        Chart(key, title, unit, times, selection.spread(samples, values, until)) for key, title, unit, values in curves
-    ]
+    charts: list[Chart] = []
+    for key, title, unit, values in curves:
+        spread = selection.spread(samples, values, until)
+        charts.append(Chart(key, title, unit, times, spread, summary.rate if key == "rate" else spread[-1]))
+    return charts
 
 
 def group(request: Request) -> Response:
@@ -157,14 +162,15 @@ def group(request: Request) -> Response:
     partitions = chosen.sorted(found)
     pages = max(1, -(-len(partitions) // ON_A_PAGE))
     page = min(page_of(request), pages)
+    summary = snapshot_of(request).groups[name]
     return show(
         request,
         "group.html",
         group=name,
         lag=found,
         at=lag.store.at,
-        summary=snapshot_of(request).groups[name],
-        charts=_charts(store, name, SPANS[span], lag.store.at),
+        summary=summary,
+        charts=_charts(store, summary, SPANS[span], lag.store.at),
         span=span,
         spans=list(SPANS),
         checks=check_group(name, lag, last, next(iter(pauses), None)),

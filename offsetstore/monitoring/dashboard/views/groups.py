@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from starlette.routing import Route
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.monitoring.dashboard.context import SPANS, dashboard_of, page_of, show, snapshot_of, span_of
-from offsetstore.protocol.samples import Selection, rates
+from offsetstore.protocol.samples import Selection
 from offsetstore.store.group_health import Condition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime, timedelta
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
 
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from offsetstore.monitoring.dashboard.snapshots import Summary
+    from offsetstore.monitoring.dashboard.snapshots import Snapshot, Summary
     from offsetstore.store.store import OffsetStore
 
 ON_A_PAGE: Final = 50
@@ -30,24 +29,16 @@ POINTS: Final = 60
 _ORDER: Final = {name: place for place, name in enumerate(get_args(Condition))}
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """How a group went.
-
-    :param lag: at even times.
-    :param rate: records a second, now.
-    """
-
-    lag: list[int | None]
-    rate: float | None
+def _unknown_first(lag: float | None) -> tuple[bool, float]:
+    return lag is not None, -(lag or 0)
 
 
 # Each puts first what is looked for first; the name decides between equals.
 _SORTS: Final[dict[str, Callable[[Summary], Any]]] = {
     "state": lambda row: (_ORDER[row.condition], -(row.records or 0)),
     "group": lambda _row: 0,
-    "lag": lambda row: -(row.records or 0),
-    "behind": lambda row: -(row.seconds or 0.0),
+    "lag": lambda row: _unknown_first(row.records),
+    "behind": lambda row: _unknown_first(row.seconds),
     "advance": lambda row: row.advanced_at.timestamp() if row.advanced_at is not None else 0.0,
     "letters": lambda row: -row.letters,
 }
@@ -72,9 +63,10 @@ def groups(request: Request) -> Response:
         request,
         "groups.html",
         rows=rows,
-        trends=_trends(dashboard.store, [row.name for row in rows], SPANS[span], snapshot.measured_at),
+        trends=_trends(dashboard.store, [row.name for row in rows], SPANS[span], snapshot),
         count=count,
         counts=counts,
+        is_known=snapshot.lag is not None,
         has_groups=bool(snapshot.groups),
         sort=sort if sort in _SORTS else "state",
         wanted=query.get("q", "").strip(),
@@ -85,20 +77,23 @@ def groups(request: Request) -> Response:
     )
 
 
-def _trends(store: OffsetStore, names: list[str], span: timedelta, until: datetime | None) -> dict[str, Trend]:
-    """The curves of these groups, with one query. While the database does not answer, the page says so without them."""
+def _trends(
+    store: OffsetStore, names: list[str], span: timedelta, snapshot: Snapshot
+) -> Mapping[str, list[int | None]]:
+    """The lags of these groups at even times, with one query.
+
+    While the database does not answer, the page says so without them. If it is known not to, it is not asked.
+    """
     selection = Selection.of(span, POINTS)
-    trends = dict.fromkeys(names, Trend([], None))
-    if until is None:
+    trends: dict[str, list[int | None]] = {name: [] for name in names}
+    if snapshot.lag is None or (snapshot.trouble is not None and snapshot.lag.broker_error is None):
         return trends
     try:
         found = store.samples(names, span, points=POINTS)
     except OffsetStoreError:
         return trends
     for name, samples in found.items():
-        lag = selection.spread(samples, [one.lag for one in samples], until)
-        records = selection.spread(samples, [one.records for one in rates(samples, selection.every)], until)
-        trends[name] = Trend(lag, records[-1])
+        trends[name] = selection.spread(samples, [one.lag for one in samples], snapshot.lag.store.at)
     return trends
 
 

@@ -88,7 +88,7 @@ def letter(request: Request) -> Response:
     query = request.query_params
     topic = _plain(query.get("topic", ""))
     partition, offset = _number(query.get("partition"), _MOST_PARTITIONS), _number(query.get("offset"), MAX_OFFSET)
-    if partition is None or offset is None:
+    if not topic or partition is None or offset is None:
         raise HTTPException(400, "A letter is named by its topic, partition and offset.")
     topic_id = query.get("topic_id")
     try:
@@ -101,7 +101,7 @@ def letter(request: Request) -> Response:
         )
     except (UnknownLetter, UnknownGroup) as error:
         raise HTTPException(404, error.what) from None
-    key = f"{topic}:{partition}:{offset}"
+    command = ["offsetstore", "dead-letters", "show", "-g", name, f"{topic}:{partition}:{offset}"]
     return show(
         request,
         "letter.html",
@@ -109,7 +109,7 @@ def letter(request: Request) -> Response:
         letter=found,
         is_open=found.state in OPEN,
         words=STATE_WORDS,
-        command=shlex.join(["offsetstore", "dead-letters", "show", "-g", name, key]),
+        command=shlex.join([*command, f"--topic-id={found.topic_id}"] if found.topic_id else command),
     )
 
 

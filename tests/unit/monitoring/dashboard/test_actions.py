@@ -23,7 +23,7 @@ from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.page_forms import Browser, Page
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, give
+from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, give
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,15 +259,109 @@ def test_a_letter_that_is_settled_meanwhile_is_not_replayed(browser: Browser, st
 
 
 def test_what_was_done_is_shown_and_not_what_was_planned(browser: Browser, store: OffsetStore) -> None:
+    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
     plan = plan_reset(browser, to="shift", value="-1", topic="payments", partition="0")
-    give_more = store.claim(GROUP, topics=["payments"], mirror_every=None)
-    with store.transaction(give_more) as tx:
+    with store.transaction(claim) as tx:
         tx.lock({P0: OffsetRange(4, 8)})
         tx.advance({P0: OffsetRange(4, 8)})
-    give_more.close()
-    done = browser.send(plan, **ANSWER)
+    done = browser.send(plan, **ANSWER, fence="yes")
     assert re.search(r"payments\S*0 8 7 -1", done.text)
     assert offsets(store)[P0] == 7
+
+
+def expect_new_plan(page: Page) -> None:
+    """Nothing was done, and this is another plan, to which nobody has agreed yet."""
+    assert page.status == 409
+    assert "The plan has changed since it was shown; nothing was done." in page.text
+    assert page.form.fields["reason"] == ANSWER["reason"]
+    assert not page.form.fields["typed"]
+    assert page.form.fields.get("fence") is None
+
+
+def test_two_who_shift_offsets_at_the_same_time_do_not_shift_them_twice(browser: Browser, store: OffsetStore) -> None:
+    first, second = (plan_reset(browser, to="shift", value="-1", topic="payments", partition="0") for _ in range(2))
+    assert browser.send(first, **ANSWER).status == 200
+    again = browser.send(second, **ANSWER)
+    expect_new_plan(again)
+    assert offsets(store)[P0] == 3
+    assert browser.send(again, **ANSWER).status == 200
+    assert offsets(store)[P0] == 2
+
+
+def test_the_job_that_the_plan_names_is_fenced_and_no_other(browser: Browser, store: OffsetStore) -> None:
+    store.claim(GROUP, topics=["payments"], mirror_every=None)
+    plan = plan_reset(browser)
+    newer = store.claim(GROUP, topics=["payments"], mirror_every=None)
+    again = browser.send(plan, **ANSWER, fence="yes")
+    expect_new_plan(again)
+    owner = store.owner(GROUP)
+    assert owner is not None
+    assert owner.token == newer.token
+    assert browser.send(again, **ANSWER, fence="yes").status == 200
+
+
+def test_a_silent_job_that_a_reset_would_fence_is_named(browser: Browser, store: OffsetStore, clock: Clock) -> None:
+    store.claim(GROUP, topics=["payments"], mirror_every=None)
+    clock.ahead += timedelta(seconds=20)
+    plan = plan_reset(browser)
+    assert "The last job is silent" in plan.text
+    assert browser.send(plan, **ANSWER).status == 200
+
+
+@pytest.mark.parametrize("action", ["pause", "resume"])
+def test_a_pause_that_someone_else_has_set_meanwhile_is_left_alone(
+    browser: Browser, store: OffsetStore, action: str
+) -> None:
+    store.pause(GROUP, reason="a deploy")
+    plan = browser.send(browser.open(f"/actions/{action}", group=GROUP))
+    store.pause(GROUP, reason="a restore runs, do not resume")
+    expect_new_plan(browser.send(plan, **ANSWER))
+    owner = store.owner(GROUP)
+    assert owner is not None
+    assert owner.pause is not None
+    assert owner.pause.reason == "a restore runs, do not resume"
+
+
+@pytest.mark.usefixtures("letters")
+def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser, store: OffsetStore) -> None:
+    error = {"cause": "refused", "error_class": "RowsRefused"}
+    plans = [browser.post(f"/actions/{action}", {"group": GROUP, **error}) for action in ("discard", "replay")]
+    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
+    with store.transaction(claim) as tx:
+        tx.lock({P0: OffsetRange(6, 7)})
+        tx.write_letters([NewLetter(P0, 6, "refused", REFUSED, 3, None, PAYLOAD)])
+        tx.advance({P0: OffsetRange(6, 7)})
+    claim.close()
+    again = browser.send(plans[0], **ANSWER)
+    expect_new_plan(again)
+    assert "3 letters would be" in again.text
+    assert store.letter_counts(GROUP) == {"dead": 4}
+    assert "3 letters will be replayed" in browser.send(plans[1], **ANSWER).text
+
+
+@pytest.mark.usefixtures("letters")
+def test_letters_of_a_paused_group_wait_for_its_end(browser: Browser, store: OffsetStore) -> None:
+    store.claim(GROUP, topics=["payments"], mirror_every=None)
+    store.pause(GROUP, reason="a restore runs")
+    form = browser.open("/actions/replay", group=GROUP, topic=" payments ", partition="0", offset="4")
+    plan = browser.send(form)
+    assert "The group is paused: they are replayed once it is resumed." in plan.text
+    assert "The group is paused: that happens once it is resumed." in browser.send(plan, **ANSWER).text
+
+
+def test_decisions_do_not_go_to_another_store_than_the_one_that_is_shown(
+    store: OffsetStore, broker: StaticBroker
+) -> None:
+    give(store, GROUP, {P0: 4}, stay=False)
+    with (
+        InMemoryOffsetStore() as other,
+        DashboardServer(store, broker, Settings(port=0), actions=Deciding(other, broker)) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        server.snapshots.take()
+        refused = plan_reset(Browser(client))
+        assert refused.status == 400
+        assert "--actions-url leads to another store" in refused.text
 
 
 def test_a_live_job_is_fenced_only_if_that_is_chosen(browser: Browser, store: OffsetStore) -> None:
@@ -336,7 +430,10 @@ def test_a_stranger_gets_no_form(store: OffsetStore, broker: StaticBroker, decid
     ):
         browser = Browser(client)
         plan = {"group": GROUP, "to": "earliest"}
-        good = {**plan, "ticket": deciding.tickets.issue("reset", GROUP, {"to": "earliest"}), **ANSWER}
+        owner = store.owner(GROUP)
+        assert owner is not None
+        planned = {"to": "earliest", "premise": str(owner.token)}
+        good = {**plan, **planned, "ticket": deciding.tickets.issue("reset", GROUP, planned), **ANSWER}
         assert browser.open("/actions/reset", group=GROUP).status == 401
         assert browser.post("/actions/reset", plan).status == 401
         assert browser.post("/actions/reset/execute", good).status == 401
@@ -365,6 +462,8 @@ def test_a_page_of_elsewhere_can_do_nothing(
         ({"reason": ANSWER["reason"], "typed": "Billing"}, "typed"),
         ({"typed": GROUP}, "reason"),
         ({"typed": GROUP, "reason": " \t"}, "reason"),
+        ({"typed": GROUP, "reason": "x" * 1001}, "reason"),
+        ({**ANSWER, "who": "x" * 1001}, "who"),
     ],
 )
 def test_a_reason_and_the_groups_name_are_asked_for(
@@ -379,7 +478,7 @@ def test_a_reason_and_the_groups_name_are_asked_for(
     kept = {name: text for name, text in entered.items() if name != field}
     assert {name: again.form.fields[name] for name in kept} == kept
     assert not decided(store, "reset")
-    assert browser.send(again, **ANSWER).status == 200  # with the ticket of this page
+    assert browser.send(again, **{"who": "", **ANSWER}).status == 200  # with the ticket of this page
     assert len(decided(store, "reset")) == 3
 
 
@@ -426,7 +525,7 @@ def test_a_form_that_was_changed_after_the_plan_is_refused(
     plan = plan_reset(browser, to="earliest", topic="payments", partition="0")
     refused = browser.send(plan, **{**ANSWER, **changed})
     assert refused.status == 403
-    assert "not as this server has made it" in refused.text
+    assert "does not come from this server" in refused.text
     assert not decided(store, "reset")
     assert not store.history("shipping", events=["reset"])
     assert browser.send(plan, **ANSWER).status == 200  # it was not used up
@@ -520,7 +619,7 @@ def test_letters_have_to_be_named(browser: Browser, action: str, fields: dict[st
         ({"to": "offset", "value": "11"}, 400, "the log does not hold offset 11. Expected from 0 to 10."),
         ({"to": "shift", "value": "-5"}, 400, "the shift goes below offset 0"),
         ({"topic": "other"}, 400, "the store has no offsets of group 'billing' for a partition that was named"),
-        ({"group": "nobody"}, 404, "the store has no offsets of group 'nobody'"),
+        ({"group": "nobody"}, 404, "the store has no group 'nobody'"),
     ],
 )
 def test_what_the_library_refuses_is_shown_with_its_next_step(
@@ -600,6 +699,29 @@ def test_names_are_inert_in_forms(store: OffsetStore, server: DashboardServer, b
         assert "<script>alert" not in page.answer.text
         assert "<b>why" not in page.answer.text
     assert [event.reason for event in store.history(name, events=["reset"])] == ["<b>why</b>"]
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "two\r\nlines", "two\rlines"])
+def test_a_line_break_in_a_name_survives_the_browser(
+    store: OffsetStore, server: DashboardServer, browser: Browser, name: str
+) -> None:
+    give(store, name, {P0: 4}, stay=False)
+    server.snapshots.take()
+    plan = browser.send(browser.open("/actions/pause", group=name))
+    typed = name.encode("unicode_escape").decode()
+    assert f"Type it: {typed}" in plan.text
+    assert browser.send(plan, reason="maintenance", typed=typed).status == 200
+    assert len(store.history(name, events=["pause"])) == 1
+    assert browser.open("/history", group="two\r\nlines").status == 200  # as the filter's form sends it
+
+
+def test_a_name_of_blanks_has_to_be_typed(store: OffsetStore, server: DashboardServer, browser: Browser) -> None:
+    give(store, "   ", {P0: 4}, stay=False)
+    server.snapshots.take()
+    plan = browser.send(browser.open("/actions/pause", group="   "))
+    again = browser.send(plan, reason="maintenance", typed="")
+    assert again.status == 400
+    assert browser.send(again, reason="maintenance", typed="   ").status == 200
 
 
 @pytest.mark.behaviour("DASH-5")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 from urllib.parse import urlencode
 from uuid import UUID
 
 import pytest
 
 from offsetstore.errors import BrokerUnavailable, MissingPrivilege, StoreUnavailable
-from offsetstore.offsets import Pause, StoredOffset, Token
+from offsetstore.monitoring.dashboard.snapshots import Snapshot
+from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.samples import Sample
 from offsetstore.protocol.snapshot import LogEnds
@@ -106,6 +109,19 @@ def test_a_group_is_in_one_word(lag: GroupLag, expected: Condition) -> None:
     assert condition(lag, NOW) == expected
     paused = replace(lag, owner=replace(lag.owner, pause=Pause(NOW, None, "a load")))
     assert condition(paused, NOW) == "paused", "whatever else is the case"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(PartitionLag(StoredOffset(1, TOKEN), LogEnds(0, 9, 9), 9000, is_bound=True), id="may be younger"),
+        pytest.param(PartitionLag(StoredOffset(1, TOKEN), None), id="has no leader"),
+    ],
+)
+def test_a_partition_of_which_little_is_known_hides_none_that_is_behind(other: PartitionLag) -> None:
+    group = one(age=901, advanced=16 * MINUTE)
+    parts = {**group.topics["payments"].partitions, 1: other}
+    assert condition(replace(group, topics={"payments": TopicLag(parts)}), NOW) == "stalled"
 
 
 def test_each_group_has_its_state_lag_and_last_advance(
@@ -215,18 +231,73 @@ def sampled(store: OffsetStore, group: str, stored: list[int | None]) -> None:
                 session.record_samples({group: Sample(at=at, stored=offset, lag=1000 - offset, epoch=1)})
 
 
-def test_trends_and_rates_come_from_the_samples(
-    store: OffsetStore, server: DashboardServer, client: httpx.Client
-) -> None:
+def test_trends_come_from_the_samples(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
     give(store, "billing", {P0: 4})
     server.snapshots.take()
     sampled(store, "billing", list(range(0, 800, 100)))
     page = show(client, span="5m")
     [row] = rows_of(page, "groups")
-    assert re.fullmatch(r"billing ● live 6 \dm 0 10\.0 \S+ \S+ UTC", row)
+    assert re.fullmatch(r"billing ● live 6 \dm 0 - \S+ \S+ UTC", row)
     [label] = re.findall(r'<svg class="trend"[^>]* aria-label="([^"]+)"', page)
     assert re.fullmatch(r"Lag over 5m: 1,000 to 300, at most 1,000", label)
     assert names(client, span="no span") == ["billing"]
+
+
+@pytest.mark.parametrize("span", ["5m", "31d"])
+def test_a_rate_is_the_one_since_the_last_snapshot_however_long_the_trend(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, clock: Clock, span: str
+) -> None:
+    sampled(store, "billing", list(range(0, 800, 100)))
+    give(store, "billing", {P0: 4}, stay=False)
+    server.snapshots.take()
+    clock.ahead += timedelta(seconds=10)
+    claim = store.claim("billing", topics=["payments"], mirror_every=None)
+    with store.transaction(claim) as tx:
+        tx.lock({P0: OffsetRange(4, 9)})
+        tx.advance({P0: OffsetRange(4, 9)})
+    server.snapshots.take()
+    [row] = rows_of(show(client, span=span), "groups")
+    assert re.fullmatch(r"billing ● live 1 \d+[ms] 0 0\.5 (- )?\S+ \S+ UTC", row)
+    assert "Records a second: now 0.5/s" in client.get("/group", params={"group": "billing", "span": span}).text
+    clock.ahead += timedelta(seconds=10)
+    server.snapshots.take()
+    assert " 0 0.0 " in rows_of(show(client, span=span), "groups")[0]
+
+
+def test_without_a_first_snapshot_no_page_says_that_there_are_no_groups(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(store, "billing", {P0: 4})
+    monkeypatch.setattr(server.snapshots, "_latest", Snapshot(trouble="the role may not read"))
+    page = show(client)
+    assert "No group has been claimed" not in page
+    assert "The database has not been read yet." in page
+
+
+def test_a_database_that_is_known_not_to_answer_is_not_waited_for(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(store, "billing", {P0: 4})
+    server.snapshots.take()
+    monkeypatch.setattr(store, "lag", Mock(side_effect=StoreUnavailable("the database does not answer")))
+    server.snapshots.take()
+    monkeypatch.setattr(store, "samples", Mock(side_effect=AssertionError("it was asked")))
+    page = show(client)
+    assert "the database does not answer" in page
+    assert names(client) == ["billing"]
+
+
+def test_a_group_of_which_the_lag_is_not_known_comes_first(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, broker: StaticBroker
+) -> None:
+    refunds = TopicPartition("refunds", 0)
+    broker.set_log(refunds, 0, 10)
+    give(store, "behind", {P0: 1})
+    give(store, "unknown", {refunds: 9})
+    broker.unanswered["refunds"] = BrokerUnavailable("refunds has no leader")
+    server.snapshots.take()
+    for sort in ("lag", "behind"):
+        assert names(client, sort=sort) == ["unknown", "behind"]
 
 
 def test_each_span_takes_one_query_for_all_groups(
@@ -278,6 +349,25 @@ def test_a_role_that_may_not_write_samples_is_told_once_and_pages_go_on(
     ]
     assert names(client) == ["billing"]
     assert "Not up to date" not in show(client)
+
+
+def test_a_role_that_may_write_samples_by_now_does_so(
+    store: OffsetStore, server: DashboardServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(store, "billing", {P0: 4})
+    refused = Mock(side_effect=MissingPrivilege("the role may not write samples"))
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "record_samples", refused)
+        for _ in range(3):
+            server.snapshots.take()
+    assert refused.call_count == 1  # the database's log is not filled with it
+    server.snapshots.take()
+    before = store.samples(["billing"], MINUTE).get("billing")
+    now = time.monotonic
+    monkeypatch.setattr("offsetstore.monitoring.dashboard.snapshots.time.monotonic", lambda: now() + 301)
+    server.snapshots.take()
+    assert not before
+    assert store.samples(["billing"], MINUTE)["billing"]
 
 
 # -- what is new, and what is not

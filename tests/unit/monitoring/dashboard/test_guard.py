@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import logging
+import socket
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -12,9 +13,9 @@ import httpx
 import pytest
 
 from offsetstore.errors import ConfigurationError, StoreUnavailable
-from offsetstore.monitoring.dashboard import application, security
+from offsetstore.monitoring.dashboard import application, forms, security
 from offsetstore.monitoring.dashboard.forms import LONGEST
-from offsetstore.monitoring.dashboard.security import COOKIE, HEADERS, Access
+from offsetstore.monitoring.dashboard.security import HEADERS, Access
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import groups
 from tests.unit.monitoring.dashboard.conftest import P0, give
@@ -78,6 +79,13 @@ def test_a_server_that_others_can_reach_needs_a_long_token(token: str | None) ->
     assert Settings(host="0.0.0.0", token="t" * 32).token  # noqa: S104 - it does not listen
 
 
+@pytest.mark.parametrize("name", ["dash.example:8443", "::1", "http://dash.example", ""])
+def test_an_allowed_host_that_no_request_could_have_is_refused_at_once(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="not the name of a host"):
+        Settings(allowed_hosts=(name,))
+    assert Settings(allowed_hosts=("Dash.example", "[::1]")).access.hosts
+
+
 @pytest.mark.parametrize("token", ["ü" * 32, "t" * 32 + "\n", "t" * 16 + " " + "t" * 16, "\udcff" * 32])
 def test_a_token_that_no_header_can_have_is_refused_at_once(token: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -124,6 +132,42 @@ def test_who_signs_in_gets_a_cookie_that_scripts_and_other_sites_do_not(stranger
     assert attributes == {"httponly", "samesite=strict", "path=/", f"max-age={security.SESSION}"}
     assert TOKEN not in answer.headers["set-cookie"]
     assert stranger.get("/").status_code == 200
+
+
+def test_who_signs_out_is_a_stranger_again(stranger: httpx.Client) -> None:
+    assert "Sign out" not in stranger.get("/login").text
+    sign_in(stranger)
+    page = stranger.get("/store")
+    assert '<form method="post" action="/logout"><button>Sign out</button></form>' in page.text
+    answer = stranger.post("/logout", headers={"Origin": origin(stranger)})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    assert stranger.get("/").status_code == 303
+    assert stranger.post("/logout", headers={"Origin": origin(stranger)}).status_code == 303  # once more does no harm
+
+
+def test_without_a_token_there_is_nothing_to_sign_out_of(client: httpx.Client) -> None:
+    assert "Sign out" not in client.get("/").text
+
+
+def test_dashboards_on_one_host_leave_each_others_cookies_alone(
+    store: OffsetStore, broker: StaticBroker, guarded: DashboardServer
+) -> None:
+    """Browsers send a cookie to every port of its host."""
+    settings = Settings(port=0, token=TOKEN[::-1])
+    with DashboardServer(store, broker, settings) as other, httpx.Client(headers=HTML) as browser:
+        for server, token in ((guarded, TOKEN), (other, TOKEN[::-1])):
+            own = server.url.rstrip("/")
+            assert browser.post(f"{own}/login", data={"token": token}, headers={"Origin": own}).status_code == 303
+        assert [browser.get(server.url).status_code for server in (guarded, other)] == [200, 200]
+
+
+def test_a_form_that_does_not_end_is_given_up(guarded: DashboardServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "_PATIENCE", 0.2)
+    address = urlsplit(guarded.url)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        head = f"POST /login HTTP/1.1\r\nHost: {address.netloc}\r\nOrigin: http://{address.netloc}\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\ntoken=".encode())
+        assert b" 408 " in connection.recv(100)
 
 
 def test_behind_tls_the_cookie_is_for_tls_alone(stranger: httpx.Client) -> None:
@@ -187,12 +231,12 @@ def test_only_a_cookie_of_ours_counts_and_only_for_its_time(
         f"{until}.{'é' * 64}",
     ]
     for cookie in forged:
-        sent = {b"Cookie": f"{COOKIE}={cookie}".encode("latin-1"), b"Accept": b"*/*"}
+        sent = {b"Cookie": f"{access.cookie}={cookie}".encode("latin-1"), b"Accept": b"*/*"}
         assert stranger.get("/", headers=sent).status_code == 401, cookie
     monkeypatch.setattr(security, "SESSION", -1)
-    late = {"Cookie": f"{COOKIE}={access.session()}", "Accept": "*/*"}
+    late = {"Cookie": f"{access.cookie}={access.session()}", "Accept": "*/*"}
     assert stranger.get("/", headers=late).status_code == 401
-    good = {"Cookie": f"{COOKIE}={until}.{signature}", "Accept": "*/*"}
+    good = {"Cookie": f"{access.cookie}={until}.{signature}", "Accept": "*/*"}
     assert stranger.get("/", headers=good).status_code == 200
 
 

@@ -173,7 +173,7 @@ def test_a_filter_that_nothing_recent_fits_can_be_continued(
     first = client.get("/letters", params={"group": "billing", "partition": "0"})
     newest_two_are_others = listed(first) == []
     if newest_two_are_others:
-        assert "None of the 2 letters that were looked at is such a one" in text_of(first)
+        assert "None of the 2 letters that were looked at matches; there are older ones" in text_of(first)
     older = re.search(r'rel="next" href="([^"]*)"', first.text)
     assert older is not None
     both = [*listed(first), *listed(client.get(html.unescape(older[1])))]
@@ -196,6 +196,9 @@ def test_one_letter_is_shown_without_its_contents_and_how_to_see_them(client: ht
             assert "SECRET" not in client.get(address, params={**place, "state": state}).text
     assert client.get("/letter", params={**place, "offset": "7"}).status_code == 404
     assert client.get("/letter", params={**place, "topic_id": "another"}).status_code == 404
+    assert client.get("/letter", params={**place, "topic": ""}).status_code == 400
+    del place["topic"]
+    assert client.get("/letter", params=place).status_code == 400
 
 
 @pytest.mark.behaviour("DASH-4")
