@@ -48,7 +48,7 @@ class _Reader(HTMLParser):
             if "checked" in given:
                 self.forms[-1].fields[given["name"]] = given["value"]
         elif tag == "input":
-            self.forms[-1].fields[given["name"]] = given["value"]
+            self.forms[-1].fields[given["name"]] = given.get("value", "")
             if given.get("type") == "hidden":
                 self.forms[-1].labelled.add(given["name"])
 

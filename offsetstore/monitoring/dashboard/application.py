@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
-from offsetstore.monitoring.dashboard.security import SESSION, Guard
+from offsetstore.monitoring.dashboard.security import SESSION, Guard, own_address
 from offsetstore.monitoring.dashboard.views import actions, group, groups, history, letters, partition, runs, store
 from offsetstore.postgres.errors import of_database
 
@@ -53,11 +53,12 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
 
 
 def _ask(request: Request) -> Response:
-    return _login_page(request)
+    return _login_page(request, request.query_params.get("next", ""))
 
 
-def _login_page(request: Request, *, is_wrong: bool = False) -> Response:
-    return show(request, "login.html", status=403 if is_wrong else 200, is_wrong=is_wrong)
+def _login_page(request: Request, wanted: str, *, is_wrong: bool = False) -> Response:
+    address = own_address(wanted)
+    return show(request, "login.html", status=403 if is_wrong else 200, is_wrong=is_wrong, wanted=address)
 
 
 async def _login(request: Request) -> Response:
@@ -65,8 +66,8 @@ async def _login(request: Request) -> Response:
     fields = await read_fields(request)
     if not access.is_token(fields.get("token", "")):
         await asyncio.sleep(_PAUSE)
-        return _login_page(request, is_wrong=True)
-    answer = RedirectResponse("/", 303)
+        return _login_page(request, fields.get("next", ""), is_wrong=True)
+    answer = RedirectResponse(own_address(fields.get("next", "")), 303)
     # What the browser speaks, also with a proxy before us; the guard has compared it with the host.
     is_https = request.headers["origin"].startswith("https:")
     answer.set_cookie(

@@ -11,6 +11,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -43,6 +44,7 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
+_OWN: Final = re.compile(r"/(?!/)[!-\[\]-~]*")
 _SAFE: Final = ("GET", "HEAD")
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::[0-9]{1,5})?", re.IGNORECASE)
 
@@ -126,7 +128,7 @@ class Guard:
         if self._access.token is None or is_open(scope["path"]) or self._is_known(scope, headers):
             return None
         if scope["method"] in _SAFE and "text/html" in headers.get("accept", ""):
-            return RedirectResponse("/login", 303)
+            return RedirectResponse(login_address(scope["path"], scope["query_string"].decode("latin-1")), 303)
         return PlainTextResponse("A token is needed: open /login, or send it as Authorization: Bearer.\n", 401)
 
     def _is_known(self, scope: Scope, headers: Headers) -> bool:
@@ -147,6 +149,20 @@ def is_same_origin(headers: Headers, host: str) -> bool:
 def is_open(path: str) -> bool:
     """Whether the page is served to those without a token, too. It shows nothing that was measured."""
     return path in {"/login", "/logout"} or path.startswith("/static/")
+
+
+def login_address(path: str, query: str) -> str:
+    """Where one signs in, and is then sent on to that page."""
+    wanted = f"{path}?{query}" if query else path
+    return "/login" if wanted == "/" else f"/login?{urlencode({'next': wanted})}"
+
+
+def own_address(text: str) -> str:
+    """The address if it is one of this server's pages, else the first page's.
+
+    Browsers read ``//x`` as another host, a backslash as a slash, and leave out tabs and line breaks.
+    """
+    return text if _OWN.fullmatch(text) else "/"
 
 
 def host_name(host: str) -> str | None:

@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 import pytest
@@ -18,6 +18,7 @@ from offsetstore.monitoring.dashboard.forms import LONGEST
 from offsetstore.monitoring.dashboard.security import HEADERS, Access
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import groups
+from tests.support import page_forms
 from tests.unit.monitoring.dashboard.conftest import P0, give
 
 if TYPE_CHECKING:
@@ -132,6 +133,35 @@ def test_who_signs_in_gets_a_cookie_that_scripts_and_other_sites_do_not(stranger
     assert attributes == {"httponly", "samesite=strict", "path=/", f"max-age={security.SESSION}"}
     assert TOKEN not in answer.headers["set-cookie"]
     assert stranger.get("/").status_code == 200
+
+
+def test_who_signs_in_comes_to_the_page_that_was_asked_for(
+    store: OffsetStore, guarded: DashboardServer, stranger: httpx.Client
+) -> None:
+    give(store, "a b&c#d", {P0: 4})
+    guarded.snapshots.take()
+    wanted = stranger.build_request("GET", "/group", params={"group": "a b&c#d"}).url.raw_path.decode()
+    browser = page_forms.Browser(stranger)
+    asked = stranger.get(wanted)
+    login = browser.open(asked.headers["location"])
+    assert f'<a href="{wanted}">' in login.answer.text  # a link from another site comes without the cookie
+    again = browser.send(login, token="wrong")
+    answer = browser.send(again, token=TOKEN).answer
+    assert (answer.status_code, answer.headers["location"]) == (303, wanted)
+    assert stranger.get(answer.headers["location"]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "wanted", ["//evil.example", "https://evil.example", "javascript:alert(1)", "evil", "/\\evil", "/\t/evil"]
+)
+def test_who_signs_in_is_never_sent_elsewhere(stranger: httpx.Client, wanted: str) -> None:
+    page = stranger.get("/login", params={"next": wanted})
+    answer = stranger.post("/login", data={"token": TOKEN, "next": wanted}, headers={"Origin": origin(stranger)})
+    sent_to = urljoin(str(stranger.base_url), answer.headers["location"])
+    assert urlsplit(sent_to).netloc == urlsplit(str(stranger.base_url)).netloc
+    assert answer.headers["location"] == "/"
+    assert "evil" not in page.text
+    assert "alert" not in page.text
 
 
 def test_who_signs_out_is_a_stranger_again(stranger: httpx.Client) -> None:
