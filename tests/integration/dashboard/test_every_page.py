@@ -95,6 +95,26 @@ def test_a_page_that_there_is_not_can_be_left(url: str, pages: Pages) -> None:
     assert all("404" in fault for fault in pages.take_faults())
 
 
+@pytest.mark.behaviour("DASH-3", "DASH-5")
+def test_one_signs_in_and_out_by_keyboard(pages: Pages) -> None:
+    with (
+        InMemoryOffsetStore() as store,
+        DashboardServer(store, furnished.broker(), Settings(port=0, token="t0ken-" * 6)) as server,
+    ):
+        page = pages.open(f"{server.url}store", width=360, scheme="dark")
+        assert axe(page) == []
+        page.get_by_label("Token").press_sequentially("t0ken-" * 6)
+        page.get_by_label("Token").press("Enter")
+        page.get_by_role("heading", name="Store").wait_for()
+        assert page.url == f"{server.url}store"
+        assert axe(page) == []
+        assert unreachable(page) == []
+        page.get_by_role("button", name="Sign out").press("Enter")
+        page.get_by_role("heading", name="Sign in").wait_for()
+        page.goto(server.url)
+        page.get_by_role("heading", name="Sign in").wait_for()
+
+
 @pytest.mark.behaviour("DASH-5")
 def test_a_store_without_groups_says_what_to_do(pages: Pages) -> None:
     with (
