@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import GroupBusy, LockTimeout, StaleClaim
+from offsetstore.postgres.grants import grant_runtime
 from offsetstore.store import claim, heartbeat, sessions
 from offsetstore.testing import StaticBroker
 from tests.support.background import in_background
@@ -115,11 +117,42 @@ def test_a_transaction_that_is_no_job_of_the_group_is_not_terminated(
     stranger = store.database.begin(name="an operator's psql")
     stranger.lock_partitions("billing", [P0])
 
-    with pytest.raises(LockTimeout, match="'billing' is locked by a transaction from outside this group"):
+    with pytest.raises(LockTimeout, match="'billing' is locked by a transaction that is none of its own"):
         store.claim("billing", broker(), takeover_timeout=0.5)
 
     stranger.commit()
     assert query("SELECT epoch FROM consumer_groups WHERE consumer_group = 'billing'") == [(1,)]
+
+
+@pytest.mark.behaviour("START-13", "OPS-8")
+@pytest.mark.parametrize("membership", ["job", "pg_signal_backend"])
+def test_another_role_may_end_the_transaction_of_a_frozen_job_if_it_is_a_member(
+    offsetstore_database: str, query: Query, monkeypatch: pytest.MonkeyPatch, membership: str
+) -> None:
+    """docs/dashboard.md says so of the role that decides."""
+    monkeypatch.setattr(sessions, "_GRACE", 1)
+    suffix = uuid4().hex
+    job, decider = f"job_{suffix}", f"decider_{suffix}"
+    for role in (job, decider):
+        query(f"CREATE ROLE {role} LOGIN")
+        for statement in grant_runtime(role, schema="public"):
+            query(statement)
+    try:
+        with (
+            OffsetStore.connect(offsetstore_database.replace("postgres@", f"{job}@")) as of_job,
+            OffsetStore.connect(offsetstore_database.replace("postgres@", f"{decider}@")) as of_decider,
+        ):
+            first = of_job.claim("billing", broker())
+            frozen = of_job.database.begin(name=first.name)
+            frozen.lock_partitions("billing", [P0])
+            with pytest.raises(LockTimeout, match=r"or that this role may not end.* member of the job's role, or"):
+                of_decider.reset("billing", {P0: 5}, reason="ticket 17", takeover_timeout=0.5)
+            query(f"GRANT {job if membership == 'job' else membership} TO {decider}")
+            of_decider.reset("billing", {P0: 5}, reason="ticket 17", takeover_timeout=0.5)
+            frozen.rollback()
+        assert query("SELECT next_offset FROM kafka_partitions") == [(5,)]
+    finally:
+        query(f"DROP OWNED BY {job}, {decider}; DROP ROLE {job}, {decider}")
 
 
 @pytest.mark.behaviour("START-22")
