@@ -29,6 +29,7 @@ from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
 from offsetstore.store import admin
 from offsetstore.store.identity import this_process
+from offsetstore.store.letters import LettersDecided
 from offsetstore.text import visible
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ def _show_plan(
     owner = _owner(store, group)
     result = decision.plan(_on(actions, group, store))
     planned = decision.fields()
+    if isinstance(result, LettersDecided) and "offset" in planned:  # one letter: the one that is shown, whatever comes
+        planned["topic_id"] = result.letters[0].topic_id or ""
     premise = decision.premise(owner, lambda: result)
     if entered is not None and entered.get("premise") != premise:
         status, wrong = 409, {"plan": _CHANGED, **(wrong or {})}

@@ -345,6 +345,7 @@ def test_letters_of_a_paused_group_wait_for_its_end(browser: Browser, store: Off
     store.pause(GROUP, reason="a restore runs")
     form = browser.open("/actions/replay", group=GROUP, topic=" payments ", partition="0", offset="4")
     plan = browser.send(form)
+    assert plan.form.fields["topic_id"] == ""  # the letter that is shown, should another of that offset come
     assert "The group is paused: they are replayed once it is resumed." in plan.text
     assert "The group is paused: that happens once it is resumed." in browser.send(plan, **ANSWER).text
 
