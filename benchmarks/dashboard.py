@@ -125,14 +125,12 @@ TOUCH_HALF: Final = "UPDATE dead_letters SET reason = 'touched' WHERE record_off
 class Page:
     """An address, and what was measured of it: in each round, seconds up to the last byte.
 
-    :param fields: of a form that is sent; without them it is asked for with GET.
     :param every: it is asked for in each turn, or in one of so many.
     """
 
     name: str
     path: str
     query: Mapping[str, object] = field(default_factory=dict[str, object])
-    fields: Mapping[str, str] | None = None
     every: int = 1
     seconds: list[float] = field(default_factory=list[float])
     size: int = 0
@@ -190,12 +188,12 @@ def pages(last: LetterCursor) -> list[Page]:
         Page("store", "/store"),
         Page("login", "/login"),
         *(Page(f"form: {action}", f"/actions/{action}", large) for action in ("reset", "pause", "replay", "discard")),
-        Page("plan: reset", "/actions/reset", fields={"group": LARGE, "to": "earliest"}),
-        Page("plan: pause", "/actions/pause", fields={"group": LARGE, "until": "PT1H"}),
-        Page("plan: resume", "/actions/resume", fields={"group": LARGE}),
-        Page("plan: replay, common error", "/actions/replay", fields={"group": LARGE, **common}, every=10),
-        Page("plan: replay, rare error", "/actions/replay", fields={"group": LARGE, **rare}, every=10),
-        Page("plan: discard, common error", "/actions/discard", fields={"group": LARGE, **common}, every=10),
+        Page("plan: reset", "/actions/reset/plan", {**large, "to": "earliest"}),
+        Page("plan: pause", "/actions/pause/plan", {**large, "until": "PT1H"}),
+        Page("plan: resume", "/actions/resume/plan", large),
+        Page("plan: replay, common error", "/actions/replay/plan", {**large, **common}, every=10),
+        Page("plan: replay, rare error", "/actions/replay/plan", {**large, **rare}, every=10),
+        Page("plan: discard, common error", "/actions/discard/plan", {**large, **common}, every=10),
         *(Page(f"static: {name}", f"/static/{name}") for name in ("style.css", "refresh.js", "charts.js")),
         Page("static: uPlot", "/static/uplot/uPlot.iife.min.js"),
     ]
@@ -310,7 +308,7 @@ class Measured:
     def first_requests(self) -> None:
         """The first of each page, which the process has to make ready."""
         connection = self._connect()
-        took = [(self._ask(connection, page), page.name) for page in self.pages if page.fields is None]
+        took = [(self._ask(connection, page), page.name) for page in self.pages]
         slowest = sorted(took, reverse=True)[:3]
         print("first requests: " + ", ".join(f"{name} {seconds * 1000:.0f} ms" for seconds, name in slowest))
         print(f"memory {self.memory()}", flush=True)
@@ -368,7 +366,7 @@ class Measured:
     def paint(self) -> None:
         """When Chromium first paints the largest pages, after the navigation began: each in a context of its own."""
         with browse() as browser:
-            for page in sorted((one for one in self.pages if one.fields is None), key=lambda one: -one.size)[:6]:
+            for page in sorted(self.pages, key=lambda one: -one.size)[:6]:
                 if page.path.startswith("/static"):
                     continue
                 took: list[float] = []
@@ -401,12 +399,8 @@ class Measured:
     def _ask(self, connection: HTTPConnection, page: Page) -> float:
         """Ask for the page as a browser does; return the seconds up to its last byte."""
         headers = {"Accept-Encoding": "gzip", "Accept": "text/html"}
-        body = None
-        if page.fields is not None:
-            headers |= {"Origin": self.url.rstrip("/"), "Content-Type": "application/x-www-form-urlencoded"}
-            body = urlencode(page.fields)
         began = time.perf_counter()
-        connection.request("GET" if body is None else "POST", page.address, body, headers)
+        connection.request("GET", page.address, headers=headers)
         answer = connection.getresponse()
         read = answer.read()
         seconds = time.perf_counter() - began

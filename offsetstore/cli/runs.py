@@ -46,7 +46,7 @@ def runs(*, group: str, limit: int | None, url: str | None, schema: str | None, 
       failed   its last batch ended the query, or another error the job;
                see offsetstore errors
       fenced   another claim, a reset or a rename took the group from it
-      silent   its heartbeats ended without a word: it was killed, or it hangs,
+      silent   its heartbeats stopped without notice: it was killed, or it hangs,
                or it can't reach the database
 
     The exit code is 1 if the store does not know the group.

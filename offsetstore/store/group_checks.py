@@ -105,7 +105,7 @@ class _Checks:
             return self._vanished(owner, who)
         run = self._run
         if run is None or run.token != owner.token:
-            text = f"No job has claimed the group since {owner.owner} took it, epoch {owner.token.epoch}. That was:"
+            text = f"No job runs: start it. None has claimed the group since {who}, took it:"
             return Check("claim", "attention", text, owner.claimed_at, self._command("history", "-n 5"))
         text = f"No job owns the group. The last run, of {who}, {_ENDED[run.state]}:"
         if run.state in {"failed", "silent"}:
@@ -118,7 +118,10 @@ class _Checks:
         if run is not None and run.token == owner.token and run.state == "failed":
             text = f"The job of {who} has failed, and its process still held the claim at its last heartbeat:"
             return Check("claim", "bad", text, run.until, self._command("errors", "-n 5"))
-        text = f"The job of {who} was killed, hangs, or can't reach the database. Its last heartbeat:"
+        text = (
+            f"The job of {who}, was killed, hangs, or can't reach the database. If its process no longer runs there, "
+            "start it again. Its last heartbeat:"
+        )
         return Check("claim", "bad", text, self._seen_at(owner), self._command("runs", "-n 5"))
 
     def _seen_at(self, owner: GroupRow) -> datetime | None:
@@ -195,6 +198,12 @@ class _Checks:
         name = "copies in Kafka"
         if behind is None:
             return Check(name, "ok", "Kafka has no copies of the stored offsets.")
+        if behind == 0 and (ahead := self._of.pinned_lead):
+            text = (
+                f"Kafka's copies are {counted(ahead, 'offset')} ahead of offsets that a decision has set, which take "
+                "precedence. The next job makes new copies."
+            )
+            return Check(name, "ok", text)
         if behind == 0:
             return Check(name, "ok", "Kafka has the stored offsets.")
         text = f"Kafka's copies are {counted(behind, 'offset')} behind the store."
@@ -208,7 +217,7 @@ class _Checks:
             return Check(name, "attention", _KAFKA_SILENT)
         found = {topic: one.without_offset for topic, one in self._of.topics.items() if one.without_offset}
         if not found:
-            return Check(name, "ok", "No partition is without a stored offset.")
+            return Check(name, "ok", "Every partition has a stored offset.")
         verb = "has" if sum(found.values()) == 1 else "have"
         text = (
             f"{counted(sum(found.values()), 'partition')} {verb} no stored offset, and no job of the group reads them: "
@@ -221,7 +230,7 @@ class _Checks:
             return Check("headroom", "attention", _KAFKA_SILENT)
         known = [(room, place) for place, one in self._partitions() if (room := one.headroom) is not None]
         if not known:
-            return Check("headroom", "ok", "Nothing is unread that retention could remove.")
+            return Check("headroom", "ok", "Nothing unread is at risk from retention.")
         room, place = min(known)
         tp = TopicPartition(*place)
         if room < 0:
@@ -272,7 +281,7 @@ class _Checks:
         dead, requested = letters.get("dead", 0), letters.get("requested", 0)
         if not dead and not requested:
             return Check("dead letters", "ok", "There are no open dead letters.")
-        waiting = f"{requested} to be replayed by the job" if requested else ""
+        waiting = f"{requested} to be replayed by a job that has dead_letters=" if requested else ""
         if not dead:
             return Check("dead letters", "ok" if self._of.owner.is_live else "attention", f"{waiting}.")
         verb = "waits" if dead == 1 else "wait"
@@ -292,8 +301,8 @@ class _Checks:
             )
         if pinned:
             text = (
-                f"{counted(len(pinned), 'offset')} set by a decision count more than Kafka's until a job has copied "
-                f"them there: {_some(list(map(str, pinned)))}."
+                f"{counted(len(pinned), 'offset')} set by a decision take precedence over Kafka's until a job has "
+                f"copied them there: {_some(list(map(str, pinned)))}."
             )
             return Check("pinned offsets", "ok", text, next_step=self._command("history", "--event reset -n 5"))
         return Check("pinned offsets", "ok", "No stored offset is pinned or contested.")

@@ -142,6 +142,11 @@ class GroupLag:
         """
         return sum(max(0, copy - row.next_offset) for row, copy in self._copies() if not row.pinned)
 
+    @property
+    def pinned_lead(self) -> int:
+        """Offsets by which the copies are ahead of pinned offsets, which the next job copies there."""
+        return sum(max(0, copy - row.next_offset) for row, copy in self._copies() if row.pinned)
+
     def _copies(self) -> Iterator[tuple[StoredOffset, int]]:
         for tp, copy in (self.kafka.committed or {}).items():
             one = self.topics[tp.topic].partitions.get(tp.partition) if tp.topic in self.topics else None

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Form:
-    """A form: where it is sent, and what is entered."""
+    """A form: where and how it is sent, and what is entered."""
 
     action: str
+    method: str
     fields: dict[str, str] = field(default_factory=dict[str, str])
     ticks: set[str] = field(default_factory=set[str])
     labelled: set[str] = field(default_factory=set[str])
@@ -36,7 +37,7 @@ class _Reader(HTMLParser):
         if "aria-describedby" in given:
             self.described[given["id"]] = given["aria-describedby"].split()
         if tag == "form":
-            self.forms.append(Form(given["action"]))
+            self.forms.append(Form(given["action"], given["method"]))
         elif tag == "label" and self.forms:
             self.forms[-1].labelled.add(given["for"])
         elif tag == "select":
@@ -85,10 +86,17 @@ class Browser:
         return Page(self.client.get(path, params=query or None))
 
     def send(self, page: Page, **entered: str) -> Page:
-        """POST the page's form, as it was filled in and with what is entered now."""
-        return self.post(page.form.action, {**page.form.fields, **entered})
+        """Send the page's form, as it was filled in and with what is entered now."""
+        fields = {**page.form.fields, **entered}
+        if page.form.method == "get":
+            return self.open(page.form.action, **_sent(fields))
+        return self.post(page.form.action, fields)
 
     def post(self, path: str, fields: dict[str, str]) -> Page:
-        """POST. Like every browser, it sends each line break as CR LF."""
-        sent = {name: re.sub("\r\n|\r|\n", "\r\n", text) for name, text in fields.items()}
-        return Page(self.client.post(path, data=sent, headers={"Origin": self.origin}))
+        """POST."""
+        return Page(self.client.post(path, data=_sent(fields), headers={"Origin": self.origin}))
+
+
+def _sent(fields: dict[str, str]) -> dict[str, str]:
+    """The fields as every browser sends them: a line break is CR LF."""
+    return {name: re.sub("\r\n|\r|\n", "\r\n", text) for name, text in fields.items()}

@@ -83,6 +83,7 @@ def show(request: Request, template: str, *, status: int = 200, **values: Any) -
     common = {
         "snapshot": snapshot,
         "path": request.url.path,
+        "status": status,
         "has_login": dashboard_of(request).access.token is not None,
         "has_actions": dashboard_of(request).actions is not None,
     }
@@ -109,7 +110,7 @@ def group_of(request: Request) -> tuple[str, GroupLag]:
     name = as_sent(request.query_params.get("group", ""), groups)
     found = groups.get(name)
     if found is None:
-        raise HTTPException(404, "No such group has been claimed. A new one appears within ten seconds of its claim.")
+        raise HTTPException(404, "There is no group of this name. A new one appears within ten seconds of its claim.")
     return name, found
 
 

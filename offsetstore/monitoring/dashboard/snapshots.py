@@ -126,8 +126,8 @@ class Snapshots:
 
     def start(self) -> None:
         """Take the first snapshot now, and go on."""
-        self._turn()
-        self._turns = Background("offsetstore-snapshots", self._turn, lambda: INTERVAL)
+        self.refresh()
+        self._turns = Background("offsetstore-snapshots", self.refresh, lambda: INTERVAL)
 
     def close(self) -> None:
         """Take no more."""
@@ -179,7 +179,8 @@ class Snapshots:
             return error
         return None
 
-    def _turn(self) -> bool:
+    def refresh(self) -> bool:
+        """Take one now, whatever happens; there is always more to do."""
         try:
             self.take()
         except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values

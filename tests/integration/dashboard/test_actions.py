@@ -88,7 +88,7 @@ def test_who_reads_plans_and_who_may_decide_writes(
         ):
             before = store.history(GROUP)
             assert browser.open(f"/actions/{action}", group=GROUP).status == 200
-            plan = browser.post(f"/actions/{action}", {"group": GROUP, **fields})
+            plan = browser.open(f"/actions/{action}/plan", group=GROUP, **fields)
             assert (action, plan.status) == (action, 200), plan.text
             assert store.history(GROUP) == before
             done = browser.send(plan, **ANSWER)
@@ -119,7 +119,7 @@ def test_a_role_that_may_not_decide_is_refused_by_the_database(
             ("replay", {"constraint": "positive"}),
             ("discard", {"topic": "payments", "partition": "0", "offset": "2"}),
         ):
-            refused = browser.send(browser.post(f"/actions/{action}", {"group": GROUP, **fields}), **ANSWER)
+            refused = browser.send(browser.open(f"/actions/{action}/plan", group=GROUP, **fields), **ANSWER)
             assert (action, refused.status) == (action, 403), refused.text
             assert "OFFSETSTORE_ACTIONS_URL" in refused.text
     assert (store.history(GROUP), store.offsets(GROUP), store.letter(GROUP, P0, 2)) == before

@@ -65,12 +65,12 @@ def caption(page: Page) -> str:
 def test_curves_change_without_being_made_anew(store: OffsetStore, server: DashboardServer, pages: Pages) -> None:
     page = pages.open(f"{server.url}group?group=billing")
     assert page.evaluate(_DRAWN) == [True, True, True]
-    assert caption(page) == "Lag: now 6, most 59."
+    assert caption(page) == "Lag: now 6, peak 59."
     page.evaluate("document.querySelectorAll('canvas').forEach((canvas, at) => canvas.dataset.at = at)")
     sample = Sample(at=datetime.now(UTC), stored=20_000, lag=100, epoch=1)
     with transaction(store.database, name="a test") as session:
         session.record_samples({"billing": sample})
-    page.get_by_text("Lag: now 100, most 100.").wait_for()
+    page.get_by_text("Lag: now 100, peak 100.").wait_for()
     kept = page.evaluate("[...document.querySelectorAll('canvas')].map(canvas => canvas.dataset.at)")
     assert kept == ["0", "1", "2"]
 
@@ -91,5 +91,5 @@ def test_pages_of_groups_are_accessible_light_and_dark_narrow_and_wide(
 @pytest.mark.behaviour("DASH-5")
 def test_a_curve_has_its_numbers_as_text(server: DashboardServer, pages: Pages) -> None:
     page = pages.open(f"{server.url}group?group=billing")
-    for label in ("Lag: now 6, most 59.", "Records a second: now ", "Seconds a batch: now "):
+    for label in ("Lag: now 6, peak 59.", "Records per second: now ", "Seconds per batch: now "):
         assert page.get_by_role("img", name=label).count() == 1

@@ -82,6 +82,8 @@ def test_a_decision_is_made_with_the_keyboard_alone(url: str, pages: Pages) -> N
     page.get_by_text("Resumed; this pause has ended").wait_for()
     assert axe(page) == []
     assert unreachable(page) == []
+    page.go_back()  # to the plan as it is now, and to no question whether to send a form again
+    page.get_by_text("The group is not paused; there is nothing to resume.").wait_for()
 
 
 @pytest.mark.behaviour("DASH-5")

@@ -137,11 +137,11 @@ def test_pages_read_by_an_index_with_as_many_statements_whatever_the_group(
         *((f"/actions/{action}", group, {"dead_letters"}) for action in ("replay", "discard")),
     ]
     forms: list[tuple[str, dict[str, str], set[str]]] = [
-        ("/actions/reset", {"to": "earliest"}, {"dead_letters"}),
-        ("/actions/pause", {}, set()),
-        ("/actions/resume", {}, set()),
+        ("/actions/reset/plan", {"to": "earliest"}, {"dead_letters"}),
+        ("/actions/pause/plan", {}, set()),
+        ("/actions/resume/plan", {}, set()),
         *(
-            (f"/actions/{action}", chosen, {"dead_letters"})
+            (f"/actions/{action}/plan", chosen, {"dead_letters"})
             for action in ("replay", "discard")
             for chosen in (letter, {**error, "constraint": "rare"}, {**error, "constraint": "common"}, error)
         ),
@@ -171,8 +171,8 @@ def test_pages_read_by_an_index_with_as_many_statements_whatever_the_group(
                 assert client.get(path, params={**asked, "group": SMALL}).status_code == 200
                 assert check((path, SMALL), expected) == count
         for path, fields, expected in forms:
-            assert Browser(client).post(path, {**group, **fields}).status == 200
+            assert Browser(client).open(path, **group, **fields).status == 200
             count = check((path, fields), expected)
-            assert Browser(client).post(path, {"group": SMALL, **fields}).status == 200
+            assert Browser(client).open(path, group=SMALL, **fields).status == 200
             assert check((path, SMALL), expected) == count
     assert through == []

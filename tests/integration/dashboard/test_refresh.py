@@ -191,7 +191,7 @@ def test_a_page_that_the_server_no_longer_has_says_why(
     server.snapshots.close()
     server.snapshots._latest = replace(server.snapshots.latest(), groups={}, lag=without(server, "billing"))
     says = page.locator("#silence")
-    expect(says).to_contain_text("Not up to date for 15s: No such group has been claimed.", timeout=2 * SOON)
+    expect(says).to_contain_text("Not up to date for 15s: There is no group of this name.", timeout=2 * SOON)
     expect(page.locator("h1")).to_have_text(found.name)
     assert all("404" in fault for fault in pages.take_faults())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -84,17 +85,9 @@ def form(request: Request) -> Response:
     return _show_form(request, kind, group, dict(request.query_params))
 
 
-async def plan(request: Request) -> Response:
-    """Show what would happen."""
-    return await run_in_threadpool(_plan, request, await read_fields(request))
-
-
-async def execute(request: Request) -> Response:
-    """Do it, and show what was done."""
-    return await run_in_threadpool(_execute, request, await read_fields(request))
-
-
-def _plan(request: Request, given: Mapping[str, str]) -> Response:
+def plan(request: Request) -> Response:
+    """Show what would happen. It is asked for with GET, since it writes nothing: so one can come back to it."""
+    given = dict(request.query_params)
     kind, group = _kind(request), _group(request, given)
     try:
         return _show_plan(request, kind.read(given), group)
@@ -102,6 +95,11 @@ def _plan(request: Request, given: Mapping[str, str]) -> Response:
         return _show_form(request, kind, group, given, wrong={wrong.field: str(wrong)})
     except _REFUSALS as error:
         return _show_form(request, kind, group, given, error=_ours(error))
+
+
+async def execute(request: Request) -> Response:
+    """Do it, and show what was done."""
+    return await run_in_threadpool(_execute, request, await read_fields(request))
 
 
 def _execute(request: Request, given: Mapping[str, str]) -> Response:
@@ -127,7 +125,7 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         return _show_form(request, kind, group, planned, wrong={wrong.field: str(wrong)})
     except _REFUSALS as error:
         return _show_form(request, kind, group, planned, error=_ours(error))
-    return show(
+    answer = show(
         request,
         "action_done.html",
         action=kind.name,
@@ -139,6 +137,8 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         shown=SHOWN,
         shown_letters=SHOWN_LETTERS,
     )
+    answer.background = BackgroundTask(dashboard_of(request).snapshots.refresh)  # the next page shows what was done
+    return answer
 
 
 def _show_form(
@@ -296,6 +296,6 @@ def _next_step(error: OffsetStoreError | None) -> str:
 
 ROUTES: Final = [
     Route("/actions/{action}", form, methods=["GET"]),
-    Route("/actions/{action}", plan, methods=["POST"]),
+    Route("/actions/{action}/plan", plan, methods=["GET"]),
     Route("/actions/{action}/execute", execute, methods=["POST"]),
 ]

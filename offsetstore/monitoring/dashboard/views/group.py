@@ -142,8 +142,8 @@ def _charts(store: OffsetStore, summary: Summary, span: timedelta, until: dateti
     times = [int(at.timestamp()) for at in selection.times(until)]
     curves: list[tuple[str, str, str, list[float | None]]] = [
         ("lag", "Lag", "", [one.lag for one in samples]),
-        ("rate", "Records a second", "/s", [one.records for one in grown]),
-        ("batch", "Seconds a batch", "\N{NO-BREAK SPACE}s", [one.batch_seconds for one in grown]),
+        ("rate", "Records per second", "/s", [one.records for one in grown]),
+        ("batch", "Seconds per batch", "\N{NO-BREAK SPACE}s", [one.batch_seconds for one in grown]),
     ]
     charts: list[Chart] = []
     for key, title, unit, values in curves:

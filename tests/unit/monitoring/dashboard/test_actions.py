@@ -102,7 +102,7 @@ def decided(store: OffsetStore, event: str) -> list[HistoryEvent]:
 
 
 def plan_reset(browser: Browser, **fields: str) -> Page:
-    return browser.post("/actions/reset", {"group": GROUP, "to": "earliest", **fields})
+    return browser.open("/actions/reset/plan", **{"group": GROUP, "to": "earliest", **fields})
 
 
 # --- each decision ------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def test_a_pause_that_someone_else_has_set_meanwhile_is_left_alone(
 @pytest.mark.usefixtures("letters")
 def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser, store: OffsetStore) -> None:
     error = {"cause": "refused", "error_class": "RowsRefused"}
-    plans = [browser.post(f"/actions/{action}", {"group": GROUP, **error}) for action in ("discard", "replay")]
+    plans = [browser.open(f"/actions/{action}/plan", group=GROUP, **error) for action in ("discard", "replay")]
     claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
     with store.transaction(claim) as tx:
         tx.lock({P0: OffsetRange(6, 7)})
@@ -436,7 +436,7 @@ def test_a_stranger_gets_no_form(store: OffsetStore, broker: StaticBroker, decid
         planned = {"to": "earliest", "premise": str(owner.token)}
         good = {**plan, **planned, "ticket": deciding.tickets.issue("reset", GROUP, planned), **ANSWER}
         assert browser.open("/actions/reset", group=GROUP).status == 401
-        assert browser.post("/actions/reset", plan).status == 401
+        assert browser.open("/actions/reset/plan", **plan).status == 401
         assert browser.post("/actions/reset/execute", good).status == 401
         assert not decided(store, "reset")
         client.headers["Authorization"] = f"Bearer {TOKEN}"
@@ -609,7 +609,7 @@ def test_a_pause_without_a_sensible_end_is_refused(browser: Browser, store: Offs
 )
 @pytest.mark.parametrize("action", ["replay", "discard"])
 def test_letters_have_to_be_named(browser: Browser, action: str, fields: dict[str, str]) -> None:
-    again = browser.post(f"/actions/{action}", {"group": GROUP, **fields})
+    again = browser.open(f"/actions/{action}/plan", group=GROUP, **fields)
     assert again.status == 400
     assert "trouble-of-form" in again.reader.ids
 
@@ -633,7 +633,7 @@ def test_what_the_library_refuses_is_shown_with_its_next_step(
 
 def test_a_letter_that_there_is_not(browser: Browser) -> None:
     fields = {"group": GROUP, "topic": "payments", "partition": "0", "offset": "1"}
-    refused = browser.post("/actions/replay", fields)
+    refused = browser.open("/actions/replay/plan", **fields)
     assert refused.status == 404
     assert "has no dead letter of offset 1" in refused.text
     assert refused.form.fields["offset"] == "1"
@@ -672,14 +672,15 @@ def test_what_the_database_refuses_is_said_so(
 @pytest.mark.parametrize("action", ["none", "RESET", "reset/none"])
 def test_there_are_no_other_actions(browser: Browser, action: str) -> None:
     assert browser.open(f"/actions/{action}", group=GROUP).status == 404
-    assert browser.post(f"/actions/{action}", {"group": GROUP}).status == 404
+    assert browser.open(f"/actions/{action}/plan", group=GROUP).status == 404
+    assert browser.post(f"/actions/{action}/execute", {"group": GROUP}).status == 404
 
 
 @pytest.mark.parametrize("body", [b"", b"group=", b"group=%00", b"\xff\xfe", b"a" * 70_000])
 def test_a_body_that_is_no_form_is_refused(client: httpx.Client, browser: Browser, body: bytes) -> None:
-    for path in ("/actions/reset", "/actions/reset/execute"):
-        answer = client.post(path, content=body, headers={"Origin": browser.origin})
-        assert answer.status_code == (413 if len(body) > 65_536 else 400)
+    answer = client.post("/actions/reset/execute", content=body, headers={"Origin": browser.origin})
+    assert answer.status_code == (413 if len(body) > 65_536 else 400)
+    assert browser.open("/actions/reset/plan").status == 400
 
 
 # --- the pages ----------------------------------------------------------------------------------------------------

@@ -152,14 +152,14 @@ def test_curves_are_drawn_from_the_samples(store: OffsetStore, server: Dashboard
             session.record_samples({"billing": sample})
     page = show(client, span="5m")
     lag, (times, lags) = curve_of(page, "lag")
-    assert lag == "Lag: now 45, most 50."
+    assert lag == "Lag: now 45, peak 50."
     assert [value for value in lags if value is not None][:3] == [50, 49, 48]
     assert len(times) == len(lags) == 30
     assert {after - before for before, after in pairwise(cast("list[float]", times))} == {10}
     rate, (_, rates) = curve_of(page, "rate")
-    assert rate == "Records a second: now unknown, most 10.0/s."  # since the last snapshot, and there was one alone
+    assert rate == "Records per second: now unknown, peak 10.0/s."  # since the last snapshot, and there was one alone
     assert rates[-1] == pytest.approx(10)
-    assert curve_of(page, "batch")[0] == "Seconds a batch: now 2.5\N{NO-BREAK SPACE}s, most 2.5\N{NO-BREAK SPACE}s."
+    assert curve_of(page, "batch")[0] == "Seconds per batch: now 2.5\N{NO-BREAK SPACE}s, peak 2.5\N{NO-BREAK SPACE}s."
     assert "There are no samples" not in page
 
 
@@ -242,7 +242,7 @@ def test_a_group_without_offsets_says_what_that_means(
 def test_a_group_that_there_is_not_is_not_found(client: httpx.Client) -> None:
     answer = client.get("/group?group=nobody")
     assert answer.status_code == 404
-    assert "No such group has been claimed" in text_of(answer.text)
+    assert "There is no group of this name" in text_of(answer.text)
 
 
 @pytest.mark.behaviour("DASH-4")

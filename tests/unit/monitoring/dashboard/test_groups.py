@@ -258,7 +258,7 @@ def test_a_rate_is_the_one_since_the_last_snapshot_however_long_the_trend(
     server.snapshots.take()
     [row] = rows_of(show(client, span=span), "groups")
     assert re.fullmatch(r"billing ● live 1 \d+[ms] 0 0\.5 (- )?\S+ \S+ UTC", row)
-    assert "Records a second: now 0.5/s" in client.get("/group", params={"group": "billing", "span": span}).text
+    assert "Records per second: now 0.5/s" in client.get("/group", params={"group": "billing", "span": span}).text
     clock.ahead += timedelta(seconds=10)
     server.snapshots.take()
     assert " 0 0.0 " in rows_of(show(client, span=span), "groups")[0]
