@@ -153,7 +153,7 @@ class _Checks:
             text = f"{batch} was in flight when the last run ended: it is stored as a whole, or will be read again."
             return Check("batch", "attention", text, next_step=self._command("runs", "-n 5"))
         if status.batch is None or status.last_batch_age is None:
-            return Check("batch", "ok", "The last run has stored no batch.")
+            return Check("batch", "ok", "The last run has reported no batch.")
         at = _whole(run.read_at - timedelta(seconds=status.last_batch_age))
         return Check("batch", "ok", f"{batch} was the last one, and ended well:", at)
 

@@ -157,7 +157,7 @@ def test_the_last_batch_of_a_run_that_has_ended_is_told() -> None:
     assert "Batch 12" in done.text
     cut = check("batch", run=run_of("fenced", phase="batch", batch=12))
     assert (cut.verdict, cut.at) == ("attention", None)
-    assert check("batch", run=run_of("closed")).text == "The last run has stored no batch."
+    assert check("batch", run=run_of("closed")).text == "The last run has reported no batch."
     assert check("batch", run=None).text == "No run was recorded."
     assert check("batch", run=run_of(phase="paused")).verdict == "ok"
 
