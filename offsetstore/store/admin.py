@@ -131,6 +131,7 @@ class ResetRequest:
     takeover: Decided
     takeover_timeout: float
     from_offset: int | None = None
+    if_token: Token | None = None
 
     def __post_init__(self) -> None:
         """Refuse invalid arguments, before the database or Kafka is asked.
@@ -289,10 +290,12 @@ def reset(
             group, planned, owner, replayed_letters=read(database, lambda session: _replayed(session, group, planned))
         )
     refuse_live(request.group, request.takeover, owner)
+    _refuse_another(request, owner)
     with fencing(database, group, request.takeover_timeout, name="admin", again=AGAIN) as session:
         before = session.lock_group(group)
         owner = session.group(group)
         refuse_live(request.group, request.takeover, owner)
+        _refuse_another(request, owner)
         rows = session.lock_group_partitions(group)
         moves = request.plan(rows, view, seen)
         token, who = Token(before.epoch + 1, uuid4()), request.actor or this_process()
@@ -316,6 +319,16 @@ def reset(
 def _replayed(session: Session, group: str, moves: Iterable[Move]) -> int:
     again = {one.topic_partition: OffsetRange(one.to_offset, one.from_offset) for one in moves if one.shift < 0}
     return session.count_replayed(group, again) if again else 0
+
+
+def _refuse_another(request: ResetRequest, owner: GroupRow | None) -> None:
+    if request.if_token is not None and (owner is None or owner.token != request.if_token):
+        raise GroupBusy(
+            f"another job, or another decision, has taken group {request.group!r} over; nothing was written",
+            found="none" if owner is None else owner.in_words(),
+            expected=request.if_token,
+            next_step="Look at the group again.",
+        )
 
 
 def refuse_live(group: str, takeover: Decided, owner: GroupRow | None) -> None:

@@ -105,7 +105,7 @@ class _Checks:
             return self._vanished(owner, who)
         run = self._run
         if run is None or run.token != owner.token:
-            text = f"No job runs: start it. None has claimed the group since {who}, took it:"
+            text = f"No job is running; start one. None has claimed the group since {who}, took it:"
             return Check("claim", "attention", text, owner.claimed_at, self._command("history", "-n 5"))
         text = f"No job owns the group. The last run, of {who}, {_ENDED[run.state]}:"
         if run.state in {"failed", "silent"}:
@@ -199,9 +199,10 @@ class _Checks:
         if behind is None:
             return Check(name, "ok", "Kafka has no copies of the stored offsets.")
         if behind == 0 and (ahead := self._of.pinned_lead):
+            who = "The" if self._of.owner.is_live else "The next"
             text = (
                 f"Kafka's copies are {counted(ahead, 'offset')} ahead of offsets that a decision has set, which take "
-                "precedence. The next job makes new copies."
+                f"precedence. {who} job makes new copies."
             )
             return Check(name, "ok", text)
         if behind == 0:

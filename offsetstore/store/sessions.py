@@ -96,10 +96,11 @@ def fencing(database: Database, group: str, takeover_timeout: float, *, name: st
             yield session
     except LockTimeout as error:
         raise LockTimeout(
-            f"group {group!r} is locked by a transaction that is none of its own, or that this role may not end",
+            f"group {group!r} is locked by a transaction that is not one of its own, or that this role may not "
+            "terminate",
             found=error.found,
-            next_step="See what the holder is doing (pg_stat_activity). To end a job's transaction, a role must be a "
-            "member of the job's role, or of pg_signal_backend.",
+            next_step="See what the holder is doing (pg_stat_activity). To terminate a job's transaction, a role must "
+            "be a member of the job's role, or of pg_signal_backend.",
         ) from error.__cause__
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from uuid import UUID
 
-    from offsetstore.offsets import Pause, StoredOffset
+    from offsetstore.offsets import Pause, StoredOffset, Token
     from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
     from offsetstore.protocol.letters import Cause, Letter, State
     from offsetstore.protocol.marking import Marking
@@ -220,6 +220,7 @@ class OffsetStore:
         kafka_group: str | None = None,
         takeover: admin.Decided = "fence",
         from_offset: int | None = None,
+        if_token: Token | None = None,
         dry_run: bool = False,
     ) -> Reset:
         """Set stored offsets, backwards or forwards, and pin them: the next claim starts there, not at Kafka's offset.
@@ -240,18 +241,22 @@ class OffsetStore:
         :param kafka_group: the group in Kafka, if it is not ``group``.
         :param takeover: ``"fence"`` a live job, or ``"refuse"``.
         :param from_offset: the offset that must be stored for each of the partitions.
+        :param if_token: the token that the group must still have: of the job that is to be fenced and no later one, and
+            of a plan that was made from what that job, or the last decision, has left.
         :param dry_run: lock and write nothing; return what a reset would do now.
         :raises OffsetMoved: the stored offset is not ``from_offset``; nothing was written.
         :raises ConfigurationError: an unknown partition, not an offset, no reason.
         :raises UnknownGroup: the store has no offsets of the group.
-        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
+        :raises GroupBusy: a job is live, and ``takeover="refuse"``, or the token is another; nothing was written.
         :raises BrokerError: a request to Kafka failed; nothing was written, and no job was fenced.
         :raises OffsetOutOfRange: the log does not hold the offset; nothing was written, and no job was fenced.
         :raises WrongCluster: the stored offset belongs to another cluster; nothing was written, and no job was fenced.
         :raises LockTimeout: a transaction that belongs to no job of the group holds its rows.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        request = admin.ResetRequest(group, offsets, partitions, reason, actor, takeover, takeover_timeout, from_offset)
+        request = admin.ResetRequest(
+            group, offsets, partitions, reason, actor, takeover, takeover_timeout, from_offset, if_token
+        )
         return admin.reset(
             self.database,
             request,

@@ -44,8 +44,20 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         why="A job that starts while the operator types would be fenced without --force.",
     ),
     mutant(
+        "reset-of-another-token",
+        (_ADMIN, "        _refuse_another(request, owner)\n        rows = session", "        rows = session"),
+        tests=(f"{_CONTRACT}test_of_two_resets_that_were_planned_for_the_same_token_and_wait_one_is_done",),
+        why="Offsets that two people shift at the same time would be shifted twice.",
+    ),
+    mutant(
+        "another-token-before-the-lock",
+        (_ADMIN, "    _refuse_another(request, owner)\n    with fencing", "    with fencing"),
+        tests=(f"{_CONTRACT}test_a_reset_for_a_token_that_is_gone_ends_no_transaction_of_the_newer_job",),
+        why="A reset that will be refused would first wait for a newer job's transaction, and then terminate it.",
+    ),
+    mutant(
         "live-before-the-lock",
-        (_ADMIN, "    refuse_live(request.group, request.takeover, owner)\n    with fencing", "    with fencing"),
+        (_ADMIN, "    refuse_live(request.group, request.takeover, owner)\n    _refuse", "    _refuse"),
         tests=(f"{_CONTRACT}test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction",),
         why="A reset that will be refused would first wait for the live job's transaction, and then terminate it.",
     ),

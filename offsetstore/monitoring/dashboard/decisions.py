@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from offsetstore.store.letters import LettersDecided
 from offsetstore.text import parse_duration, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from offsetstore.offsets import Pause
     from offsetstore.protocol.database import GroupRow
@@ -59,11 +60,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """Who decides, why, and whether a live job may be fenced."""
+    """Who decides, why, and whether a live job may be fenced.
+
+    :param owner: of the group, as the plan has it.
+    """
 
     actor: str
     reason: str
     fence: bool
+    owner: GroupRow
 
 
 class Decision(Protocol):
@@ -88,7 +93,7 @@ class Decision(Protocol):
         """What would happen now; ``None`` if there is nothing to reckon. It writes nothing."""
         ...
 
-    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:
         """What the plan rests on: once that has changed, it is another one, which has to be shown first."""
         ...
 
@@ -147,9 +152,12 @@ class ResetOffsets:
             dry_run=True,
         )
 
-    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
-        """See `Decision`. Each start of a job and each reset changes the token; what a live job stores does not."""
-        return str(owner.token)
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+        """See `Decision`. Each start of a job and each reset changes the token. What a live job stores is no matter."""
+        if owner.is_live:
+            return f"{owner.token}, live"
+        stored = {tp: row.next_offset for tp, row in on.store.offsets(on.name).items()}
+        return f"{owner.token}, at {_digest(stored.items())}"
 
     def execute(self, on: Group, by: By) -> Reset:
         """See `Decision`."""
@@ -162,6 +170,7 @@ class ResetOffsets:
             broker=on.broker,
             kafka_group=on.kafka_name,
             takeover="fence" if by.fence else "refuse",
+            if_token=by.owner.token,
         )
 
 
@@ -194,7 +203,7 @@ class PauseGroup:
     def plan(self, on: Group) -> None:
         """See `Decision`."""
 
-    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
         """See `Decision`."""
         return _pause_of(owner)
 
@@ -221,7 +230,7 @@ class ResumeGroup:
     def plan(self, on: Group) -> None:
         """See `Decision`."""
 
-    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
         """See `Decision`."""
         return _pause_of(owner)
 
@@ -252,9 +261,9 @@ class ReplayLetters:
         """See `Decision`."""
         return on.store.request_replay(on.name, self.which, reason=_PLAN, forced=self.forced, dry_run=True)
 
-    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
-        """See `Decision`. Letters of the same error that come meanwhile are replayed, too."""
-        return ""
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+        """See `Decision`. Letters of the same error that come meanwhile are replayed, too, unless it is forced."""
+        return _letters_of(plan()) if self.forced else ""
 
     def execute(self, on: Group, by: By) -> LettersDecided:
         """See `Decision`."""
@@ -283,11 +292,9 @@ class DiscardLetters:
         """See `Decision`."""
         return on.store.discard(on.name, self.which, reason=_PLAN, erase=self.erase, dry_run=True)
 
-    def premise(self, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
         """See `Decision`. Letters that come meanwhile are not given up unseen."""
-        planned = plan()
-        assert isinstance(planned, LettersDecided)
-        return str(len(planned.letters))
+        return _letters_of(plan())
 
     def execute(self, on: Group, by: By) -> LettersDecided:
         """See `Decision`."""
@@ -346,6 +353,15 @@ def _which(given: Mapping[str, str]) -> LetterKey | LetterFilter:
         constraint=given.get("constraint"),
         column=given.get("column"),
     )
+
+
+def _letters_of(planned: Result) -> str:
+    assert isinstance(planned, LettersDecided)
+    return _digest(planned.letters)
+
+
+def _digest(values: Iterable[object]) -> str:
+    return hashlib.sha256("\n".join(map(repr, values)).encode()).hexdigest()
 
 
 def _pause_of(owner: GroupRow) -> str:

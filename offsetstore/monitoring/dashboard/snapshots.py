@@ -32,6 +32,7 @@ INTERVAL: Final = 10.0
 """Seconds from one snapshot to the next."""
 
 _LATE: Final = timedelta(seconds=3 * INTERVAL)
+_NO_SAMPLES: Final = "no samples for curves are kept: "
 _PATIENCE: Final = 5.0
 _UNTIL_GRANTED: Final = 300.0  # seconds after which a role that may not write samples tries again
 
@@ -41,7 +42,8 @@ class Summary:
     """One group, added up once for all pages: a group may have thousands of partitions.
 
     ``records``, ``seconds``, ``is_bound`` and ``is_part`` are those of `GroupLag`. ``letters`` counts the open dead
-    letters. ``rate`` is how many offsets a second were stored since the last snapshot.
+    letters. ``rate`` is how many offsets a second were stored since the last snapshot,
+    ``None`` if the group was claimed or reset meanwhile.
     """
 
     name: str
@@ -72,7 +74,7 @@ class Summary:
             advanced_at=last_advance(one),
             letters=sum(lag.store.letters.get(name, {}).values()),
             error=next(_troubles(one), None),
-            rate=grown[-1].records if grown else None,
+            rate=grown[-1].records if len({of.epoch for of in samples}) == 1 else None,
         )
 
 
@@ -94,6 +96,7 @@ class Snapshot:
     :param lag: ``None`` before the first one.
     :param taken_at: when it was measured, by this machine's clock.
     :param trouble: why it is older than it should be, or lacks Kafka's part: our own words.
+    :param has_database: whether the database has answered since.
     :param groups: what is in it, in short.
     :param samples: what is kept of it for curves.
     """
@@ -101,6 +104,7 @@ class Snapshot:
     lag: Lag | None = None
     taken_at: datetime | None = None
     trouble: str | None = None
+    has_database: bool = True
     groups: Mapping[str, Summary] = field(default_factory=dict["str", "Summary"])
     samples: Mapping[str, Sample] = field(default_factory=dict["str", "Sample"])
 
@@ -122,6 +126,7 @@ class Snapshots:
         self._told: set[str] = set()
         self._refused: tuple[MissingPrivilege, float] | None = None  # and until when it is not tried again
         self._guard = threading.Lock()
+        self._waiting = threading.Lock()  # for the guard
         self._turns: Background | None = None
 
     def start(self) -> None:
@@ -144,27 +149,29 @@ class Snapshots:
     def take(self) -> None:
         """Take one now. If the database does not answer, the last one is kept, and says why."""
         with self._guard:
-            now = datetime.now(UTC)
-            try:
-                lag = self._store.lag(None, self._broker, kafka_groups=self._kafka_groups)
-            except OffsetStoreError as error:
-                self._latest = replace(self._latest, trouble=error.what)
-                self._tell(error.what)
-                return
-            error = lag.broker_error
-            samples, before = lag.samples(), self._latest.samples
-            groups = {
-                name: Summary.of(name, lag, [one[name] for one in (before, samples) if name in one])
-                for name in lag.groups
-            }
-            self._latest = Snapshot(lag, now, None if error is None else error.what, groups, samples)
-            failed = self._record(lag) if lag.kafka is not None else None
-            if error is not None:
-                self._tell(error.what)
-            if failed is not None:
-                self._tell(f"no samples for curves are kept: {failed}")
-            if error is None and failed is None:
-                self._told.clear()
+            self._take()
+
+    def _take(self) -> None:
+        now = datetime.now(UTC)
+        try:
+            lag = self._store.lag(None, self._broker, kafka_groups=self._kafka_groups)
+        except OffsetStoreError as error:
+            self._latest = replace(self._latest, trouble=error.what, has_database=False)
+            self._tell(error.what)
+            return
+        error = lag.broker_error
+        samples, before = lag.samples(), self._latest.samples
+        groups = {
+            name: Summary.of(name, lag, [one[name] for one in (before, samples) if name in one]) for name in lag.groups
+        }
+        self._latest = Snapshot(lag, now, None if error is None else error.what, groups=groups, samples=samples)
+        failed = self._record(lag) if lag.kafka is not None else None
+        if error is not None:
+            self._tell(error.what)
+        if failed is not None:
+            self._tell(f"{_NO_SAMPLES}{failed}")
+        if error is None:
+            self._told.intersection_update(() if failed is None else {f"{_NO_SAMPLES}{failed}"})
 
     def _record(self, lag: Lag) -> OffsetStoreError | None:
         """Add it to the samples, which no page waits for: without them, there are no curves."""
@@ -180,13 +187,17 @@ class Snapshots:
         return None
 
     def refresh(self) -> bool:
-        """Take one now, whatever happens; there is always more to do."""
+        """Take one now, whatever happens; there is always more to do. Of those that wait for another, one is enough."""
+        if not self._waiting.acquire(blocking=False):
+            return True
         try:
-            self.take()
+            with self._guard:
+                self._waiting.release()  # what is decided from now on may not be in this one
+                self._take()
         except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values
             ours = of_database(error)
             trouble = type(error).__name__ if ours is None else ours.what
-            self._latest = replace(self._latest, trouble=trouble)
+            self._latest = replace(self._latest, trouble=trouble, has_database=ours is None)
             with suppress(Exception):
                 self._tell(trouble)
         return True

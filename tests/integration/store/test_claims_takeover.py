@@ -117,7 +117,7 @@ def test_a_transaction_that_is_no_job_of_the_group_is_not_terminated(
     stranger = store.database.begin(name="an operator's psql")
     stranger.lock_partitions("billing", [P0])
 
-    with pytest.raises(LockTimeout, match="'billing' is locked by a transaction that is none of its own"):
+    with pytest.raises(LockTimeout, match="'billing' is locked by a transaction that is not one of its own"):
         store.claim("billing", broker(), takeover_timeout=0.5)
 
     stranger.commit()
@@ -145,7 +145,9 @@ def test_another_role_may_end_the_transaction_of_a_frozen_job_if_it_is_a_member(
             first = of_job.claim("billing", broker())
             frozen = of_job.database.begin(name=first.name)
             frozen.lock_partitions("billing", [P0])
-            with pytest.raises(LockTimeout, match=r"or that this role may not end.* member of the job's role, or"):
+            with pytest.raises(
+                LockTimeout, match=r"or that this role may not terminate.* member of the job's role, or"
+            ):
                 of_decider.reset("billing", {P0: 5}, reason="ticket 17", takeover_timeout=0.5)
             query(f"GRANT {job if membership == 'job' else membership} TO {decider}")
             of_decider.reset("billing", {P0: 5}, reason="ticket 17", takeover_timeout=0.5)

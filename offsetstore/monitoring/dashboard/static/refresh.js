@@ -114,7 +114,7 @@ function age() {
 
 document.querySelectorAll("[data-live]").forEach(remember);
 document.addEventListener("input", () => (typed = Date.now()));
-document.addEventListener("visibilitychange", poll);
+document.addEventListener("visibilitychange", () => poll((failing = null))); // hidden, it asked for nothing
 setInterval(poll, 5000);
 setInterval(age, 1000);
 age();

@@ -57,6 +57,7 @@ _ENTERED: Final = frozenset({"group", "ticket", "who", "reason", "typed", "fence
 _AGREED: Final = frozenset({"typed", "fence"})
 """Those that agree to one plan alone."""
 _CHANGED: Final = "The plan has changed since it was shown; nothing was done. This is what would happen now."
+_KEEPS_CHANGING: Final = "If letters keep coming, pause the group first."
 
 # The first that fits counts.
 _STATUSES: Final[tuple[tuple[int, tuple[type[OffsetStoreError], ...]], ...]] = (
@@ -113,10 +114,13 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         decision = kind.read(planned)
         store, on = dashboard_of(request).store, _on(actions, group, actions.store)
         owner = _owner(store, group)  # nothing that can fail comes after the decision
-        premise = decision.premise(owner, lambda: decision.plan(replace(on, store=store)))
+        reading = replace(on, store=store)
+        premise = decision.premise(reading, owner, lambda: decision.plan(reading))
         if (wrong := _wrong(given, group)) or premise != given.get("premise"):
             return _show_plan(request, decision, group, status=400, entered=given, wrong=wrong)
-        by = By(_actor(request, given.get("who", "").strip()), given["reason"].strip(), given.get("fence") == "yes")
+        by = By(
+            _actor(request, given.get("who", "").strip()), given["reason"].strip(), given.get("fence") == "yes", owner
+        )
         try:
             done = decision.execute(on, by)
         except errors.GroupBusy as busy:
@@ -187,13 +191,15 @@ def _show_plan(
     """Show what would happen now, and ask for a reason and the group's name."""
     actions, store = _actions(request), dashboard_of(request).store
     owner = _owner(store, group)
-    result = decision.plan(_on(actions, group, store))
+    on = _on(actions, group, store)
+    result = decision.plan(on)
     planned = decision.fields()
     if isinstance(result, LettersDecided) and "offset" in planned:  # one letter: the one that is shown, whatever comes
         planned["topic_id"] = result.letters[0].topic_id or ""
-    premise = decision.premise(owner, lambda: result)
+    premise = decision.premise(on, owner, lambda: result)
     if entered is not None and entered.get("premise") != premise:
-        status, wrong = 409, {"plan": _CHANGED, **(wrong or {})}
+        changed = f"{_CHANGED} {_KEEPS_CHANGING}" if isinstance(result, LettersDecided) else _CHANGED
+        status, wrong = 409, {"plan": changed, **(wrong or {})}
         entered = {name: text for name, text in entered.items() if name not in _AGREED}
     return show(
         request,
@@ -259,7 +265,7 @@ def _actions(request: Request) -> Deciding:
     found, expected = actions.store.database.store_id(), dashboard.store.database.store_id()
     if found != expected:
         raise errors.ConfigurationError(
-            "--actions-url leads to another store than the pages read; nothing was done",
+            "--actions-url points to a different store from the one that the pages read; nothing was done",
             found=found,
             expected=expected,
             next_step="Give both addresses the same database and schema.",

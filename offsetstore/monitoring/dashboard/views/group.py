@@ -128,6 +128,11 @@ class Chart:
         return [value for value in self.values if value is not None]
 
     @property
+    def peak(self) -> float:
+        """The largest value, of the last one too."""
+        return max(value for value in (*self.known, self.now) if value is not None)
+
+    @property
     def series(self) -> str:
         """JSON for the page's script."""
         short = [value if value is None else round(value, 3) for value in self.values]

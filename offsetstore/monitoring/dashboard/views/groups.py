@@ -86,7 +86,7 @@ def _trends(
     """
     selection = Selection.of(span, POINTS)
     trends: dict[str, list[int | None]] = {name: [] for name in names}
-    if snapshot.lag is None or (snapshot.trouble is not None and snapshot.lag.broker_error is None):
+    if snapshot.lag is None or not snapshot.has_database:
         return trends
     try:
         found = store.samples(names, span, points=POINTS)

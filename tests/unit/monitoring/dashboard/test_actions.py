@@ -16,13 +16,14 @@ import pytest
 from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
 from offsetstore.errors import BrokerUnavailable, LockTimeout, MissingPrivilege
 from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.decisions import DECISIONS
+from offsetstore.monitoring.dashboard.decisions import DECISIONS, Group
 from offsetstore.monitoring.dashboard.forms import LIFETIME, MOST_USED, TicketRefused, Tickets
 from offsetstore.monitoring.dashboard.rendering import environment
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.page_forms import Browser, Page
+from tests.support.waiting import wait_until
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, give
 
 if TYPE_CHECKING:
@@ -340,6 +341,61 @@ def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser
 
 
 @pytest.mark.usefixtures("letters")
+def test_letters_are_given_up_only_if_they_are_those_that_were_shown(browser: Browser, store: OffsetStore) -> None:
+    """As many may be others."""
+    error = {"cause": "refused", "error_class": "RowsRefused"}
+    discard, force = (
+        browser.open(f"/actions/{action}/plan", group=GROUP, **error, **more)
+        for action, more in (("discard", {}), ("replay", {"forced": "yes"}))
+    )
+    store.discard(GROUP, LetterKey(P0, 4), reason="someone else")
+    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
+    with store.transaction(claim) as tx:
+        tx.lock({P0: OffsetRange(6, 7)})
+        tx.write_letters([NewLetter(P0, 6, "refused", REFUSED, 3, None, PAYLOAD)])
+        tx.advance({P0: OffsetRange(6, 7)})
+    claim.close()
+    for plan in (discard, force):
+        again = browser.send(plan, **ANSWER)
+        expect_new_plan(again)
+        assert "If letters keep coming, pause the group first." in again.text
+    assert store.letter_counts(GROUP) == {"dead": 3, "discarded": 1}
+
+
+def test_a_job_that_has_stored_more_before_it_ended_makes_it_another_plan(browser: Browser, store: OffsetStore) -> None:
+    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
+    plan = plan_reset(browser, to="shift", value="-1", topic="payments", partition="0")
+    with store.transaction(claim) as tx:
+        tx.lock({P0: OffsetRange(4, 8)})
+        tx.advance({P0: OffsetRange(4, 8)})
+    claim.close()
+    expect_new_plan(browser.send(plan, **ANSWER))
+    assert offsets(store)[P0] == 8
+
+
+def test_a_reset_that_waits_for_locks_decides_only_if_the_group_is_still_the_same(
+    browser: Browser, store: OffsetStore, deciding: Deciding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_reset(browser, to="shift", value="-1", topic="payments", partition="0")
+    reset = deciding.store.reset
+
+    def after_another(*given: Any, **named: Any) -> Any:
+        store.reset(GROUP, {P0: 3}, reason="someone else")
+        return reset(*given, **named)
+
+    monkeypatch.setattr(deciding.store, "reset", after_another)
+    again = browser.send(plan, **ANSWER)
+    expect_new_plan(again)
+    assert "another job, or another decision, has taken group 'billing' over; nothing was written" in again.text
+    assert offsets(store)[P0] == 3
+
+
+def test_the_pages_soon_show_what_was_done(browser: Browser, server: DashboardServer) -> None:
+    browser.send(browser.send(browser.open("/actions/pause", group=GROUP)), **ANSWER)
+    wait_until(lambda: server.snapshots.latest().groups[GROUP].condition == "paused")
+
+
+@pytest.mark.usefixtures("letters")
 def test_letters_of_a_paused_group_wait_for_its_end(browser: Browser, store: OffsetStore) -> None:
     store.claim(GROUP, topics=["payments"], mirror_every=None)
     store.pause(GROUP, reason="a restore runs")
@@ -362,7 +418,7 @@ def test_decisions_do_not_go_to_another_store_than_the_one_that_is_shown(
         server.snapshots.take()
         refused = plan_reset(Browser(client))
         assert refused.status == 400
-        assert "--actions-url leads to another store" in refused.text
+        assert "--actions-url points to a different store" in refused.text
 
 
 def test_a_live_job_is_fenced_only_if_that_is_chosen(browser: Browser, store: OffsetStore) -> None:
@@ -433,7 +489,9 @@ def test_a_stranger_gets_no_form(store: OffsetStore, broker: StaticBroker, decid
         plan = {"group": GROUP, "to": "earliest"}
         owner = store.owner(GROUP)
         assert owner is not None
-        planned = {"to": "earliest", "premise": str(owner.token)}
+        reset = DECISIONS["reset"].read({"to": "earliest"})
+        on = Group(GROUP, GROUP, store, broker)
+        planned = {"to": "earliest", "premise": reset.premise(on, owner, lambda: None)}
         good = {**plan, **planned, "ticket": deciding.tickets.issue("reset", GROUP, planned), **ANSWER}
         assert browser.open("/actions/reset", group=GROUP).status == 401
         assert browser.open("/actions/reset/plan", **plan).status == 401
@@ -511,6 +569,8 @@ def test_a_form_can_be_sent_for_fifteen_minutes(browser: Browser, store: OffsetS
         {"partition": "1"},
         {"topic": ""},
         {"until": "2099-01-01T00:00Z"},
+        {"premise": "x"},
+        {"premise": ""},
         {"group": "shipping", "typed": "shipping"},
         {"ticket": ""},
         {"ticket": "1.2"},

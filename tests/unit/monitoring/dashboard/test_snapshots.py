@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
 from offsetstore import TopicPartition
-from offsetstore.errors import BrokerUnavailable
+from offsetstore.errors import BrokerUnavailable, MissingPrivilege, StoreUnavailable
 from offsetstore.monitoring.dashboard import snapshots as module
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from tests.support.waiting import wait_until
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, give, rows_of, text_of
 
 if TYPE_CHECKING:
@@ -40,6 +44,49 @@ def test_a_first_snapshot_that_fails_is_told_and_taken_again(
     assert "billing" in server.snapshots.latest().groups
     server.snapshots.close()
     server.close()
+
+
+def test_each_outage_is_logged_also_if_no_samples_may_be_written(
+    store: OffsetStore,
+    server: DashboardServer,
+    broker: StaticBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(store, "record_samples", Mock(side_effect=MissingPrivilege("the role may not write samples")))
+    give(store, "billing", {P0: 4})
+    for _ in range(2):
+        broker.error = BrokerUnavailable("no answer")
+        server.snapshots.take()
+        server.snapshots.take()
+        broker.error = None
+        server.snapshots.take()
+        server.snapshots.take()
+    told = [record.getMessage() for record in caplog.records if record.name == module.__name__]
+    assert [line.split(":")[0] for line in told] == ["no answer", "no samples for curves are kept", "no answer"]
+
+
+def test_of_refreshes_that_wait_for_another_one_is_enough(
+    store: OffsetStore, server: DashboardServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.snapshots.close()
+    began, go_on, taken = threading.Event(), threading.Event(), list[int]()
+
+    def slow(*_arguments: object, **_options: object) -> None:
+        taken.append(1)
+        began.set()
+        go_on.wait(30)
+        raise StoreUnavailable("it was slow")
+
+    monkeypatch.setattr(store, "lag", slow)
+    with ThreadPoolExecutor(10) as threads:
+        threads.submit(server.snapshots.refresh)
+        assert began.wait(30)
+        waiting = [threads.submit(server.snapshots.refresh) for _ in range(9)]
+        wait_until(lambda: sum(one.done() for one in waiting) == 8)
+        go_on.set()
+        assert all(one.result(30) for one in waiting)
+    assert len(taken) == 2
 
 
 def test_a_snapshot_that_hangs_makes_the_last_one_an_old_one(
