@@ -101,9 +101,8 @@ def dashboard(
         actions = None
         if deciding is not None:
             decider = opened.enter_context(OffsetStore.connect(deciding, schema=schema))
-            actions = Deciding(
-                decider, connect(), kafka_groups
-            )  # one of its own: a snapshot uses the other for seconds
+            # A broker of its own: a snapshot uses the other one for seconds.
+            actions = Deciding(decider, connect(), kafka_groups)
         server = DashboardServer(store, broker, settings, kafka_groups=kafka_groups, actions=actions)
         print_lines(f"The dashboard is at {server.url}")
         collect_garbage_seldom()

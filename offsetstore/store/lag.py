@@ -140,12 +140,15 @@ class GroupLag:
         While a job runs, a copy may be newer than the row that was read before it. Otherwise the database is older than
         its copies, or another application has committed.
         """
-        return sum(max(0, copy - row.next_offset) for row, copy in self._copies() if not row.pinned)
+        return self._lead(pinned=False)
 
     @property
     def pinned_lead(self) -> int:
         """Offsets by which the copies are ahead of pinned offsets, which the next job copies there."""
-        return sum(max(0, copy - row.next_offset) for row, copy in self._copies() if row.pinned)
+        return self._lead(pinned=True)
+
+    def _lead(self, *, pinned: bool) -> int:
+        return sum(max(0, copy - row.next_offset) for row, copy in self._copies() if row.pinned == pinned)
 
     def _copies(self) -> Iterator[tuple[StoredOffset, int]]:
         for tp, copy in (self.kafka.committed or {}).items():

@@ -94,7 +94,7 @@ class Decision(Protocol):
         ...
 
     def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:
-        """What the plan rests on: once that has changed, it is another one, which has to be shown first."""
+        """What the plan rests on: if that has changed, the new plan has to be shown first."""
         ...
 
     def execute(self, on: Group, by: By) -> Result:
@@ -152,8 +152,8 @@ class ResetOffsets:
             dry_run=True,
         )
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
-        """See `Decision`. Each start of a job and each reset changes the token. What a live job stores is no matter."""
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
+        """See `Decision`. Each start of a job and each reset changes the token; what a live job stores does not."""
         if owner.is_live:
             return f"{owner.token}, live"
         stored = {tp: row.next_offset for tp, row in on.store.offsets(on.name).items()}
@@ -203,7 +203,7 @@ class PauseGroup:
     def plan(self, on: Group) -> None:
         """See `Decision`."""
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
         """See `Decision`."""
         return _pause_of(owner)
 
@@ -230,7 +230,7 @@ class ResumeGroup:
     def plan(self, on: Group) -> None:
         """See `Decision`."""
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
         """See `Decision`."""
         return _pause_of(owner)
 
@@ -261,7 +261,7 @@ class ReplayLetters:
         """See `Decision`."""
         return on.store.request_replay(on.name, self.which, reason=_PLAN, forced=self.forced, dry_run=True)
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
         """See `Decision`. Letters of the same error that come meanwhile are replayed, too, unless it is forced."""
         return _letters_of(plan()) if self.forced else ""
 
@@ -292,7 +292,7 @@ class DiscardLetters:
         """See `Decision`."""
         return on.store.discard(on.name, self.which, reason=_PLAN, erase=self.erase, dry_run=True)
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002
+    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
         """See `Decision`. Letters that come meanwhile are not given up unseen."""
         return _letters_of(plan())
 

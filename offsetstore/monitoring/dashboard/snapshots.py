@@ -56,7 +56,7 @@ class Summary:
     advanced_at: datetime | None
     letters: int
     error: str | None
-    rate: float | None = None
+    rate: float | None
 
     @classmethod
     def of(cls, name: str, lag: Lag, samples: Sequence[Sample]) -> Summary:
@@ -74,7 +74,7 @@ class Summary:
             advanced_at=last_advance(one),
             letters=sum(lag.store.letters.get(name, {}).values()),
             error=next(_troubles(one), None),
-            rate=grown[-1].records if len({of.epoch for of in samples}) == 1 else None,
+            rate=grown[-1].records if len({sample.epoch for sample in samples}) == 1 else None,
         )
 
 
@@ -187,7 +187,7 @@ class Snapshots:
         return None
 
     def refresh(self) -> bool:
-        """Take one now, whatever happens; there is always more to do. Of those that wait for another, one is enough."""
+        """Take one now, and note any error; return ``True``. While one call waits, others do nothing."""
         if not self._waiting.acquire(blocking=False):
             return True
         try:

@@ -6,7 +6,6 @@ locks, so that what the last page shows may differ from the plan.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.background import BackgroundTask
@@ -87,7 +86,7 @@ def form(request: Request) -> Response:
 
 
 def plan(request: Request) -> Response:
-    """Show what would happen. It is asked for with GET, since it writes nothing: so one can come back to it."""
+    """Show what would happen. GET, since it writes nothing: one can go back to it."""
     given = dict(request.query_params)
     kind, group = _kind(request), _group(request, given)
     try:
@@ -112,9 +111,9 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         return show(request, "action_refused.html", status=403, action=kind.name, group=group, text=str(refused))
     try:
         decision = kind.read(planned)
-        store, on = dashboard_of(request).store, _on(actions, group, actions.store)
+        store = dashboard_of(request).store
+        reading, deciding = _on(actions, group, store), _on(actions, group, actions.store)
         owner = _owner(store, group)  # nothing that can fail comes after the decision
-        reading = replace(on, store=store)
         premise = decision.premise(reading, owner, lambda: decision.plan(reading))
         if (wrong := _wrong(given, group)) or premise != given.get("premise"):
             return _show_plan(request, decision, group, status=400, entered=given, wrong=wrong)
@@ -122,7 +121,7 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
             _actor(request, given.get("who", "").strip()), given["reason"].strip(), given.get("fence") == "yes", owner
         )
         try:
-            done = decision.execute(on, by)
+            done = decision.execute(deciding, by)
         except errors.GroupBusy as busy:
             return _show_plan(request, decision, group, status=409, entered=given, error=busy)
     except Invalid as wrong:  # a time that has passed meanwhile
@@ -194,7 +193,7 @@ def _show_plan(
     on = _on(actions, group, store)
     result = decision.plan(on)
     planned = decision.fields()
-    if isinstance(result, LettersDecided) and "offset" in planned:  # one letter: the one that is shown, whatever comes
+    if isinstance(result, LettersDecided) and "offset" in planned:  # a newer one of that offset is another
         planned["topic_id"] = result.letters[0].topic_id or ""
     premise = decision.premise(on, owner, lambda: result)
     if entered is not None and entered.get("premise") != premise:

@@ -19,6 +19,7 @@ from offsetstore.monitoring.dashboard.context import (
     snapshot_of,
     span_of,
 )
+from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.samples import Selection, rates
 from offsetstore.store.group_checks import check_group
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from offsetstore.monitoring.dashboard.snapshots import Summary
-    from offsetstore.store.group_checks import CheckName
+    from offsetstore.store.group_checks import Check, CheckName
     from offsetstore.store.lag import GroupLag, PartitionLag
     from offsetstore.store.store import OffsetStore
 
@@ -168,6 +169,7 @@ def group(request: Request) -> Response:
     pages = max(1, -(-len(partitions) // ON_A_PAGE))
     page = min(page_of(request), pages)
     summary = snapshot_of(request).groups[name]
+    checks = check_group(name, lag, last, next(iter(pauses), None))
     return show(
         request,
         "group.html",
@@ -178,8 +180,8 @@ def group(request: Request) -> Response:
         charts=_charts(store, summary, SPANS[span], lag.store.at),
         span=span,
         spans=list(SPANS),
-        checks=check_group(name, lag, last, next(iter(pauses), None)),
-        check_pages=_PAGES,
+        checks=checks,
+        check_links=_links(name, checks, may_reset=dashboard_of(request).actions is not None),
         committed=found.kafka.committed or {},
         topics=list(_worst_first(found))[:_TOPICS],
         topic_count=len(found.topics),
@@ -195,6 +197,18 @@ def group(request: Request) -> Response:
         page=page,
         pages=pages,
     )
+
+
+def _links(group: str, checks: Iterable[Check], *, may_reset: bool) -> dict[CheckName, tuple[str, str]]:
+    """For checks that are not well: where there is more about them, or what mends them, and its name."""
+    found: dict[CheckName, tuple[str, str]] = {}
+    for check in checks:
+        if may_reset and check.name == "copies in Kafka" and check.verdict == "bad":
+            found[check.name] = link("/actions/reset", group=group, to="current"), "Reset them to where they stand"
+        elif check.next_step and check.name in _PAGES:
+            path, text = _PAGES[check.name]
+            found[check.name] = link(path, group=group), text
+    return found
 
 
 def _worst_first(group: GroupLag) -> Iterable[str]:

@@ -14,10 +14,11 @@ from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from offsetstore import OffsetStore
+    from offsetstore import Claim, OffsetStore
     from offsetstore.protocol.database import Session
+    from offsetstore.protocol.letters import NewLetter
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 
@@ -25,12 +26,19 @@ P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 def give(store: OffsetStore, group: str, offsets: dict[TopicPartition, int], *, stay: bool = True) -> None:
     """Let a job store offsets, from 0, and run on or leave."""
     claim = store.claim(group, topics=sorted({tp.topic for tp in offsets}), mirror_every=None)
-    ranges = {tp: OffsetRange(0, until) for tp, until in offsets.items()}
-    with store.transaction(claim) as tx:
-        tx.lock(ranges)
-        tx.advance(ranges)
+    advance(store, claim, {tp: OffsetRange(0, until) for tp, until in offsets.items()})
     if not stay:
         claim.close()
+
+
+def advance(
+    store: OffsetStore, claim: Claim, ranges: Mapping[TopicPartition, OffsetRange], letters: Sequence[NewLetter] = ()
+) -> None:
+    """Store offsets, and letters with them, in one transaction."""
+    with store.transaction(claim) as tx:
+        tx.lock(ranges)
+        tx.write_letters(letters)
+        tx.advance(ranges)
 
 
 def text_of(page: str | httpx.Response) -> str:

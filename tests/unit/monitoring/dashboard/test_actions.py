@@ -24,7 +24,7 @@ from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.page_forms import Browser, Page
 from tests.support.waiting import wait_until
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, give
+from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, advance, give
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,17 +73,23 @@ def browser(client: httpx.Client) -> Browser:
 def letters(server: DashboardServer, store: OffsetStore) -> None:
     """Three letters of two errors; the server's fixture has written what is below them."""
     claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
-    ranges = {P0: OffsetRange(4, 6), P1: OffsetRange(10, 11)}
-    with store.transaction(claim) as tx:
-        tx.lock(ranges)
-        tx.write_letters(
-            [
-                NewLetter(P0, 4, "refused", REFUSED, 3, None, PAYLOAD),
-                NewLetter(P0, 5, "refused", REFUSED, 3, None, PAYLOAD),
-                NewLetter(P1, 10, "raised", RAISED, 1, None, PAYLOAD),
-            ]
-        )
-        tx.advance(ranges)
+    advance(
+        store,
+        claim,
+        {P0: OffsetRange(4, 6), P1: OffsetRange(10, 11)},
+        [refused(4), refused(5), NewLetter(P1, 10, "raised", RAISED, 1, None, PAYLOAD)],
+    )
+    claim.close()
+
+
+def refused(offset: int) -> NewLetter:
+    return NewLetter(P0, offset, "refused", REFUSED, 3, None, PAYLOAD)
+
+
+def give_up_another(store: OffsetStore) -> None:
+    """Let a job write one more letter of the same error as the first two."""
+    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
+    advance(store, claim, {P0: OffsetRange(6, 7)}, [refused(6)])
     claim.close()
 
 
@@ -262,16 +268,14 @@ def test_a_letter_that_is_settled_meanwhile_is_not_replayed(browser: Browser, st
 def test_what_was_done_is_shown_and_not_what_was_planned(browser: Browser, store: OffsetStore) -> None:
     claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
     plan = plan_reset(browser, to="shift", value="-1", topic="payments", partition="0")
-    with store.transaction(claim) as tx:
-        tx.lock({P0: OffsetRange(4, 8)})
-        tx.advance({P0: OffsetRange(4, 8)})
+    advance(store, claim, {P0: OffsetRange(4, 8)})
     done = browser.send(plan, **ANSWER, fence="yes")
     assert re.search(r"payments\S*0 8 7 -1", done.text)
     assert offsets(store)[P0] == 7
 
 
 def expect_new_plan(page: Page) -> None:
-    """Nothing was done, and this is another plan, to which nobody has agreed yet."""
+    """Nothing was done, and this is another plan, which has to be agreed to anew."""
     assert page.status == 409
     assert "The plan has changed since it was shown; nothing was done." in page.text
     assert page.form.fields["reason"] == ANSWER["reason"]
@@ -327,12 +331,7 @@ def test_a_pause_that_someone_else_has_set_meanwhile_is_left_alone(
 def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser, store: OffsetStore) -> None:
     error = {"cause": "refused", "error_class": "RowsRefused"}
     plans = [browser.open(f"/actions/{action}/plan", group=GROUP, **error) for action in ("discard", "replay")]
-    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
-    with store.transaction(claim) as tx:
-        tx.lock({P0: OffsetRange(6, 7)})
-        tx.write_letters([NewLetter(P0, 6, "refused", REFUSED, 3, None, PAYLOAD)])
-        tx.advance({P0: OffsetRange(6, 7)})
-    claim.close()
+    give_up_another(store)
     again = browser.send(plans[0], **ANSWER)
     expect_new_plan(again)
     assert "3 letters would be" in again.text
@@ -349,12 +348,7 @@ def test_letters_are_given_up_only_if_they_are_those_that_were_shown(browser: Br
         for action, more in (("discard", {}), ("replay", {"forced": "yes"}))
     )
     store.discard(GROUP, LetterKey(P0, 4), reason="someone else")
-    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
-    with store.transaction(claim) as tx:
-        tx.lock({P0: OffsetRange(6, 7)})
-        tx.write_letters([NewLetter(P0, 6, "refused", REFUSED, 3, None, PAYLOAD)])
-        tx.advance({P0: OffsetRange(6, 7)})
-    claim.close()
+    give_up_another(store)
     for plan in (discard, force):
         again = browser.send(plan, **ANSWER)
         expect_new_plan(again)
@@ -365,9 +359,7 @@ def test_letters_are_given_up_only_if_they_are_those_that_were_shown(browser: Br
 def test_a_job_that_has_stored_more_before_it_ended_makes_it_another_plan(browser: Browser, store: OffsetStore) -> None:
     claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
     plan = plan_reset(browser, to="shift", value="-1", topic="payments", partition="0")
-    with store.transaction(claim) as tx:
-        tx.lock({P0: OffsetRange(4, 8)})
-        tx.advance({P0: OffsetRange(4, 8)})
+    advance(store, claim, {P0: OffsetRange(4, 8)})
     claim.close()
     expect_new_plan(browser.send(plan, **ANSWER))
     assert offsets(store)[P0] == 8

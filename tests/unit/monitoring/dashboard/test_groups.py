@@ -22,7 +22,7 @@ from offsetstore.protocol.snapshot import LogEnds
 from offsetstore.store.group_health import Condition, condition
 from offsetstore.store.lag import GroupLag, PartitionLag, TopicLag
 from offsetstore.store.sessions import transaction
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, count_queries, give, rows_of, text_of
+from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, advance, count_queries, give, rows_of, text_of
 
 if TYPE_CHECKING:
     import httpx
@@ -255,9 +255,7 @@ def test_a_rate_is_the_one_since_the_last_snapshot_however_long_the_trend(
     server.snapshots.take()
     assert " 0 - " in rows_of(show(client, span="5m"), "groups")[0]  # another epoch: a reset passes records over, say
     clock.ahead += timedelta(seconds=10)
-    with store.transaction(claim) as tx:
-        tx.lock({P0: OffsetRange(4, 9)})
-        tx.advance({P0: OffsetRange(4, 9)})
+    advance(store, claim, {P0: OffsetRange(4, 9)})
     server.snapshots.take()
     [row] = rows_of(show(client, span=span), "groups")
     assert re.fullmatch(r"billing ● live 1 \d+[ms] 0 0\.5 (- )?\S+ \S+ UTC", row)

@@ -14,7 +14,7 @@ import pytest
 from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
 from offsetstore.monitoring.dashboard.views import letters as view
 from offsetstore.protocol.letters import NewLetter, Payload
-from tests.unit.monitoring.dashboard.conftest import P0, P1, text_of
+from tests.unit.monitoring.dashboard.conftest import P0, P1, advance, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,10 +44,7 @@ def give_up(store: OffsetStore, letters: Iterable[NewLetter], group: str = "bill
     kept = list(letters)
     ranges = {tp: OffsetRange(0, 10) for tp in {letter.topic_partition for letter in kept}}
     claim = store.claim(group, topics=sorted({tp.topic for tp in ranges}), mirror_every=None)
-    with store.transaction(claim) as tx:
-        tx.lock(ranges)
-        tx.write_letters(kept)
-        tx.advance(ranges)
+    advance(store, claim, ranges, kept)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from offsetstore import OffsetRange, TopicPartition
 from offsetstore.offsets import CommittedOffset, Watermarks
 from offsetstore.protocol.letters import LetterError, NewLetter, Payload
 from offsetstore.store.sessions import transaction
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, count_queries, give, rows_of, text_of
+from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, advance, count_queries, give, rows_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,10 +33,7 @@ GROUP = "billing"
 def claim(store: OffsetStore, broker: StaticBroker, server: DashboardServer) -> Iterator[Claim]:
     """A job that has stored 4, 10 and 10."""
     claim = store.claim(GROUP, broker, mirror_every=None)
-    ranges = {P0: OffsetRange(0, 4), P1: OffsetRange(0, 10), P2: OffsetRange(0, 10)}
-    with store.transaction(claim) as tx:
-        tx.lock(ranges)
-        tx.advance(ranges)
+    advance(store, claim, {P0: OffsetRange(0, 4), P1: OffsetRange(0, 10), P2: OffsetRange(0, 10)})
     server.snapshots.take()
     yield claim
     claim.close()
