@@ -35,7 +35,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
 
-HEAD = "0006"
+HEAD = "0007"
 """The Alembic revision that this version works with."""
 
 VERSION_TABLE = "offsetstore_version"
@@ -84,6 +84,10 @@ kafka_partitions = Table(
     _timestamp("updated_at"),
     Column("pinned_epoch", BigInteger, nullable=False, server_default=text("0")),
     Column("contested", Boolean, nullable=False, server_default=false()),
+    Column("epoch_offset", BigInteger),
+    Column("leader_epoch", Integer),
+    Column("suspect", Text),
+    Column("suspect_at", DateTime(timezone=True)),
     PrimaryKeyConstraint("consumer_group", "topic", "partition", name="kafka_partitions_pkey"),
     CheckConstraint("partition >= 0", name="kafka_partitions_partition_check"),
     CheckConstraint("next_offset >= 0", name="kafka_partitions_next_offset_check"),
