@@ -17,6 +17,10 @@ MAX_OFFSET = 2**63 - 1
 """The largest offset that Kafka, Spark and PostgreSQL's ``bigint`` can hold."""
 
 
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and value is not True and value is not False
+
+
 class _TopicPartition(NamedTuple):
     topic: str
     partition: int
@@ -36,7 +40,7 @@ class TopicPartition(_TopicPartition):
 
         :raises ValueError: an empty topic, a negative partition.
         """
-        if not topic or partition < 0:
+        if not topic or not _is_int(partition) or partition < 0:
             raise ValueError(f"not a partition of a topic: {topic!r}, {partition}; expected a name and a number >= 0")
         return super().__new__(cls, topic, partition)
 
@@ -56,8 +60,9 @@ class OffsetRange:
 
         :raises ValueError: negative, reversed, or beyond 64 bits.
         """
-        if not 0 <= self.from_ <= self.until <= MAX_OFFSET:
-            raise ValueError(f"not a range of offsets: {self}; expected 0 <= from <= until < 2**63")
+        is_range = _is_int(self.from_) and _is_int(self.until) and 0 <= self.from_ <= self.until <= MAX_OFFSET
+        if not is_range:
+            raise ValueError(f"not a range of offsets: {self}; expected whole numbers, 0 <= from <= until < 2**63")
 
     def __str__(self) -> str:
         return f"[{self.from_}, {self.until})"

@@ -20,6 +20,7 @@ from offsetstore.kafka.overview import GroupConnections, find_first_records, rea
 from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
 from offsetstore.kafka.settings.spark import read_options
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
+from offsetstore.protocol.numbers import check_seconds, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -61,8 +62,7 @@ class Broker:
         self._settings = ClientSettings(librdkafka_config)
         self._topics = None if topics is None else topic_names(topics)
         self._assigned: Mapping[str, frozenset[int]] = {}
-        if not 0 < timeout <= _MAX_TIMEOUT:
-            raise ConfigurationError("timeout is out of range", found=timeout, expected="above 0 and at most 3600 s")
+        check_seconds("timeout", timeout, most=_MAX_TIMEOUT)
         self._timeout = timeout
         self._lock = Lock()
         self._client: Client | None = None
@@ -76,7 +76,8 @@ class Broker:
         """Take the same mapping that goes to ``spark.readStream.format("kafka").options(**options)``.
 
         :raises ConfigurationError: a setting that librdkafka has no counterpart for, or ``subscribePattern``.
-        :raises UnsupportedQuery: ``failOnDataLoss=false``.
+        :raises UnsupportedQuery: ``failOnDataLoss=false``, or an option that overrides ``startingOffsets`` or names an
+            end, such as ``startingTimestamp``.
         """
         reader = read_options(options)
         broker = cls(reader.settings, topics=reader.topics, timeout=timeout)
@@ -113,10 +114,8 @@ class Broker:
                 found=(group, names),
                 expected="a group's name and at least one topic",
             )
-        if timestamp_ms is not None and timestamp_ms < 0:
-            raise ConfigurationError(
-                "a timestamp can't be negative", found=timestamp_ms, expected="milliseconds since 1970"
-            )
+        if timestamp_ms is not None:
+            check_whole("timestamp_ms", timestamp_ms, "milliseconds since 1970")
 
         def ask(client: Client, deadline: Deadline) -> BrokerView:
             cluster, described = client.answers([requests.cluster(), requests.topics(names)], deadline)

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.protocol.numbers import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -47,9 +48,10 @@ def listening(what: str, host: str, port: int) -> Generator[None]:
     :param what: is served, for the message.
     :raises ConfigurationError: it can't listen there.
     """
+    check_whole("port", port, most=65535)
     try:
         yield
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigurationError(
             f"{what} can't be served there",
             found=f"{host}:{port}, {error}",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
 from offsetstore.monitoring.exposition import Gauge, Page
 from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.numbers import check_seconds, check_whole
 
 if TYPE_CHECKING:
     import threading
@@ -110,12 +111,14 @@ class Exporter:
         self._connect = connect
         self._broker = broker
         self._kafka_groups = kafka_groups or {}
+        check_whole("max_partition_series", max_partition_series, "series")
         self._max_partition_series = max_partition_series
         self._store: OffsetStore | None = None
         self._troubles: dict[str, str] = {}
 
     def run(self, interval: float, stop: threading.Event) -> None:
         """Refresh every ``interval`` seconds until ``stop`` is set. No error ends it; they are logged."""
+        check_seconds("interval", interval)
         while not stop.is_set():
             began = time.monotonic()
             try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.protocol.numbers import check_seconds, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -45,7 +45,7 @@ class Limits:
     :param unreachable: without an answer from the database, or from Kafka.
     :param exit: from when liveness fails until ``on_dead="exit"`` ends the process: the job may end by itself first.
     :param max_rss: bytes of memory that the driver may use, its Python and its Java together; by default any number.
-    :raises ConfigurationError: one is not above 0.
+    :raises ConfigurationError: one is not above 0, or not finite.
     """
 
     starting: float = 600.0
@@ -61,8 +61,10 @@ class Limits:
         """Check the values."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"Limits.{field.name} must be above 0", found=value)
+            if field.name != "max_rss":
+                check_seconds(f"Limits.{field.name}", value)
+            elif value is not None:
+                check_whole(f"Limits.{field.name}", value, "bytes", least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from offsetstore.errors import ConfigurationError, SinkError, StaleClaim
+from offsetstore.errors import SinkError, StaleClaim
 from offsetstore.postgres.errors import raise_stripped, refusals, strip_chain, stripped
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.processing.pause import is_paused
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import FlushFailed, IdleWorkFailed
+from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.retries import may_pass
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Tick:
         deadlock, a lock timeout) it is called again at once; if the answer to COMMIT is lost, that is logged, and the
         work may have been done. Batches wait while it runs, and so does ``claim.close()``.
     :param every: seconds between two calls, and between the end of a batch and the next call.
-    :raises ConfigurationError: ``every`` is not above 0.
+    :raises ConfigurationError: ``every`` is not above 0, or not finite.
     """
 
     function: Callable[[Work], object]
@@ -49,8 +50,7 @@ class Tick:
 
     def __post_init__(self) -> None:
         """Check the time."""
-        if not self.every > 0:
-            raise ConfigurationError("every must be above 0 seconds", found=self.every, expected="seconds")
+        check_seconds("every", self.every)
 
 
 class Buffered(Protocol):

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import OffsetRange
+from offsetstore.protocol.numbers import check_seconds, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -26,7 +26,7 @@ class Flush:
     :param rows: rows of all outputs.
     :param seconds: since the first of the batches was kept.
     :param bytes: of the rows as Arrow record batches.
-    :raises ConfigurationError: a limit is not above 0.
+    :raises ConfigurationError: a limit is not above 0, or not finite.
     """
 
     rows: int = 50_000
@@ -35,8 +35,9 @@ class Flush:
 
     def __post_init__(self) -> None:
         """Check the limits."""
-        if not (self.rows > 0 and self.seconds > 0 and self.bytes > 0):
-            raise ConfigurationError("a limit of Flush is out of range", found=repr(self), expected="limits above 0")
+        check_whole("Flush.rows", self.rows, "rows", least=1)
+        check_seconds("Flush.seconds", self.seconds)
+        check_whole("Flush.bytes", self.bytes, "bytes", least=1)
 
 
 @dataclass(frozen=True, slots=True)

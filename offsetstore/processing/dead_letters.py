@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, RecordsRejected, RowsRefused
 from offsetstore.protocol.letters import LetterError
+from offsetstore.protocol.numbers import check_seconds, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,8 +42,8 @@ class Retry:
     after: float | None = None
 
     def __post_init__(self) -> None:
-        if self.after is not None and not 0 <= self.after < math.inf:
-            raise ConfigurationError("after must be 0 or more seconds", found=self.after, expected="a finite number")
+        if self.after is not None:
+            check_seconds("after", self.after, or_zero=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,9 @@ class DeadLetters:
     :param limit: with more letters in a batch, the query ends with `TooManyLetters`: that is a bug or an outage.
     :param seconds: how long the database may be searched for bad records, under the offsets' lock, before the batch is
         halved.
-    :param keep: ``"coordinates"``: without key, value and headers. Such a letter can't be replayed.
-    :raises ConfigurationError: a value is invalid.
+    :param keep: ``"coordinates"``: without key, value and headers. Such a letter can't be replayed, so it does not go
+        with ``sequence``.
+    :raises ConfigurationError: a value is invalid, or two don't go together.
     """
 
     max_retries: int = 3
@@ -96,16 +97,19 @@ class DeadLetters:
     keep: Keep = "all"
 
     def __post_init__(self) -> None:
-        if self.max_retries < 0:
-            raise ConfigurationError("max_retries must be 0 or more", found=self.max_retries)
-        if self.limit < 1:
-            raise ConfigurationError("limit must be 1 or more letters", found=self.limit)
-        if not 0 < self.seconds < math.inf:
-            raise ConfigurationError("seconds must be more than 0", found=self.seconds, expected="a finite number")
+        check_whole("max_retries", self.max_retries)
+        check_whole("limit", self.limit, "letters", least=1)
+        check_seconds("seconds", self.seconds)
         if self.sequence not in {None, "key"}:
             raise ConfigurationError('sequence must be "key" or None', found=repr(self.sequence))
         if self.keep not in get_args(Keep):
             raise ConfigurationError('keep must be "all" or "coordinates"', found=repr(self.keep))
+        if self.sequence is not None and self.keep == "coordinates":
+            raise ConfigurationError(
+                "records that wait behind a dead one of their key are kept in their letters alone",
+                found='sequence="key" and keep="coordinates"',
+                expected="one of them",
+            )
         if self.strategy is not None and not callable(self.strategy):
             raise ConfigurationError("strategy must be a function of a Failure", found=repr(self.strategy))
 

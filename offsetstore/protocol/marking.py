@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from offsetstore.errors import AdvanceMismatch, ConfigurationError, MarkBackwards, MarkBeyondDelivered
+from offsetstore.protocol.numbers import check_whole
 
 if TYPE_CHECKING:
     from offsetstore.offsets import TopicPartition
@@ -65,9 +66,11 @@ def check_mark(tp: TopicPartition, next_offset: int, *, above: int, delivered: i
 
     :param next_offset: one above the last offset that is done.
     :param above: the stored offset, or one below an earlier mark of the same transaction.
+    :raises ConfigurationError: it is not an offset.
     :raises MarkBackwards: it is too low.
     :raises MarkBeyondDelivered: it is too high.
     """
+    check_whole("next_offset", next_offset)
     if next_offset <= above:
         raise MarkBackwards(
             "a mark must be above the stored offset, and not below an earlier mark",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import ConfigurationError, UnsupportedQuery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Prefer = Literal["larger", "stored", "agree"]
 AutoOffsetReset = Literal["earliest", "latest", "none"]
@@ -83,6 +86,46 @@ class StartPolicy:
         if isinstance(self.auto_offset_reset, datetime):
             return int(self.auto_offset_reset.timestamp() * 1000)
         return None
+
+
+_OTHER_STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy")
+_ENDS: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+
+
+def check_reader(option: Callable[[str], str | None]) -> None:
+    """Check the options of Spark's Kafka source that decide where a query begins, and what it may pass over.
+
+    Spark prefers each of `_OTHER_STARTS` to ``startingOffsets``, or takes it for what to do where one of these finds no
+    record. A streaming query ends at none of `_ENDS`: Spark refuses two of them, and ignores the third.
+
+    :param option: the value of an option by its name, whose case does not matter; ``None`` if it was not given.
+    :raises UnsupportedQuery: naming the option.
+    """
+    found = {name: option(name) for name in (*_OTHER_STARTS, *_ENDS)}
+    given = next((name for name, value in found.items() if value is not None), None)
+    if given in _OTHER_STARTS:
+        raise UnsupportedQuery(
+            f"the Kafka source has {given}, which overrides the start that the claim has resolved",
+            found=f"{given}={found[given]}",
+            expected="startingOffsets=claim.starting_offsets alone",
+            next_step="Leave the option out; to begin at a time, claim with StartPolicy(auto_offset_reset=<datetime>), "
+            "or reset the group to it.",
+        )
+    if given is not None:
+        raise UnsupportedQuery(
+            f"the Kafka source has {given}, at which a streaming query does not end",
+            found=f"{given}={found[given]}",
+            expected="no end: the next start continues where this one has stored",
+            next_step="Leave the option out; to end where the log ends now, use the trigger availableNow=True.",
+        )
+    loss = option("failOnDataLoss")
+    if loss is not None and loss.strip().lower() != "true":
+        raise UnsupportedQuery(
+            "the Kafka source has failOnDataLoss=false: it would skip lost records silently",
+            found=f"failOnDataLoss={loss}",
+            expected="true, which is Spark's default",
+            next_step='Leave the option out; to accept a loss, start with StartPolicy(on_data_loss="earliest").',
+        )
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
+from offsetstore.protocol.numbers import check_seconds, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,15 @@ class Timeouts:
     idle: float = 120.0
     commit: float = 30.0
 
+    def __post_init__(self) -> None:
+        """Check the limits.
+
+        :raises ConfigurationError: one is no time.
+        """
+        check_seconds("Timeouts.lock", self.lock, or_zero=True)
+        check_seconds("Timeouts.idle", self.idle)
+        check_seconds("Timeouts.commit", self.commit, or_zero=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Retries:
@@ -38,6 +48,15 @@ class Retries:
     attempts: int = 8
     shortest: float = 0.05
     longest: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        :raises ConfigurationError: there is no attempt, or a wait is no time.
+        """
+        check_whole("Retries.attempts", self.attempts, least=1)
+        check_seconds("Retries.shortest", self.shortest, or_zero=True)
+        check_seconds("Retries.longest", self.longest, or_zero=True)
 
     def wait(self, attempt: int) -> float:
         """Seconds to wait after failed attempt ``attempt``, counted from 1."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.protocol.numbers import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -84,8 +85,8 @@ class Selection:
         """
         if not timedelta(0) < span <= RINGS[-1].span:
             raise ConfigurationError("span must be more than 0 and at most 31 days", found=span)
-        if points is not None and points < 1:
-            raise ConfigurationError("points must be 1 or more", found=points)
+        if points is not None:
+            check_whole("points", points, least=1)
         ring = next(ring for ring in RINGS if span <= ring.span)
         slots = _ceil(span, ring.seconds)
         least = 1 if points is None else -(-slots // points)

@@ -105,6 +105,12 @@ class SinkSettings:
                 found=", ".join(others),
                 expected="Execute(fn), whose fn calls work.mark",
             )
+        if self.marking == "manual" and len(writers) > 1:
+            raise ConfigurationError(
+                'marking="manual" needs one function: the last mark counts, whatever another one has not done',
+                found=f"{len(writers)} writers: {', '.join(map(str, writers))}",
+                expected="one Execute, and one output: a union, with a column that tells the rows apart",
+            )
         if self.marking == "manual" and self.has_metadata:
             raise ConfigurationError(
                 "metadata= describes the end of a batch, and manual marking stores other offsets",

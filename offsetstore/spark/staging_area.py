@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, get_args
 
 from offsetstore.errors import ConfigurationError, ConnectionLost, LockTimeout, StoreUnavailable
 from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
@@ -55,8 +56,7 @@ class StagingPolicy:
         """Check the settings."""
         if self.mode not in get_args(StagingMode):
             raise ConfigurationError('staging must be "auto", "always" or "never"', found=repr(self.mode))
-        if self.threshold < 0:
-            raise ConfigurationError("staging_threshold must be 0 or more offsets", found=self.threshold)
+        check_whole("staging_threshold", self.threshold, "offsets")
 
     def wants(self, offsets: int) -> bool:
         """Tell whether to stage a batch of this many offsets."""

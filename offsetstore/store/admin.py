@@ -7,7 +7,6 @@ what Kafka still has. The other decisions leave the token, and the job, as they 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +25,7 @@ from offsetstore.errors import (
 from offsetstore.offsets import MAX_OFFSET, OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, renamed
 from offsetstore.protocol.metadata import format_of
+from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, fencing, read
 from offsetstore.text import LAST_TIME
@@ -52,6 +52,13 @@ class ShiftBy:
     """A target of a reset: this many offsets forwards, or backwards if negative."""
 
     offsets: int
+
+    def __post_init__(self) -> None:
+        """Check the number.
+
+        :raises ConfigurationError: it is not whole.
+        """
+        check_whole("ShiftBy.offsets", self.offsets, "offsets", least=None)
 
 
 ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | datetime | ShiftBy
@@ -142,6 +149,8 @@ class ResetRequest:
         expect_reason(self.reason)
         expect_timeout(self.takeover_timeout)
         expect_takeover(self.takeover)
+        if self.from_offset is not None:
+            check_whole("from_offset", self.from_offset, most=MAX_OFFSET)
         if isinstance(self.target, Mapping):
             _expect_offsets(self.target)
             if self.partitions is not None:
@@ -166,8 +175,8 @@ class ResetRequest:
                 found=self.target.isoformat(),
                 expected="a datetime with tzinfo, such as UTC",
             )
-        if isinstance(self.target, int) and not 0 <= self.target <= MAX_OFFSET:
-            raise ConfigurationError("not an offset", found=self.target, expected="a number from 0 to 2**63 - 1")
+        if not isinstance(self.target, (str, datetime, ShiftBy)):
+            check_whole("the offset to reset to", self.target, most=MAX_OFFSET)
 
     @property
     def needs_broker(self) -> bool:
@@ -516,18 +525,14 @@ def expect_takeover(takeover: str) -> None:
 
 def expect_timeout(takeover_timeout: float) -> None:
     """Refuse what is no time to wait."""
-    if not 0 <= takeover_timeout < math.inf:
-        raise ConfigurationError("takeover_timeout must be 0 or more seconds", found=takeover_timeout)
+    check_seconds("takeover_timeout", takeover_timeout, or_zero=True)
 
 
 def _expect_offsets(offsets: Mapping[TopicPartition, int]) -> None:
     if not offsets:
         raise ConfigurationError("a reset names no partitions", expected="an offset for each partition to reset")
     for tp, offset in offsets.items():
-        if not 0 <= offset <= MAX_OFFSET:
-            raise ConfigurationError(
-                "not an offset", topic_partition=tp, found=offset, expected="a number from 0 to 2**63 - 1"
-            )
+        check_whole(f"the offset of {tp}", offset, most=MAX_OFFSET)
 
 
 def _expect_rows(

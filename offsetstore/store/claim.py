@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError,
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.events import ClaimClosed, ClaimLost, ClaimTaken, DatabaseAnswered, HeartbeatMissed
 from offsetstore.protocol.metadata import check_formats, load
+from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store.claim_metadata import ClaimMetadata, read_own
@@ -78,16 +78,9 @@ class ClaimRequest:
             raise ConfigurationError(
                 "takeover has an unknown value", found=repr(self.takeover), expected=" or ".join(get_args(Takeover))
             )
-        if not 0 <= self.takeover_timeout < math.inf:
-            raise ConfigurationError(
-                "takeover_timeout must be 0 or more seconds", found=self.takeover_timeout, expected="a finite number"
-            )
-        if self.mirror_every is not None and not 0 < self.mirror_every < math.inf:
-            raise ConfigurationError(
-                "mirror_every must be more than 0 seconds",
-                found=self.mirror_every,
-                expected="a finite number, or None for no mirror",
-            )
+        check_seconds("takeover_timeout", self.takeover_timeout, or_zero=True)
+        if self.mirror_every is not None:
+            check_seconds("mirror_every", self.mirror_every)
         check_formats(self.metadata, self.topics)
 
     def view(self) -> BrokerView | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
 from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, LetterKey
+from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.stored_letters import STATES, LetterCursor, LetterFilter
 from offsetstore.store.admin import known
 from offsetstore.store.sessions import read
@@ -117,8 +118,8 @@ def read_letter(database: Database, group: str, key: LetterKey, *, contents: boo
 
 def read_counts(database: Database, group: str, up_to: int | None) -> dict[State, int]:
     """Count the letters; see `OffsetStore.letter_counts`."""
-    if up_to is not None and up_to < 1:
-        raise ConfigurationError("up_to must be 1 or more dead letters", found=up_to)
+    if up_to is not None:
+        check_whole("up_to", up_to, "dead letters", least=1)
     return read(database, lambda session: session.count_letters(group, up_to=up_to))
 
 
@@ -347,10 +348,9 @@ def _unknown(group: str, key: LetterKey) -> UnknownLetter:
 
 
 def _expect_limit(limit: int) -> None:
-    if limit < 1:
-        raise ConfigurationError("limit must be 1 or more dead letters", found=limit)
+    check_whole("limit", limit, "dead letters", least=1)
 
 
 def _expect_within(within: int | None) -> None:
-    if within is not None and within < 1:
-        raise ConfigurationError("within must be 1 or more dead letters", found=within)
+    if within is not None:
+        check_whole("within", within, "dead letters", least=1)

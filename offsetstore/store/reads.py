@@ -15,6 +15,7 @@ from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition, Watermarks
 from offsetstore.protocol.database import EVENTS
 from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.runs import SOURCES
 
@@ -154,6 +155,8 @@ class HistoryFilter:
                 "the history has no such events", found=", ".join(unknown), expected=", ".join(EVENTS)
             )
         check_limit(self.limit, "events")
+        if self.before is not None:
+            check_whole("before", self.before)
 
     def read(self, session: Session, group: str) -> list[HistoryEvent]:
         """Read them, oldest first."""
@@ -197,8 +200,8 @@ def check_limit(limit: int | None, what: str) -> None:
 
     :raises ConfigurationError: it is.
     """
-    if limit is not None and limit < 1:
-        raise ConfigurationError(f"limit must be 1 or more {what}", found=limit)
+    if limit is not None:
+        check_whole("limit", limit, what, least=1)
 
 
 def _check_since(since: datetime | None) -> None:

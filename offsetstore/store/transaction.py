@@ -36,6 +36,7 @@ from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.letters import LetterError, NewLetter, writable
 from offsetstore.protocol.marking import Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, load
+from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
 from offsetstore.store.sessions import repeat
@@ -728,6 +729,8 @@ def new_transaction(
     store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = None, marking: Marking = "automatic"
 ) -> Transaction:
     """Make a transaction; see `OffsetStore.transaction`."""
+    if lock_timeout is not None:
+        check_seconds("lock_timeout", lock_timeout, or_zero=True)
     return Transaction(
         store.database,
         claim,

@@ -13,6 +13,7 @@ _FUNCTIONS: Final = "offsetstore/spark/function_errors.py"
 _ERRORS: Final = "offsetstore/postgres/errors.py"
 
 _UNIT: Final = "tests/unit/processing/test_recovery.py::"
+_SETTINGS: Final = "tests/unit/spark/test_settings.py::"
 _POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
 
 _ATTEMPT: Final = "attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))"
@@ -174,5 +175,25 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         ),
         tests=(f"{_UNIT}test_the_limit_is_one_for_all_parts_of_a_batch",),
         why="A large batch could have the limit's number of letters in each of its parts.",
+    ),
+    mutant(
+        "sequence-of-letters-without-records",
+        (
+            "offsetstore/processing/dead_letters.py",
+            '        if self.sequence is not None and self.keep == "coordinates":\n',
+            '        if self.sequence is not None and self.keep == "nothing":\n',
+        ),
+        tests=(f"{_SETTINGS}test_records_that_wait_for_a_dead_one_need_letters_that_can_be_replayed",),
+        why="Good records that wait behind a dead one would be passed over for ever: nothing holds them.",
+    ),
+    mutant(
+        "marks-of-two-functions",
+        (
+            "offsetstore/spark/settings.py",
+            '        if self.marking == "manual" and len(writers) > 1:\n',
+            '        if self.marking == "manual" and len(writers) > 2:\n',
+        ),
+        tests=(f"{_SETTINGS}test_manual_marking_needs_one_function_since_the_last_mark_of_several_would_count",),
+        why="The mark of one function would pass records that the other one keeps for later.",
     ),
 )

@@ -206,4 +206,14 @@ START: Final[tuple[Mutant, ...]] = (
         tests=(f"{_MIRRORED}test_two_groups_of_a_store_do_not_share_a_group_in_kafka",),
         why="Two groups with one kafka_group would take each other's copies for a rewound database.",
     ),
+    mutant(
+        "another-start-of-the-reader",
+        (
+            "offsetstore/protocol/policy.py",
+            '_OTHER_STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp", ',
+            '_OTHER_STARTS: Final = ("startingOffsetsByTimestamp", ',
+        ),
+        tests=("tests/unit/kafka/test_options.py::test_another_start_than_the_claims_and_an_end_are_refused_by_name",),
+        why="Spark would begin at that time: above what is stored it would end in a gap, below it read for nothing.",
+    ),
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.kafka.settings.java import PREFIX, librdkafka_settings
+from offsetstore.protocol.policy import check_reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,17 +37,11 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
     As in Spark, the case of keys does not matter, and values become text as in PySpark.
 
     :raises ConfigurationError: a setting can't be translated, or topics are given twice, by a pattern, or by no name.
-    :raises UnsupportedQuery: ``failOnDataLoss=false``, or Spark Connect.
+    :raises UnsupportedQuery: ``failOnDataLoss=false``, an option that overrides ``startingOffsets``, or Spark Connect.
     """
     _refuse_connect()
     lowered = {key.lower(): _text(value) for key, value in options.items() if value is not None}
-    if lowered.get("failondataloss", "true").strip().lower() == "false":
-        raise UnsupportedQuery(
-            "failOnDataLoss=false lets Spark skip lost records silently",
-            found="false",
-            expected="true, which is Spark's default",
-            next_step='Remove the option; to accept a loss once, use StartPolicy(on_data_loss="earliest").',
-        )
+    check_reader(lambda name: lowered.get(name.lower()))
     topics, partitions = _topics(lowered)
     kafka = {key.removeprefix(PREFIX): value for key, value in lowered.items() if key.startswith(PREFIX)}
     return ReaderOptions(librdkafka_settings(kafka), topics, partitions)

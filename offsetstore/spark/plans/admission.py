@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
+from offsetstore.protocol.policy import check_reader
 from offsetstore.spark.plans.scala import each, simple_name
 
 if TYPE_CHECKING:
@@ -125,17 +126,8 @@ def _check_sources(execution: Any) -> None:
             )
     for leaf in each(execution.analyzedPlan().collectLeaves()):
         if simple_name(leaf) == _RELATION:
-            _check_data_loss(leaf.extraOptions().get("failOnDataLoss"))
-
-
-def _check_data_loss(option: str | None) -> None:
-    if option is not None and option.strip().lower() != "true":
-        raise UnsupportedQuery(
-            "the Kafka source has failOnDataLoss=false: it would skip lost records silently",
-            found=f"failOnDataLoss={option}",
-            expected="true, which is the default",
-            next_step='Leave the option out; to accept a loss, start with StartPolicy(on_data_loss="earliest").',
-        )
+            options = leaf.extraOptions()
+            check_reader(options.get)
 
 
 def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:

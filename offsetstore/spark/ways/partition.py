@@ -32,6 +32,7 @@ from offsetstore.processing.isolate import (
 )
 from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.numbers import check_whole
 from offsetstore.spark.collecting import OnDriver, is_over_limit, on_driver
 from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
@@ -86,8 +87,7 @@ class PartitionWay:
         threshold: int = TASK_THRESHOLD,
         recovery: Recovery | None = None,
     ) -> None:
-        if threshold < 0:
-            raise ConfigurationError("task_threshold must be 0 or more offsets", found=threshold)
+        check_whole("task_threshold", threshold, "offsets")
         if len(outputs.writers) > 1:
             raise ConfigurationError(
                 'atomicity="partition" allows only one output',

@@ -219,8 +219,8 @@ class AdminContract(ContractParts):
             pytest.param("nobody", {P0: 1}, REASON, "no offsets of group", id="unknown group"),
             pytest.param("", {P0: 1}, REASON, "not a consumer group", id="no group"),
             pytest.param(GROUP, {}, REASON, "names no partitions", id="no partitions"),
-            pytest.param(GROUP, {P0: -1}, REASON, "not an offset", id="negative"),
-            pytest.param(GROUP, {P0: 2**63}, REASON, "not an offset", id="beyond 64 bits"),
+            pytest.param(GROUP, {P0: -1}, REASON, "must be from 0 to", id="negative"),
+            pytest.param(GROUP, {P0: 2**63}, REASON, "must be from 0 to", id="beyond 64 bits"),
             pytest.param(GROUP, {P0: 1}, "  ", "needs a reason", id="no reason"),
         ],
     )

@@ -108,6 +108,22 @@ def test_a_reader_that_may_skip_lost_records_is_refused_at_the_first_batch(
     assert world.stored(topic) == {0: 0}
 
 
+@pytest.mark.behaviour("START-28")
+@pytest.mark.parametrize("option", ["startingtimestamp", "endingTimestamp"])
+def test_a_reader_with_another_start_or_an_end_is_refused_at_the_first_batch(
+    world: World, offsetstore_topic: NewTopic, option: str
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    options: dict[str, Any] = {option: "0"}
+    failed = world.run_to_failure(world.claim(topic), events, Append("events"), **options)
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert f"{option}=0".lower() in failed.text.lower()
+    assert world.database.column(VALUES) == []
+    assert world.stored(topic) == {0: 0}
+
+
 def by_two_sources(world: World, topic: str) -> DataFrame:
     def read(**options: str) -> DataFrame:
         reader = world.spark.readStream.format("kafka").options(**world.options(topic, **options))

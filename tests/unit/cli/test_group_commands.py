@@ -143,7 +143,7 @@ def test_reset_reads_and_prints_the_csv_of_kafkas_tool(
         (b"payments,0,first\n", "Line 1 of --from-file is not"),
         (b"payments,-1,1\n", "Line 1 of --from-file is not"),
         (b"payments,0,1\npayments,0,2\n", "Line 2 of --from-file names payments-0 again"),
-        (b"payments,0,-1\n", "not an offset"),
+        (b"payments,0,-1\n", "must be from 0 to 9223372036854775807"),
         (b"payments,7,1\n", "payments-7"),
         (b"other,payments,0,1\n", "--from-file has no offsets of group billing"),
         (b"", "--from-file has no offsets of group billing"),

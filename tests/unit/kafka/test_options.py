@@ -72,6 +72,25 @@ def test_losing_records_silently_is_refused_before_anything_is_asked(value: obje
         read_options({**SERVERS, "subscribe": "payments", "failOnDataLoss": value})
 
 
+@pytest.mark.behaviour("START-28")
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("startingTimestamp", "overrides the start"),
+        ("STARTINGTIMESTAMP", "overrides the start"),
+        ("startingOffsetsByTimestamp", "overrides the start"),
+        ("startingOffsetsByTimestampStrategy", "overrides the start"),
+        ("endingOffsets", "does not end"),
+        ("endingoffsetsbytimestamp", "does not end"),
+        ("endingTimestamp", "does not end"),
+    ],
+)
+def test_another_start_than_the_claims_and_an_end_are_refused_by_name(option: str, told: str) -> None:
+    with pytest.raises(UnsupportedQuery, match=f"(?i)kafka source has {option},.*{told}"):
+        read_options({**SERVERS, "subscribe": "payments", option: 1719835200000})
+    read_options({**SERVERS, "subscribe": "payments", option: None})  # as PySpark takes it: not given
+
+
 def test_spark_tuning_and_consumer_tuning_are_left_to_spark() -> None:
     reader = read_options(
         {

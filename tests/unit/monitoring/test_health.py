@@ -211,7 +211,8 @@ def test_while_java_is_silent_nothing_is_said_of_the_query() -> None:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
 def test_a_limit_is_above_0(name: str) -> None:
-    for value in (0, -1, float("nan")):
+    bound = "1 or more bytes" if name == "max_rss" else "above 0 seconds"
+    for value in (0, -1, float("nan"), float("inf"), True, "1"):
         wrong: dict[str, Any] = {name: value}
-        with pytest.raises(ConfigurationError, match=f"Limits.{name} must be above 0"):
+        with pytest.raises(ConfigurationError, match=f"Limits.{name} must be {bound}"):
             Limits(**wrong)

@@ -35,6 +35,23 @@ def test_what_does_not_go_with_dead_letters_is_refused(given: dict[str, Any], wr
         settings(**given).check([writer])
 
 
+@pytest.mark.behaviour("DLQ-21")
+def test_records_that_wait_for_a_dead_one_need_letters_that_can_be_replayed() -> None:
+    with pytest.raises(ConfigurationError, match=r'sequence="key" and keep="coordinates"; expected one of them'):
+        DeadLetters(sequence="key", keep="coordinates")
+    DeadLetters(sequence="key")
+    DeadLetters(keep="coordinates")
+
+
+@pytest.mark.behaviour("DLQ-21", "MARK-1")
+@pytest.mark.parametrize("others", [[Execute(book)], [Append("t")], [Execute(book), Execute(book)]])
+def test_manual_marking_needs_one_function_since_the_last_mark_of_several_would_count(others: list[Any]) -> None:
+    manual = settings(marking="manual", dead_letters=None)
+    manual.check([Execute(book)])
+    with pytest.raises(ConfigurationError, match=r"needs (one|a) function"):
+        manual.check([Execute(book), *others])
+
+
 @pytest.mark.parametrize("writer", [Append("t"), Execute(book, splittable=True)])
 def test_writers_that_can_be_given_single_records_go_with_them(writer: Any) -> None:
     settings().check([writer])
