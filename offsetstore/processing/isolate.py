@@ -26,7 +26,7 @@ from enum import Enum
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from offsetstore.errors import RowsRefused, StaleClaim
+from offsetstore.errors import FunctionFailed, RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.cycle import lock_as_planned
 from offsetstore.processing.plan import PlanOutdated, Ranges
@@ -89,8 +89,20 @@ class Verdict:
 
 def is_of_records(refused: RowsRefused) -> bool:
     """Tell whether a record can have caused the refusal."""
-    state = refused.sqlstate
+    state = None if isinstance(refused, FunctionFailed) else refused.sqlstate
     return state is None or state.startswith(_OF_RECORDS) or not state.startswith(_NOT_OF_RECORDS)
+
+
+def speaks_for_itself(refused: RowsRefused) -> bool:
+    """Tell whether a refusal shows a bad record where no other record was accepted after it.
+
+    The one place where codes count: values (but not 2200H, a sequence that has come to its end), constraints, and what
+    functions raise without a code of their own. A value that is refused before it is sent has no code.
+    """
+    state = refused.sqlstate
+    if state is None:
+        return not isinstance(refused, FunctionFailed)
+    return state.startswith(("22", "23", "P0001")) and state != "2200H"
 
 
 def is_of_values(refused: RowsRefused, writer: Writer | None) -> bool:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.errors import RowsRefused
 from offsetstore.offsets import OffsetRange
+from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import write_all
 from offsetstore.processing.dead_letters import cause_of, described, name_of, rejected
 from offsetstore.processing.discovery import DiscoveryEnded, discover
@@ -45,9 +46,6 @@ MOST: Final = 1_000
 """Letters that are replayed at once."""
 MOST_BYTES: Final = 64 << 20
 
-_IN_A_ROW: Final = 16
-"""If so many parts in a row can't be computed, no smaller ones are: it takes ten to find the first of a thousand."""
-
 _OUT_OF_ORDER: Final = LetterError(
     "ReplayOutOfOrder",
     "the Upsert replaces columns and has no version, and later records of the key did not wait for the letter: a later "
@@ -72,7 +70,6 @@ class _Run:
     """One call of `PutBack.run`: what became of the letters so far.
 
     :param settled: those that are in the results, or dead again.
-    :param raised: how many parts in a row could not be computed.
     """
 
     check: Callable[[], None]
@@ -80,14 +77,13 @@ class _Run:
     replayed: int = 0
     without_rows: int = 0
     failed: int = 0
-    raised: int = 0
 
 
 class PutBack:
     """Replays the letters of a claim's group. The sink's lock guards it: no batch is written meanwhile.
 
-    :param compute: computes the rows of letters; raises `Halve` if they are too many for the driver, or if a function
-        fails.
+    :param compute: computes the rows of letters; raises `Halve` if they are too many for the driver, and `NoneComputed`
+        if a function fails for all of them.
     """
 
     def __init__(
@@ -114,7 +110,7 @@ class PutBack:
         deadline = time.monotonic() + seconds
         try:
             while not is_paused(claim) and (letters := self._next()):
-                before, run.raised = len(run.settled), 0
+                before = len(run.settled)
                 if not run.settled.isdisjoint(letter.key for letter in letters):
                     break  # requested once more, perhaps by a program that would go on and on
                 self._replay(run, letters)
@@ -155,19 +151,18 @@ class PutBack:
         try:
             run.check()
             with self._compute(letters) as part:
-                run.raised = 0
                 self._write(run, letters, part)
         except PlanOutdated as outdated:
             _log.info("a replay is left for later: %s", outdated)
             return
-        except Halve as halve:
-            why = halve.why
-        else:
+        except NoneComputed as none:
+            self._give_back(run, letters, none.failed)
             return
-        has_raised = isinstance(why, FunctionFailed)
-        run.raised += has_raised
-        if len(letters) == 1 or (has_raised and run.raised >= _IN_A_ROW):
-            self._give_back(run, letters, why)
+        except Halve as halve:
+            if len(letters) == 1:
+                self._give_back(run, letters, halve.why)
+                return
+        else:
             return
         middle = len(letters) // 2
         self._replay(run, letters[:middle])
@@ -180,6 +175,7 @@ class PutBack:
 
     def _write(self, run: _Run, letters: Sequence[Letter], part: LettersPart) -> None:
         failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
+        failed |= {n: FailedReplay(described(error), "raised") for n, error in part.failed.items()}
         failed |= {n: FailedReplay(rejected(why), "rejected") for n, why in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         failed |= {n: FailedReplay(described(error), "refused") for n, error in misfits.items() if n not in failed}

@@ -4,25 +4,24 @@ A part of the batch is computed carefully, so that the rows of each record are k
 the rows of the good records, the letters of the others, and the offset. If the database refuses that, `discover` finds
 the bad records, by trial; they are tried again as often as `DeadLetters` says, and then left out. The real transaction
 decides: if it refuses what discovery has accepted, or discovery takes too long, the part is halved, and each half is
-written as if it were a batch of its own. So is a part for which a function fails, down to the record that it fails for.
+written as if it were a batch of its own. Records that can't be computed are found before, also by trial: `computing`.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, SinkError, TooManyLetters
 from offsetstore.offsets import OffsetRange, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchInfo
+from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, write_all
 from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, cause_of, described, name_of, rejected
 from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover
-from offsetstore.processing.isolate import cut, is_of_records
+from offsetstore.processing.isolate import cut, is_of_records, speaks_for_itself
 from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
@@ -31,7 +30,7 @@ from offsetstore.protocol.letters import Failed, LetterError, NewLetter
 from offsetstore.protocol.retries import may_pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from offsetstore.offsets import TopicPartition
@@ -94,6 +93,18 @@ class CarefulPart(Protocol):
         """The records that transform rejects, with its reasons."""
         ...
 
+    @property
+    def failed(self) -> Mapping[int, FunctionFailed]:
+        """The records that can't be computed: all others could, after them. They have no rows here."""
+        ...
+
+    def fail_again(self, numbers: Sequence[int]) -> Mapping[int, FunctionFailed]:
+        """Compute some of those that have failed once more; return those that fail again.
+
+        :raises FunctionFailed: so does a record that could be computed before: no record is to blame.
+        """
+        ...
+
     def record(self, number: int) -> Record:
         """The partition and the offset of a record."""
         ...
@@ -117,11 +128,12 @@ class CarefulPart(Protocol):
 class Compute(Protocol):
     """Computes the records of some ranges."""
 
-    def __call__(self, ranges: Ranges, *, has_rows: bool = True) -> AbstractContextManager[CarefulPart]:
+    def __call__(self, ranges: Ranges, *, suspects: Collection[Record] = ()) -> AbstractContextManager[CarefulPart]:
         """Compute them.
 
-        :param has_rows: otherwise only read the records: their rows can't be computed.
-        :raises Halve: the driver can't hold their rows, or a function fails.
+        :param suspects: records that have failed before: the others are computed without them first.
+        :raises Halve: the driver can't hold their rows, or the search takes too long.
+        :raises NoneComputed: no record of many can be computed.
         """
         ...
 
@@ -129,12 +141,16 @@ class Compute(Protocol):
 class Halve(Exception):
     """The part can't be written as a whole.
 
-    :param why: the error to raise if there is nothing to halve. Of a `FunctionFailed` the record is to blame then.
+    :param why: the error to raise if there is nothing to halve.
+    :param place: where to cut, in offsets from the begin, if not in the middle.
+    :param suspects: records before that which have failed.
     """
 
-    def __init__(self, why: Exception) -> None:
+    def __init__(self, why: Exception, *, place: int | None = None, suspects: Collection[Record] = ()) -> None:
         super().__init__(type(why).__name__)
         self.why = why
+        self.place = place
+        self.suspects = suspects
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +171,8 @@ class _Run:
     ranges: Ranges
     compute: Compute
     sleep: Callable[[float], None]
-    has_computed: bool = False
+    suspects: set[Record] = field(default_factory=set["Record"])
+    failing: int = 0
     watch: Stopwatch = field(default_factory=Stopwatch)
     rows: Counter[str] = field(default_factory=Counter[str])
     letters: int = 0
@@ -187,6 +204,11 @@ class Recovery:
     def has_sequences(self) -> bool:
         """Whether later records of a dead one's key wait behind it."""
         return self._settings.sequence is not None
+
+    @property
+    def seconds(self) -> float:
+        """How long one search may take."""
+        return self._settings.seconds
 
     def is_careful(self, ranges: Ranges) -> bool:
         """Whether a batch may have records to be left out: one of the last had some, or a record ahead has failed.
@@ -229,6 +251,14 @@ class Recovery:
         for begin in range(0, size, PART):
             self._write_part(run, cut(ranges, begin, min(size, begin + PART)))
         self._run = None
+        if run.failing:
+            _log.warning(
+                "batch %d: %d records could not be computed, and each took some Spark jobs to find. It is faster if "
+                "transform does not fail (mode PERMISSIVE, try_cast and other try_ functions) and rejects such records "
+                "with _reject",
+                run.number,
+                run.failing,
+            )
         return Written(dict(run.rows), run.watch.seconds) if run.stored else None
 
     def _begin(self, number: int, ranges: Ranges, compute: Compute, sleep: Callable[[float], None]) -> _Run:
@@ -251,11 +281,13 @@ class Recovery:
             if size == 1:
                 error = _of_record(halve.why, ranges, run)
                 raise error from error.__cause__
-            _log.warning("batch %d: %s is halved: %s", run.number, describe(ranges), halve)
+            _log.warning("batch %d: %s is cut: %s", run.number, describe(ranges), halve)
+            run.suspects.update(halve.suspects)
+            place = halve.place or size // 2
         else:
             return
-        self._write_part(run, cut(ranges, 0, size // 2))
-        self._write_part(run, cut(ranges, size // 2, size))
+        self._write_part(run, cut(ranges, 0, place))
+        self._write_part(run, cut(ranges, place, size))
 
     def _write_whole(self, run: _Run, ranges: Ranges) -> None:
         plan = Plan.of(self._claim, ranges)
@@ -264,52 +296,39 @@ class Recovery:
             commit_plan(self._claim, plan, None, run.watch)
             return
         create_rows(self._claim, plan)
-        while True:
-            try:
-                with run.compute(plan.remaining()) as part:
-                    run.has_computed = run.has_computed or bool(part.numbers)
-                    run.watch.lap("compute")
-                    self._write_computed(run, plan, part)
-            except Halve as halve:
-                if count_offsets(plan.remaining()) > 1 or not isinstance(halve.why, FunctionFailed):
-                    raise
-                failed = halve.why
-            else:
-                return
-            self._check_others(run, failed)
-            with run.compute(plan.remaining(), has_rows=False) as part:
-                if self._pass_over(run, plan, part, failed):
-                    return
-
-    def _check_others(self, run: _Run, failed: FunctionFailed) -> None:
-        """See that another part of the batch can be computed, before a record becomes a letter because it can't.
-
-        An offset without a record can be, too: it tells nothing against the function.
-
-        :raises TooManyLetters: none of nine can be.
-        """
-        size = count_offsets(run.ranges)
-        if run.has_computed or size < _ALL:
+        remaining = plan.remaining()
+        if remaining != ranges:  # so that places are those of the ranges
+            self._write_part(run, remaining)
             return
-        chosen = random.Random(0).sample(range(size), _ALL - 1)  # noqa: S311 - not a secret
-        for number in sorted(chosen):
-            with suppress(Halve), run.compute(cut(run.ranges, number, number + 1)):
-                run.has_computed = True
-                return
-        raise self._too_many(failed, f"{len(chosen)} records of the batch, and none that can be computed") from failed
+        dead: dict[int, _Dead] | None = None
+        while dead is None:
+            try:
+                with run.compute(remaining, suspects=self._known().keys() | run.suspects) as part:
+                    run.watch.lap("compute")
+                    dead = self._failed(run, plan, part)
+                    if dead is not None:
+                        self._write_computed(run, plan, part, dead)
+            except NoneComputed as none:
+                raise self._too_many(none.failed, str(none)) from none.failed
 
-    def _pass_over(self, run: _Run, plan: Plan, part: CarefulPart, failed: FunctionFailed) -> bool:
-        """Make a letter of the one record that can't be computed; return ``False`` if it is to be tried again."""
-        if not part.numbers:  # the log no longer has it
-            raise failed
+    def _failed(self, run: _Run, plan: Plan, part: CarefulPart) -> dict[int, _Dead] | None:
+        """Pass over the records that can't be computed, after their retries.
+
+        :return: ``None`` if one of them can be now: all are to be computed again.
+        """
         dead: dict[int, _Dead] = {}
-        if self._count(run, plan, part, dict.fromkeys(part.numbers, failed), dead):
-            return False
-        self._write_without(run, plan, part, dead)
-        return True
+        failed = part.failed
+        doubtful = [] if part.with_rows else [n for n, error in failed.items() if not speaks_for_itself(error)]
+        while failed and self._count(run, plan, part, failed, dead, doubtful):
+            waiting = [number for number in failed if number not in dead]
+            failed = part.fail_again(waiting)
+            if len(failed) < len(waiting):
+                return None
+        run.failing += len(dead)
+        return dead
 
-    def _write_computed(self, run: _Run, plan: Plan, part: CarefulPart) -> None:
-        dead = {number: _Dead("rejected", rejected(reason)) for number, reason in part.rejected.items()}
+    def _write_computed(self, run: _Run, plan: Plan, part: CarefulPart, dead: dict[int, _Dead]) -> None:
+        dead |= {number: _Dead("rejected", rejected(reason)) for number, reason in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         dead |= {n: _Dead("refused", described(error), 1) for n, error in misfits.items() if n not in dead}
         self._write_without(run, plan, part, dead)
@@ -476,11 +495,18 @@ class Recovery:
         finally:
             run.watch.lap("search")
 
-    def _count(
-        self, run: _Run, plan: Plan, part: CarefulPart, found: Mapping[int, RowsRefused], dead: dict[int, _Dead]
+    def _count(  # noqa: PLR0917
+        self,
+        run: _Run,
+        plan: Plan,
+        part: CarefulPart,
+        found: Mapping[int, RowsRefused],
+        dead: dict[int, _Dead],
+        doubtful: Collection[int] = (),
     ) -> bool:
         """Count an attempt at each record, and add those to ``dead`` that are not tried again.
 
+        :param doubtful: the records that become no letters: no other was accepted after them.
         :return: whether others are to be tried again; it has waited for them.
         """
         before, highest = self._before(plan)
@@ -500,6 +526,10 @@ class Recovery:
             match decision:
                 case Retry():
                     waits.append(self._claim.retries.wait(attempt) if decision.after is None else decision.after)
+                case DeadLetter() if number in doubtful:
+                    place = f"no other record was accepted after it; the batch is refused at record {tp}@{offset}"
+                    at = {tp: OffsetRange(offset, offset + 1)}
+                    raise error.among(at, place, stored=run.stored, next_step=error.next_step) from error.__cause__
                 case DeadLetter():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total())
                 case Skip():

@@ -2,10 +2,14 @@
 
 The part's records are persisted first: transform, and the letters that are written later, read the same records, and
 Kafka is read once. Rows are put in the order of their records: by topic, partition and offset.
+
+If the rows can't be computed, `find_failing` finds the records that are to blame, each try a job over the persisted
+records. Then all others are computed: so another record is always computed after those that failed.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_right
 from contextlib import contextmanager, nullcontext
@@ -18,12 +22,13 @@ import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from offsetstore.processing.computing import TimeIsUp, find_failing
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.recovery import Halve
 from offsetstore.protocol.letters import Payload
-from offsetstore.spark.collecting import OnDriver, is_over_limit
+from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.cropping import with_coordinates
-from offsetstore.spark.function_errors import function_failed
+from offsetstore.spark.function_errors import function_failed, is_over_limit
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
@@ -32,17 +37,18 @@ from offsetstore.writers.arrow.misfits import finds_misfits
 from offsetstore.writers.upsert import Upsert
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
 
-    from offsetstore.errors import RowsRefused
+    from offsetstore.errors import FunctionFailed, RowsRefused
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Ranges
     from offsetstore.protocol.ports import Writer
     from offsetstore.spark.outputs import Outputs
 
 _NUMBER: Final = "_offsetstore_number"
+_LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 _FEW: Final = 64  # slices of a table that are better than copying their rows
 _compute: Any = pc
 
@@ -146,6 +152,7 @@ class Careful:
     :param numbers: of the records that exist, ascending.
     :param keys: by the record's number; records without a key are left out. Equal keys have equal ones.
     :param rejected: the reasons, by the record's number.
+    :param failed: the records that can't be computed, each with the error that it has alone.
     """
 
     numbering: Numbering
@@ -153,7 +160,8 @@ class Careful:
     numbers: Sequence[int]
     keys: Mapping[int, Hashable]
     rejected: Mapping[int, str]
-    _records: DataFrame = field(repr=False)
+    failed: Mapping[int, FunctionFailed]
+    _computation: _Computation = field(repr=False)
     _outputs: Mapping[str, _Rows] = field(repr=False)
 
     @property
@@ -185,6 +193,17 @@ class Careful:
                 begin += batch.num_rows
         return found
 
+    def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
+        """Compute some of those that have failed once more; return those that fail again.
+
+        :raises FunctionFailed: so does a record that could be computed before: no record is to blame.
+        """
+        failed = self._computation.failing(numbers)
+        for number in self.with_rows[:1] if failed else ():
+            if (why := self._computation.fails(number, number + 1)) is not None:
+                raise why from why.__cause__
+        return failed
+
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         """Read the records themselves.
 
@@ -192,7 +211,7 @@ class Careful:
         """
         if not numbers:
             return {}
-        chosen = self._records.where(f"{_NUMBER} IN ({', '.join(map(str, numbers))})")
+        chosen = self._computation.records.where(f"{_NUMBER} IN ({', '.join(map(str, numbers))})")
         has_headers = "headers" in chosen.columns
         found = chosen.select(
             _NUMBER,
@@ -223,28 +242,38 @@ def _headers(found: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | Non
 
 @contextmanager
 def computed_carefully(
-    outputs: Outputs, records: DataFrame, numbering: Numbering, *, has_sequences: bool = False, has_rows: bool = True
+    outputs: Outputs,
+    records: DataFrame,
+    numbering: Numbering,
+    *,
+    has_sequences: bool = False,
+    suspects: Collection[Record] = (),
+    seconds: float = math.inf,
+    check: Callable[[], None] = lambda: None,
 ) -> Generator[Careful]:
     """Compute the outputs of the records, and keep these until the block ends.
 
     :param records: with the columns of the Kafka source.
     :param has_sequences: name the keys by their `digest`, and not by a number that two of them may share.
-    :param has_rows: otherwise no record makes any: it can't be computed.
+    :param suspects: records that have failed before.
+    :param seconds: how long to search for records that can't be computed.
+    :param check: called before each try of the search; what it raises passes.
     :raises UnsupportedQuery, KafkaColumnsMissing: a row is not made from one record.
-    :raises Halve: the rows, or letters that are read in the block, are too many bytes for the driver; or a function, or
-        Spark, can't compute a record's rows.
+    :raises Halve: the rows, or letters that are read in the block, are too many bytes for the driver; or there was not
+        enough time.
+    :raises NoneComputed: no record of many can be computed.
     :raises Exception: Spark's own.
     """
     place = (F.col("topic"), F.col("partition"), F.col("offset"))
     records = records.withColumn(_NUMBER, numbering.column(*place))
-    level = StorageLevel.MEMORY_AND_DISK
-    records.persist(level)
+    computation = _Computation(outputs, records, numbering)
+    records.persist(_LEVEL)
     try:
         key = _digest(*place[:2]) if has_sequences else F.xxhash64("key")
         keys = records.select(_NUMBER, F.when(F.col("key").isNotNull(), key).alias("key")).toArrow()
-        given = records.drop(_NUMBER)
-        computed = _compute_rows(outputs, given if has_rows else given.where("false"), numbering, level)
         numbers = sorted(_values(keys, _NUMBER))
+        suspected = [number for number in numbers if suspects and numbering.record(number) in suspects]
+        computed, failed = _computed_without_failing(computation, numbers, suspected, seconds, check)
         by_number = zip(_values(keys, _NUMBER), _values(keys, "key"), strict=True)
         rejected: dict[int, str] = {}
         for name, table in computed.items():
@@ -255,36 +284,104 @@ def computed_carefully(
             numbers,
             {number: key for number, key in by_number if key is not None},
             rejected,
-            records,
+            failed,
+            computation,
             {name: _ordered(outputs, name, table, numbering.size) for name, table in computed.items()},
         )
     except Exception as error:
         if is_over_limit(error):
             raise Halve(error) from None
-        if (failed := function_failed(error)) is not None:
-            raise Halve(failed) from None
         raise
     finally:
         records.unpersist()
 
 
-def _compute_rows(
-    outputs: Outputs, records: DataFrame, numbering: Numbering, level: StorageLevel
-) -> dict[str, pa.Table]:
-    given = with_coordinates(records)
-    made = outputs.transform(given, keep_kafka=True)
-    for frame in made.values():
-        check_row_by_row(given, frame, needed_by="dead_letters=")
-    kafka = F.col(KAFKA)
-    number = numbering.column(kafka["topic"], kafka["partition"], kafka["offset"])
-    needed = {
-        name: frame.withColumn(_NUMBER, number)
-        if outputs.uses_kafka(name)
-        else frame.withColumn(_NUMBER, number).drop(KAFKA)
-        for name, frame in made.items()
-    }
-    with computed_once(given, level) if len(needed) > 1 else nullcontext(dict) as share:
-        return {name: frame.toArrow() for name, frame in share(needed).items()}
+def _computed_without_failing(
+    computation: _Computation,
+    numbers: Sequence[int],
+    suspects: Sequence[int],
+    seconds: float,
+    check: Callable[[], None],
+) -> tuple[dict[str, pa.Table], dict[int, FunctionFailed]]:
+    """Compute what can be, after all that can't be was found."""
+    failed: dict[int, FunctionFailed] = {}
+    if suspects:
+        failed = computation.failing(suspects)
+    computed = computation.rows(without=[*failed])
+    if not isinstance(computed, dict):
+        try:
+            found = find_failing(
+                len(numbers),
+                lambda begin, end: computation.fails(numbers[begin], numbers[end - 1] + 1),
+                seconds=seconds,
+                check=check,
+            )
+        except TimeIsUp as up:
+            known = [computation.numbering.record(numbers[place]) for place in up.failed]
+            raise Halve(computed, place=numbers[up.place], suspects=known) from None
+        failed = {numbers[place]: error for place, error in found.items()}
+        computed = computation.rows(without=[*failed])
+        if not isinstance(computed, dict):  # something else than single records
+            raise Halve(computed) from None
+    return computed, failed
+
+
+@dataclass(frozen=True, slots=True)
+class _Computation:
+    """Computes the rows of persisted records.
+
+    :param records: with the Kafka source's columns, and their numbers.
+    """
+
+    outputs: Outputs
+    records: DataFrame = field(repr=False)
+    numbering: Numbering
+
+    def rows(self, without: Sequence[int]) -> dict[str, pa.Table] | FunctionFailed:
+        """Compute the rows of all records but some."""
+        kept = self.records.where(~F.col(_NUMBER).isin([*without])) if without else self.records
+        try:
+            return self._rows(with_coordinates(kept.drop(_NUMBER)))
+        except Exception as error:
+            if (failed := function_failed(error)) is None:
+                raise
+            return failed
+
+    def _rows(self, given: DataFrame) -> dict[str, pa.Table]:
+        made = self.outputs.transform(given, keep_kafka=True)
+        for frame in made.values():
+            check_row_by_row(given, frame, needed_by="dead_letters=")
+        kafka = F.col(KAFKA)
+        number = self.numbering.column(kafka["topic"], kafka["partition"], kafka["offset"])
+        needed = {
+            name: frame.withColumn(_NUMBER, number)
+            if self.outputs.uses_kafka(name)
+            else frame.withColumn(_NUMBER, number).drop(KAFKA)
+            for name, frame in made.items()
+        }
+        with computed_once(given, _LEVEL) if len(needed) > 1 else nullcontext(dict) as share:
+            return {name: frame.toArrow() for name, frame in share(needed).items()}
+
+    def fails(self, begin: int, end: int) -> FunctionFailed | None:
+        """Compute the records with these numbers, up to but excluding ``end``, and forget their rows."""
+        # Bounds in maps are no part of the code that Spark generates: it is compiled once for all tries.
+        zero = F.col(_NUMBER).isNull().cast("int")
+        first, last = (F.create_map(F.lit(0), F.lit(bound))[zero] for bound in (begin, end))
+        kept = self.records.where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))
+        try:
+            made: Any = self.outputs.transform(with_coordinates(kept.drop(_NUMBER)), keep_kafka=True)
+            for frame in made.values():
+                frame._jdf.queryExecution().toRdd().count()  # noqa: SLF001 - count() would leave out columns
+        except Exception as error:
+            if (failed := function_failed(error)) is None:
+                raise
+            return failed
+        return None
+
+    def failing(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
+        """Try each record alone."""
+        tried = {number: self.fails(number, number + 1) for number in numbers}
+        return {number: failed for number, failed in tried.items() if failed is not None}
 
 
 def _replaces_in_order(outputs: Outputs, name: str) -> bool:

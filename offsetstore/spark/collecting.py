@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 IN_MEMORY: Final = 64 << 20
 """The bytes of Arrow data that stay in memory."""
 
-_LIMIT: Final = "spark.driver.maxResultSize"
-
-
 SMALL: Final = 500_000
 """In offsets: the collected rows of a batch that has at most as many stay in memory."""
 
@@ -98,7 +95,7 @@ def collect(frame: DataFrame) -> Rows:
     """Run the DataFrame's job, and keep its rows, in Spark's order.
 
     :raises SinkError: the temporary file can't be written.
-    :raises Exception: Spark's own, if the job fails; see `is_over_limit`.
+    :raises Exception: Spark's own, if the job fails.
     """
     classic: Any = frame
     schema = arrow_schema(frame, as_collected=True)
@@ -146,11 +143,6 @@ class OnDriver:
 def on_driver(writer: Writer, frame: DataFrame, offsets: int) -> OnDriver:
     """Compute the rows of so many offsets, and collect them."""
     return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
-
-
-def is_over_limit(error: BaseException) -> bool:
-    """Whether Spark has refused to collect the batch only because it has too many bytes."""
-    return _LIMIT in str(error)
 
 
 def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:

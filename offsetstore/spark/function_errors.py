@@ -1,14 +1,21 @@
-"""Errors of a job's functions, and of Spark, that a record can cause."""
+"""Errors of a job's functions, and of Spark: which a record may have caused, and which not.
+
+They are told by their classes, and by Spark's error class, along the chain of Java's causes; never by a text, which may
+quote a record. A Python worker's error arrives as a text: of that only the class is read which stands before any text
+of the error, so that no record can write it.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
-from pyspark.errors import AnalysisException, PySparkException, PythonException
-from pyspark.errors.exceptions.captured import unwrap_spark_exception
+from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
+from pyspark.errors import AnalysisException
+from pyspark.errors.exceptions.captured import CapturedException
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.isolate import is_of_records
@@ -17,17 +24,65 @@ from offsetstore.protocol.outages import is_outage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OF_VALUES: Final = ("22", "P0")
-"""SQLSTATEs: a value that can't be cast, a division by zero; and ``raise_error``."""
+_SPARK: Final = "org.apache.spark.SparkException"
+_WORKER: Final = "org.apache.spark.api.python.PythonException"
+_LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
+_CANCELLED: Final = "SPARK_JOB_CANCELLED"
+
+# Spark's scheduler says so itself, in an error without a class and without a cause. No text of a task stands before it.
+_OVER_LIMIT: Final = "Job aborted due to stage failure: Total size of serialized results of "
+
+_OUTAGES: Final = frozenset(
+    {
+        "java.io.InterruptedIOException",
+        "java.lang.ClassNotFoundException",
+        "java.lang.InterruptedException",
+        "java.lang.LinkageError",
+        "java.lang.OutOfMemoryError",
+        "java.net.SocketException",
+        "java.net.UnknownHostException",
+        "java.nio.channels.ClosedByInterruptException",
+        "java.sql.SQLRecoverableException",
+        "java.sql.SQLTransientException",
+    }
+)
+"""With their subclasses; also each class that `is_outage` knows by its name, like those of timeouts."""
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
-_AND_THEN: Final = (
-    "The above exception was the direct cause of the following exception:",
-    "During handling of the above exception, another exception occurred:",
-)
 _CLASS: Final = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?::.*)?")
+_DEEPEST: Final = 32
+"""Of Java's causes: a chain may be a circle."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One of Java's errors.
+
+    :param classes: its class, and the superclasses of that.
+    :param condition: Spark's error class.
+    :param traceback: of a Python worker.
+    """
+
+    classes: tuple[str, ...]
+    text: str
+    condition: str | None = None
+    sqlstate: str | None = None
+    traceback: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its class, without the package."""
+        return self.classes[0].rpartition(".")[2].rpartition("$")[2]
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether no record is to blame for it."""
+        if self.traceback is not None:
+            return is_outage(raised(self.traceback) or "")
+        simple = (name.rpartition(".")[2] for name in self.classes)
+        return self.condition == _CANCELLED or not _OUTAGES.isdisjoint(self.classes) or any(map(is_outage, simple))
 
 
 def may_be_of_records(error: Exception) -> bool:
@@ -41,52 +96,97 @@ def may_be_of_records(error: Exception) -> bool:
 
 
 def function_failed(error: Exception) -> FunctionFailed | None:
-    """Our error for one that a record can cause; ``None`` for another, like a lost executor or a missing package."""
-    error = _unwrapped(error)
-    if isinstance(error, PythonException):
-        names = [*_raised(str(error))]
-        if any(map(is_outage, names)):
-            return None
-        name, state = names[-1] if names else "PythonException", None
-        what = f"a function raised {name}"
-    elif isinstance(error, PySparkException) and not isinstance(error, AnalysisException):
-        state = error.getSqlState()
-        if state is None or not state.startswith(_OF_VALUES):
-            return None
-        name = error.getCondition() or type(error).__name__
-        what = f"Spark can't compute a row: {name} (SQLSTATE {state})"
-    else:
+    """Our error for one with which a record may have ended a Spark job.
+
+    :return: ``None`` for what no record causes: an outage, a query that can't be planned, a job that was cancelled. Of
+        all others only a trial tells.
+    """
+    if isinstance(error, AnalysisException):
         return None
-    failed = FunctionFailed(what, error_class=name, text=str(error), sqlstate=state)
+    found = causes(error)
+    if not found or any(one.is_outage for one in found) or _is_over_limit(found) or _has_lost_block(found):
+        return None
+    worker = next((one for one in found if one.traceback is not None), None)
+    named = next((one for one in found if one.condition is not None), found[-1])
+    if worker is not None and worker.traceback is not None:
+        name, state = raised(worker.traceback) or worker.name, None
+        what, text = f"a function raised {name}", worker.traceback
+    else:
+        name, state = named.condition or named.name, named.sqlstate
+        what = f"Spark can't compute a row: {name}" + (f" (SQLSTATE {state})" if state else "")
+        text = "\n".join(f"{one.name}: {one.text}" for one in found[found.index(named) :])
+    failed = FunctionFailed(what, error_class=name, text=text, sqlstate=state)
     failed.__cause__ = error
     return failed
 
 
-def _unwrapped(error: Exception) -> Exception:
-    """The error that ended a job's task, as a DataFrame's own methods raise it; jobs of an RDD raise Java's."""
-    if not isinstance(error, Py4JJavaError):
-        return error
-    try:
-        with unwrap_spark_exception():
-            raise error  # noqa: TRY301 - to be converted
-    except Exception as inner:  # noqa: BLE001 - that is what it is for
-        return inner
+def is_over_limit(error: BaseException) -> bool:
+    """Whether Spark has refused to collect rows only because of their size: spark.driver.maxResultSize."""
+    return _is_over_limit(causes(error))
 
 
-def _raised(text: str) -> Iterator[str]:
-    """The classes of the errors in a worker's traceback, the last one last; not what their texts look like.
+def has_lost_block(error: BaseException) -> bool:
+    """Whether executors have lost what was to be computed only once."""
+    return _has_lost_block(causes(error))
 
-    An error's text may be anything, also a line with the name of another error.
+
+def causes(error: BaseException) -> list[Cause]:
+    """Java's error and its causes; none of an error that is not Java's."""
+    thrown: Any = error
+    java: Any = None
+    if isinstance(error, Py4JJavaError):
+        java = thrown.java_exception
+    elif isinstance(error, CapturedException):
+        java = thrown._origin  # noqa: SLF001 - there is no public way to it
+    found: list[Cause] = []
+    while java is not None and len(found) < _DEEPEST:
+        found.append(_cause(java))
+        java = java.getCause()
+    return found
+
+
+def raised(told: str) -> str | None:
+    """The class in a worker's traceback, without its module: on the first line that is not indented, after the header.
+
+    Of chained errors that is the first one, unless Spark has left out all but the last, as it does for a UDF. Without
+    a header (``hideTraceback``) it is on the first line.
     """
-    lines = iter(text.splitlines())
-    for line in lines:  # what Spark says first
-        if line == _TRACEBACK:
-            break
-    while (told := next((line for line in lines if not line.startswith(" ")), None)) is not None:
-        if (found := _CLASS.fullmatch(told)) is not None:
-            yield found[1]
-        for line in lines:
-            if line in _AND_THEN and next(lines, None) == "" and next(lines, None) == _TRACEBACK:
-                break
-        else:
-            return
+    first, *lines = told.lstrip("\n").splitlines() or [""]
+    if first.rstrip() == _TRACEBACK:
+        first = next((line for line in lines if line and not line.startswith(" ")), "")
+    found = _CLASS.fullmatch(first)
+    return None if found is None else found[1]
+
+
+def _cause(java: Any) -> Cause:
+    condition = sqlstate = traceback = None
+    text = java.getMessage() or ""
+    classes = tuple(_superclasses(java.getClass()))
+    with suppress(Py4JError):  # it is not one of Spark's
+        condition, sqlstate = java.getCondition(), java.getSqlState()
+    if _WORKER in classes:
+        traceback = _traceback(java, text)
+    return Cause(classes, text, condition, sqlstate, traceback)
+
+
+def _superclasses(kind: Any) -> Iterator[str]:
+    while kind is not None:
+        yield kind.getName()
+        kind = kind.getSuperclass()
+
+
+def _traceback(java: Any, text: str) -> str:
+    """What the worker has told, without Spark's own words."""
+    with suppress(Py4JError):  # Spark 4.2
+        if (told := java.getMessageParameters().get("traceback")) is not None:
+            return told
+    return text
+
+
+def _is_over_limit(found: list[Cause]) -> bool:
+    last = found[-1] if found else None
+    return last is not None and last.classes[0] == _SPARK and not last.condition and last.text.startswith(_OVER_LIMIT)
+
+
+def _has_lost_block(found: list[Cause]) -> bool:
+    return any(one.condition == _LOST_BLOCK for one in found)

@@ -11,7 +11,10 @@ _RECOVERY: Final = "offsetstore/processing/recovery.py"
 _DISCOVERY: Final = "offsetstore/processing/discovery.py"
 _FUNCTIONS: Final = "offsetstore/spark/function_errors.py"
 _ERRORS: Final = "offsetstore/postgres/errors.py"
+_COMPUTING: Final = "offsetstore/processing/computing.py"
+_CAREFUL: Final = "offsetstore/spark/careful.py"
 
+_SEARCH: Final = "tests/unit/processing/test_computing.py::"
 _UNIT: Final = "tests/unit/processing/test_recovery.py::"
 _SETTINGS: Final = "tests/unit/spark/test_settings.py::"
 _POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
@@ -125,20 +128,68 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "functions-that-fail-in-a-row",
         (_RECOVERY, 'one.cause in {"refused", "raised"}', 'one.cause in {"refused"}'),
-        tests=(f"{_UNIT}test_a_function_that_fails_for_ten_records_in_a_row_is_a_bug",),
-        why="A bug in a function would make letters of all records.",
+        tests=(f"{_UNIT}test_records_that_cant_be_computed_are_refused_in_a_row_too",),
+        why="While each record has a value that can't be read, a slow topic would drain into the letters.",
     ),
     mutant(
         "outages-that-functions-raise",
-        (_FUNCTIONS, "if any(map(is_outage, names)):", "if not names:"),
+        (_FUNCTIONS, "any(one.is_outage for one in found) or ", ""),
         tests=("tests/unit/spark/test_function_errors.py::test_an_outage_is_no_records",),
         why="While a service is down that a function asks, each record would become a letter.",
     ),
     mutant(
         "a-function-that-fails-for-all",
-        (_RECOVERY, "            self._check_others(run, failed)\n", ""),
-        tests=(f"{_UNIT}test_a_function_that_fails_for_all_records_makes_no_letter_however_often_the_job_starts",),
-        why="A bug in a function would make nine letters at each start of the job.",
+        (_COMPUTING, "                    self._require_any(error)\n", "                    pass\n"),
+        tests=(f"{_SEARCH}test_what_fails_for_all_records_is_given_up_after_a_few",),
+        why="A bug in a function would cost a search for each record of the batch.",
+    ),
+    mutant(
+        "a-record-that-fails-only-with-others",
+        (
+            _COMPUTING,
+            "            if (error := self._fails(place, place + 1)) is not None:\n",
+            "            if (error := self._fails(begin, end)) is not None:\n",
+        ),
+        tests=(f"{_SEARCH}test_a_record_that_can_be_computed_alone_is_not_to_blame",),
+        why="What is too much for Spark, and passes in parts, would make a letter of a good record.",
+    ),
+    mutant(
+        "a-record-that-nothing-is-compared-with",
+        (_RECOVERY, "doubtful = [] if part.with_rows else ", "doubtful = [] if part.numbers else "),
+        tests=(f"{_UNIT}test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries",),
+        why="A bug in a function would make letters of all records of a slow topic.",
+    ),
+    mutant(
+        "a-function-that-fails-for-a-good-record-later",
+        (
+            _CAREFUL,
+            "        for number in self.with_rows[:1] if failed else ():\n",
+            "        for number in ():\n",
+        ),
+        tests=("tests/unit/spark/test_careful.py::test_a_good_record_that_fails_too_shows_that_none_is_to_blame",),
+        why="A service that goes down while a record is tried again would use up its retries.",
+    ),
+    mutant(
+        "classes-in-an-errors-text",
+        (
+            _FUNCTIONS,
+            '        first = next((line for line in lines if line and not line.startswith(" ")), "")\n',
+            "        first = [line for line in lines if _CLASS.fullmatch(line)][-1]\n",
+        ),
+        tests=("tests/unit/spark/test_function_errors.py::test_a_functions_error_is_told_by_the_first_class_alone",),
+        why="A record that says ConnectionError would end the job, for good.",
+    ),
+    mutant(
+        "a-limit-in-an-errors-text",
+        (
+            _FUNCTIONS,
+            "last.classes[0] == _SPARK and not last.condition and last.text.startswith(_OVER_LIMIT)",
+            "_OVER_LIMIT in last.text",
+        ),
+        tests=(
+            "tests/unit/spark/test_function_errors.py::test_words_in_a_text_are_no_sign_of_the_limit_or_of_a_lost_block",
+        ),
+        why="A record that quotes Spark's error would be halved, and never be a letter.",
     ),
     mutant(
         "named-records-that-were-not-given",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from offsetstore import OffsetRange, TopicPartition
-    from offsetstore.errors import RowsRefused
+    from offsetstore.errors import FunctionFailed, RowsRefused
     from offsetstore.processing.isolate import Record
 
 Row: TypeAlias = tuple[int, int]
@@ -29,12 +29,16 @@ class Records:
     :param misfit: with a value that can never fit.
     :param rowless: records of which transform makes no row.
     :param missing: offsets without a record.
+    :param failing: records that can't be computed.
+    :param again: those of them that fail once more.
     """
 
     rejects: Mapping[Row, str] = field(default_factory=dict[Row, str])
     misfit: Mapping[Row, RowsRefused] = field(default_factory=dict[Row, "RowsRefused"])
     rowless: Collection[Row] = ()
     missing: Collection[Row] = ()
+    failing: Mapping[Row, FunctionFailed] = field(default_factory=dict[Row, "FunctionFailed"])
+    again: Callable[[], Mapping[Row, FunctionFailed]] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,18 @@ class FakePart:
     @property
     def with_rows(self) -> list[int]:
         rows = self._rows
-        return [number for number in self.numbers if rows[number] not in self.records.rowless]
+        none = {*self.records.rowless, *self.records.failing}
+        return [number for number in self.numbers if rows[number] not in none]
+
+    @property
+    def failed(self) -> dict[int, FunctionFailed]:
+        failing = self.records.failing
+        return {n: failing[row] for n, row in enumerate(self._rows) if row in failing and n in self.numbers}
+
+    def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
+        rows = self._rows
+        failing = self.records.failing if self.records.again is None else self.records.again()
+        return {number: failing[rows[number]] for number in numbers if rows[number] in failing}
 
     @property
     def rejected(self) -> dict[int, str]:
@@ -95,7 +110,8 @@ class FakePart:
 
     def rows_of(self, numbers: Sequence[int]) -> dict[str, Rows]:
         rows = self._rows
-        chosen = [rows[number] for number in numbers if rows[number] not in self.records.rowless]
+        none = {*self.records.rowless, *self.records.failing}
+        chosen = [rows[number] for number in numbers if rows[number] not in none]
         return {UNNAMED: Rows(chosen, self.write_rows)}
 
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:

@@ -20,7 +20,7 @@ from offsetstore.processing.recovery import Recovery
 from tests.support.careful_part import FakePart
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Collection, Generator, Sequence
 
     from offsetstore.processing.plan import Ranges
     from tests.support.careful_part import Row
@@ -36,8 +36,7 @@ def write(work: Any, rows: Sequence[Row]) -> None:
 
 
 @contextmanager
-def compute(ranges: Ranges, *, has_rows: bool = True) -> Generator[FakePart]:
-    assert has_rows
+def compute(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
     yield FakePart(ranges, write)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from offsetstore.processing.plan import PlanOutdated
+from offsetstore.spark.function_errors import has_lost_block
 from offsetstore.spark.plans.scala import each, simple_name
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 # With deterministic expressions, these give the same rows whenever they are computed from the same rows.
 _PLAIN: Final = frozenset({"Filter", "LogicalRDD", "Project", "ResolvedHint", "SubqueryAlias", "View"})
-_LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"  # Spark's name of that error
 _LOST: Final = "executors have lost a part of what the outputs share, or computed it twice"
 
 
@@ -41,7 +41,7 @@ def computed_once(
         try:
             yield sharing.share
         except Exception as error:
-            if _LOST_BLOCK not in str(error):
+            if not has_lost_block(error):
                 raise
             raise PlanOutdated(_LOST) from error
         if not sharing.is_intact():

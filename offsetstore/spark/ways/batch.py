@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -24,9 +24,9 @@ from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.careful import OfRanges, computed_carefully
-from offsetstore.spark.collecting import OnDriver, is_over_limit, on_driver
+from offsetstore.spark.collecting import OnDriver, on_driver
 from offsetstore.spark.cropping import crop, with_coordinates, within
-from offsetstore.spark.function_errors import may_be_of_records
+from offsetstore.spark.function_errors import function_failed, is_over_limit, may_be_of_records
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.staging_area import StagingArea, StagingPolicy
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from offsetstore.errors import FunctionFailed
     from offsetstore.offsets import TopicPartition
     from offsetstore.processing.batch_metadata import BatchMetadata
     from offsetstore.processing.cycle import Written
@@ -134,6 +135,10 @@ class BatchWay:
             return self._write(batch)
         except StagedRowsLost as lost:
             raise PlanOutdated(str(lost)) from lost
+        except Exception as error:
+            if (failed := function_failed(error)) is None:
+                raise
+            raise self.name_record(failed, batch) from error
         finally:
             self._area.drop_made()
 
@@ -161,10 +166,17 @@ class BatchWay:
         assert self._recovery is not None
         outputs, has_sequences = self._outputs, self._recovery.has_sequences
 
-        def compute(ranges: Ranges, *, has_rows: bool = True) -> AbstractContextManager[CarefulPart]:
-            records = within(batch.frame, ranges)
+        seconds = self._recovery.seconds
+
+        def compute(ranges: Ranges, *, suspects: Collection[Record] = ()) -> AbstractContextManager[CarefulPart]:
             return computed_carefully(
-                outputs, records, OfRanges(ranges), has_sequences=has_sequences, has_rows=has_rows
+                outputs,
+                within(batch.frame, ranges),
+                OfRanges(ranges),
+                has_sequences=has_sequences,
+                suspects=suspects,
+                seconds=seconds,
+                check=lambda: batch.sleep(self._claim, 0),
             )
 
         return self._recovery.write(batch.number, batch.ranges, compute, partial(batch.sleep, self._claim))
@@ -200,6 +212,46 @@ class BatchWay:
         remaining = plan.remaining()
         verdict = isolate(refused, remaining, attempt, proof=lambda found: self._proof(found, batch))
         return conclude(verdict, remaining, store, group=self._claim.group, schema=schema_of(self._claim))
+
+    def name_record(self, failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
+        """Find the first record with which the batch can't be computed, and store those before it.
+
+        Parts of the batch are only computed. What waits in memory, or was delivered, is not stored.
+        """
+        claim, ranges, frame = self._claim, batch.ranges, batch.frame
+        plan = Plan.of(claim, ranges) if self._stores_parts else None
+        if plan is not None:
+            ranges = plan.remaining()
+            create_rows(claim, plan)
+
+        def attempt(part: Ranges, without: Collection[Record]) -> int:
+            batch.sleep(claim, 0)
+            try:
+                return sum(output.rows for output in self._compute(within(frame, part, without), part).values())
+            except Exception as error:
+                if (again := function_failed(error)) is None:
+                    raise
+                raise again from error
+
+        def store(part: Ranges) -> None:
+            if plan is not None:
+                self._compute_and_commit(plan.up_to(part), within(frame, part), batch.number, Stopwatch())
+
+        verdict = isolate(failed, ranges, attempt, proof=lambda _: self._proof_of_failure(batch))
+        batch.sleep(claim, 0)  # a query that is being stopped interrupts Spark
+        if plan is None:
+            verdict = replace(verdict, accepted={})
+        return conclude(verdict, ranges, store, group=claim.group, schema=schema_of(claim))
+
+    @property
+    def _stores_parts(self) -> bool:
+        """Whether a part of a batch can be stored on its own."""
+        return self._marking == "automatic"
+
+    def _proof_of_failure(self, batch: MicroBatch) -> Proof:
+        given = self._given(batch.frame)
+        frames = self._outputs.transform(given).values()
+        return Proof.ROW if all(is_row_by_row(given, frame) for frame in frames) else Proof.BATCH
 
     def _proof(self, refused: RowsRefused, batch: MicroBatch) -> Proof:
         given = with_coordinates(batch.frame)

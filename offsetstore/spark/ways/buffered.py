@@ -79,6 +79,10 @@ class BufferedWay(BatchWay):
         """Whether the buffer has to be flushed now: a limit is reached, or an earlier flush has failed."""
         return self._buffer.is_due or (self._has_failed and self.has_any)
 
+    @property
+    def _stores_parts(self) -> bool:
+        return False
+
     def _write(self, batch: MicroBatch) -> Written | None:
         """Compute and keep one micro-batch, and flush if that is due.
 

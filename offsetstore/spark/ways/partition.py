@@ -33,12 +33,12 @@ from offsetstore.processing.isolate import (
 from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.numbers import check_whole
-from offsetstore.spark.collecting import OnDriver, is_over_limit, on_driver
+from offsetstore.spark.collecting import OnDriver, on_driver
 from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.task import Ending, Result, Tasks
-from offsetstore.spark.function_errors import may_be_of_records
+from offsetstore.spark.function_errors import function_failed, is_over_limit, may_be_of_records
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import place
 from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
@@ -146,7 +146,9 @@ class PartitionWay:
         except Exception as error:
             if self._recovery is not None and may_be_of_records(error):
                 return self._driver.write_carefully(batch)
-            raise
+            if (failed := function_failed(error)) is None:
+                raise
+            raise self._driver.name_record(failed, batch) from error
         watch.lap("tasks")
         done = {result.topic_partition for result in results if result.is_stored}
         try:
@@ -248,8 +250,8 @@ class PartitionWay:
         try:
             with sending_password(session, self._claim):
                 results = _collect(placed, tasks)
-        except Exception:
-            if self._recovery is not None:
+        except Exception as error:
+            if self._recovery is not None or function_failed(error) is not None:
                 self._forget_stored(claim, plan)
             raise
         done = [result.topic_partition for result in results if result.is_stored]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from offsetstore.errors import OffsetGap, UnsupportedQuery
+from offsetstore.offsets import describe
 from offsetstore.processing.cycle import Stopwatch, Written, write_and_advance
 from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.plan import PlanOutdated, check_topics
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from offsetstore.errors import FunctionFailed, RowsRefused
     from offsetstore.offsets import StoredOffset, TopicPartition
     from offsetstore.processing.batch_metadata import BatchMetadata
     from offsetstore.processing.cycle import Computed
@@ -120,6 +122,11 @@ class StatefulWay(BatchWay):
         rows = self._claim.run(work)
         watch.lap("commit")
         return None if rows is None else Written(rows, watch.seconds)
+
+    def name_record(self, failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
+        """Name the batch: its rows may be of any earlier one, and computing a part would change the state."""
+        place = f"the batch is {describe(batch.ranges)}" if batch.ranges else "the batch has no records"
+        return failed.among(batch.ranges, place, stored={}, next_step=failed.next_step)
 
     def _plan(self, batch: MicroBatch, query_id: UUID) -> _StatefulPlan:
         claim = self._claim

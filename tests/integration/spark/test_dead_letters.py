@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, DeadLetters, Execute, LetterFilter, TopicPartition, Upsert
-from offsetstore.errors import Outage, SinkError, TooManyLetters, UnsupportedQuery
+from offsetstore import Append, DeadLetters, Execute, Flush, LetterFilter, OffsetRange, TopicPartition, Upsert
+from offsetstore.errors import FunctionFailed, Outage, SinkError, TooManyLetters, UnsupportedQuery
 from offsetstore.protocol.events import BatchWritten
 from offsetstore.protocol.letters import digest
 from offsetstore.protocol.observers import Observers
@@ -338,11 +338,16 @@ def test_letters_that_the_driver_can_not_hold_at_once_are_written_one_after_the_
     topic = offsetstore_topic(1)
     world.produce(topic, ["bad 1", "a", "bad 2", "bad 3"])
     read = Careful.payloads
+    conf = spark_conf(world)
 
     def payloads(part: Careful, numbers: Sequence[int]) -> Mapping[int, Payload]:
-        if len(numbers) > 1:
-            raise RuntimeError("bigger than spark.driver.maxResultSize")
-        return read(part, numbers)
+        conf.set("spark.driver.maxResultSize", "1k" if len(numbers) > 1 else "1g")
+        try:
+            if len(numbers) > 1:
+                world.spark.range(10_000).toArrow()
+            return read(part, numbers)
+        finally:
+            conf.remove("spark.driver.maxResultSize")
 
     monkeypatch.setattr(Careful, "payloads", payloads)
     world.run(world.claim(topic), rejecting, Append("events"), dead_letters=AT_ONCE)
@@ -352,7 +357,102 @@ def test_letters_that_the_driver_can_not_hold_at_once_are_written_one_after_the_
     assert world.stored(topic) == {0: 4}
 
 
+def spark_conf(world: World) -> Any:
+    """Spark's own settings, which it reads anew for each job."""
+    context: Any = world.spark.sparkContext
+    return context._jsc.sc().conf()
+
+
+# A decoder, a record that it can't read, and Spark's name for that.
+DECODERS = {
+    "json": ("from_json(text, 'a int', map('mode', 'FAILFAST')).a", '{"a": 1}', '{"a":', "MALFORMED_RECORD_IN_PARSING"),
+    "csv": ("from_csv(text, 'a int', map('mode', 'FAILFAST')).a", "1", "x", "MALFORMED_RECORD_IN_PARSING"),
+    "xml": (
+        "from_xml(text, 'a int', map('mode', 'FAILFAST')).a",
+        "<p><a>1</a></p>",
+        "<a>",
+        "MALFORMED_RECORD_IN_PARSING",
+    ),
+    "variant": ("variant_get(parse_json(text), '$.a', 'int')", '{"a": 1}', '{"a":', "MALFORMED_RECORD_IN_PARSING"),
+    "number": ("to_number(text, '9')", "1", "x", "INVALID_FORMAT.MISMATCH_INPUT"),
+    "map": ("size(str_to_map(text))", "a:1", "a:1,a:2", "DUPLICATED_MAP_KEY"),
+    "cast": ("CAST(text AS int)", "1", "x", "CAST_INVALID_INPUT"),
+    "java": (
+        "length(reflect('java.util.UUID', 'fromString', text)) - 35",
+        "1-1-1-1-1",
+        "x",
+        "IllegalArgumentException",
+    ),
+}
+QUOTED = """ValueError
+Traceback (most recent call last):
+ConnectionError: offsetstore.errors.Outage
+Job aborted due to stage failure: Total size of serialized results of spark.driver.maxResultSize
+[CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] java.net.ConnectException"""
+"""A record that holds what errors look like."""
+
+
+def decoded(batch: DataFrame) -> DataFrame:
+    """Reads each record with the decoder that its key names."""
+    key, value = (F.col(name).cast("string") for name in ("key", "value"))
+    number = F.lit(None).cast("int")
+    for name, (read, *_) in DECODERS.items():
+        number = F.when(key == name, F.expr(read).cast("int")).otherwise(number)
+    return batch.withColumn("text", value).select(number.alias("number"), key.alias("name"), "_kafka")
+
+
+@pytest.mark.behaviour("DLQ-15", "DLQ-16")
+@pytest.mark.parametrize(("way", "names"), [("batch", sorted(DECODERS)), ("partition", ["java", "number"])])
+def test_a_record_that_a_decoder_cant_read_is_a_letter_whatever_the_error(
+    world: World, offsetstore_topic: NewTopic, way: str, names: list[str]
+) -> None:
+    world.database.execute("CREATE TABLE numbers (number int, name text)")
+    topic = offsetstore_topic(1)
+    good = [(name, DECODERS[name][1]) for name in names]
+    bad = [(name, DECODERS[name][2]) for name in names] + [("cast", QUOTED)]
+    world.produce_keyed(topic, [*bad, *good])
+
+    world.run(world.claim(topic), decoded, Append("numbers"), dead_letters=AT_ONCE, **WAYS[way])
+
+    assert world.database.rows("SELECT name, number FROM numbers ORDER BY 1") == [(name, 1) for name in names]
+    assert world.database.rows(
+        "SELECT convert_from(key, 'UTF8'), replace(error_class, '.WITHOUT_SUGGESTION', '') FROM dead_letters "
+        "WHERE cause = 'raised' ORDER BY record_offset"
+    ) == [(name, DECODERS[name][3]) for name, _ in bad]
+    assert world.stored(topic) == {0: len(bad) + len(good)}
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize(
+    ("way", "stored"),
+    [
+        ({}, 4),
+        ({"atomicity": "partition", "task_threshold": 0}, 4),
+        ({"flush": Flush(rows=9)}, 0),
+    ],
+)
+def test_without_dead_letters_the_error_names_the_record_that_cant_be_computed(
+    world: World, offsetstore_topic: NewTopic, way: dict[str, Any], stored: int
+) -> None:
+    world.database.execute("CREATE TABLE numbers (number int, name text)")
+    topic = offsetstore_topic(1)
+    world.produce_keyed(
+        topic, [("cast", "1"), ("json", '{"a": 1}')] * 2 + [("json", '{"a":'), ("cast", "1"), ("cast", "x")]
+    )
+
+    failed = world.run_to_failure(world.claim(topic), decoded, Append("numbers"), **way)
+
+    assert isinstance(failed.error, FunctionFailed)
+    assert failed.error.error_class.startswith("MALFORMED_RECORD_IN_PARSING")
+    assert (failed.error.topic_partition, failed.error.offsets) == (TopicPartition(topic, 0), OffsetRange(4, 5))
+    assert f"{topic}-0@4" in str(failed.error)
+    assert world.stored(topic) == {0: stored}
+    assert world.database.one("SELECT count(*) FROM numbers") == stored
+
+
 def _parsed(value: str) -> int:
+    if value == QUOTED:
+        raise ValueError(value)
     if value == "down":
         raise Outage("the service for numbers is down")
     return int(value)
@@ -361,6 +461,7 @@ def _parsed(value: str) -> int:
 def numbers_of(how: str) -> Any:
     """A transform that can't compute every record."""
 
+    # Without types, from which Spark would guess another kind of function.
     parsed: Any = F.udf(lambda value: _parsed(value), "int")  # noqa: PLW0108 # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
     def transform(batch: DataFrame) -> DataFrame:
@@ -368,7 +469,7 @@ def numbers_of(how: str) -> Any:
         number = {
             "function": lambda: parsed(value),
             "cast": lambda: value.cast("int"),
-            "raise_error": lambda: F.when(value == "x", F.raise_error("not a number")).otherwise(
+            "raise_error": lambda: F.when(~value.rlike("^[0-9]$"), F.raise_error(value)).otherwise(
                 F.try_to_number(value, F.lit("9"))
             ),
         }[how]()
@@ -377,7 +478,7 @@ def numbers_of(how: str) -> Any:
     return transform
 
 
-@pytest.mark.behaviour("DLQ-1")
+@pytest.mark.behaviour("DLQ-1", "DLQ-16")
 @pytest.mark.parametrize(
     ("way", "how"), [*((way, "function") for way in WAYS), ("batch", "cast"), ("partition", "raise_error")]
 )
@@ -387,13 +488,13 @@ def test_a_record_that_cant_be_computed_is_a_letter_after_its_retries(
     world.database.execute("CREATE TABLE numbers (number int)")
     topic = offsetstore_topic(2)
     world.produce(topic, ["1", "2", "x", "4"])
-    world.produce(topic, ["5", "x"], partition=1)
+    world.produce(topic, ["5", QUOTED], partition=1)
 
     settings = DeadLetters(max_retries=1, independent=True)
     world.run(world.claim(topic), numbers_of(how), Append("numbers"), dead_letters=settings, **WAYS[way])
 
     assert world.database.column("SELECT number FROM numbers ORDER BY 1") == [1, 2, 4, 5]
-    assert letters(world, topic) == [(0, 2, "raised", "x"), (1, 1, "raised", "x")]
+    assert letters(world, topic) == [(0, 2, "raised", "x"), (1, 1, "raised", QUOTED)]
     names = {"function": "ValueError", "cast": "CAST_INVALID_INPUT", "raise_error": "USER_RAISED_EXCEPTION"}
     assert world.database.rows("SELECT DISTINCT error_class, attempts FROM dead_letters") == [(names[how], 2)]
     assert world.stored(topic) == {0: 4, 1: 2}

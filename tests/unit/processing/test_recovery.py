@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from offsetstore.errors import (
 )
 from offsetstore.processing import recovery as module
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
+from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import UNNAMED, with_replanning
 from offsetstore.processing.pause import GroupPaused
 from offsetstore.processing.plan import PlanOutdated
@@ -39,7 +40,7 @@ from tests.support.careful_part import FakePart, Records
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
     from offsetstore import Failure, Transaction
     from offsetstore.processing.cycle import Written
@@ -92,6 +93,7 @@ class Job:
         self.written: list[list[Row]] = []
         """Each attempt to write rows, also of those that were rolled back."""
         self.parts: list[Mapping[TopicPartition, OffsetRange]] = []
+        self.suspects: list[set[tuple[TopicPartition, int]]] = []
         self.waits: list[float] = []
         self.read_again: list[Row] = []
         self.restart()
@@ -113,22 +115,25 @@ class Job:
         return self.recovery.write(number, ranges, self.compute, self.sleep)
 
     @contextmanager
-    def compute(self, ranges: Ranges, *, has_rows: bool = True) -> Generator[FakePart]:
-        records = self.records
-        if has_rows:
-            self.parts.append(ranges)
-            self._compute_rows(ranges)
-        else:
-            records = replace(records, rowless=[(tp.partition, one.from_) for tp, one in ranges.items()])
-        yield FakePart(ranges, self.write_rows, records, read_again=self.read_again)
-
-    def _compute_rows(self, ranges: Ranges) -> None:
+    def compute(self, ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
+        self.parts.append(ranges)
+        self.suspects.append({*suspects})
         if sum(one.size for one in ranges.values()) > self.too_many_rows:
             raise Halve(SinkError("the rows are too many"))
-        for tp, one in ranges.items():
-            for offset in range(one.from_, one.until):
-                if (name := self.raises.get((tp.partition, offset))) is not None:
-                    raise Halve(failed(name))
+        yield FakePart(ranges, self.write_rows, self._records(ranges), read_again=self.read_again)
+
+    def _records(self, ranges: Ranges) -> Records:
+        """Those in Kafka; as `computing` finds it, some can't be computed."""
+        there = {(tp.partition, at) for tp, one in ranges.items() for at in range(one.from_, one.until)}
+        there.difference_update(self.records.missing)
+        failing = self._failing()
+        found = failing.keys() & there
+        if found == there and len(found) >= 10:
+            raise NoneComputed(failing[min(found)], 19)
+        return replace(self.records, failing={row: failing[row] for row in found}, again=self._failing)
+
+    def _failing(self) -> dict[Row, FunctionFailed]:
+        return {row: failed(name) for row, name in self.raises.items()}
 
     def write_rows(self, work: Any, values: Sequence[Row]) -> None:
         self.written.append(list(values))
@@ -347,11 +352,11 @@ def test_a_functions_attempts_survive_a_restart_and_it_may_compute_the_record_th
     with pytest.raises(InterruptedError):
         job.write(up_to(5))
     assert job.failures == {(0, 2): Failed(1, {"ValueError": 1})}
-    assert (job.results, job.stored()) == (rows(0, 1), 2)
 
     job.restart()
     waits(job, job.raises.clear)
     job.write(up_to(5))
+    assert job.suspects[-2:] == [{(P0, 2)}, {(P0, 2)}]
 
     assert (job.results, job.letters, job.failures) == (rows(0, 1, 2, 3, 4), {}, {})
     assert len(job.waits) == 2
@@ -365,18 +370,100 @@ def test_a_strategy_may_stop_at_a_functions_error_which_is_told_as_the_cause(sto
         job.write(up_to(5))
 
     assert "canary" not in str(caught.value)
-    assert (job.results, job.stored(), job.letters) == (rows(0, 1), 2, {})
+    assert job.letters == {}
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_any_number_of_records_that_cant_be_computed_are_letters_if_another_of_the_batch_can(
+    store: InMemoryOffsetStore,
+) -> None:
+    job = Job(store, raises={(0, offset): "NameError" for offset in range(5, 64)})
+
+    job.write(up_to(64))
+
+    assert (job.results, job.stored()) == (rows(*range(5)), 64)
+    assert len(job.letters) == 59
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(max_retries=2), records=Records(rowless=rows(0)), raises={(0, 1): "NameError"})
+
+    with pytest.raises(FunctionFailed, match="payments-0@1") as caught:
+        job.write(up_to(2))
+
+    assert "no other record was accepted" in str(caught.value)
+    assert (len(job.waits), job.letters, job.stored()) == (0, {}, 0)
+    assert job.attempts()[0, 1] >= 2
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize(
+    ("sqlstate", "is_letter"), [("22018", True), ("23505", True), ("P0001", True), ("42601", False)]
+)
+def test_alone_a_record_is_a_letter_only_if_sparks_sqlstate_tells_of_a_value(
+    store: InMemoryOffsetStore, sqlstate: str, *, is_letter: bool
+) -> None:
+    class Alone(Job):
+        def _failing(self) -> dict[Row, FunctionFailed]:
+            return {(0, 0): FunctionFailed("Spark can't compute a row", error_class="CODE", sqlstate=sqlstate)}
+
+    job = Alone(store)
+    with nullcontext() if is_letter else pytest.raises(FunctionFailed, match="payments-0@0"):
+        job.write(up_to(1))
+
+    assert [*job.letters] == (rows(0) if is_letter else [])
 
 
 @pytest.mark.behaviour("DLQ-13")
-def test_a_function_that_fails_for_ten_records_in_a_row_is_a_bug(store: InMemoryOffsetStore) -> None:
-    job = Job(store, raises={(0, offset): "NameError" for offset in range(5, 64)})
+def test_records_that_cant_be_computed_are_refused_in_a_row_too(store: InMemoryOffsetStore) -> None:
+    class Values(Job):
+        def _failing(self) -> dict[Row, FunctionFailed]:
+            return {(0, n): FunctionFailed("a cast", error_class="CAST", sqlstate="22018") for n in range(20)}
 
+    job = Values(store)
     with pytest.raises(TooManyLetters, match="10 refused records in a row"):
-        job.write(up_to(64))
+        job.write_each(20)
 
-    assert (job.results, job.stored()) == (rows(*range(5)), 14)
     assert len(job.letters) == 9
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_while_a_function_fails_for_a_good_record_too_no_attempt_is_counted(store: InMemoryOffsetStore) -> None:
+    class Down(Job):
+        def _failing(self) -> dict[Row, FunctionFailed]:
+            if self.waits:
+                raise failed("ServiceError")  # of a record that could be computed before
+            return super()._failing()
+
+    job = Down(store, PATIENT, raises={(0, 1): "ValueError"})
+    with pytest.raises(FunctionFailed, match="ServiceError"):
+        job.write(up_to(3))
+
+    assert (job.letters, job.attempts(), job.stored()) == ({}, {(0, 1): 1}, 0)
+
+
+@pytest.mark.behaviour("DLQ-8", "DLQ-15")
+def test_if_the_search_takes_too_long_what_it_has_passed_is_written_first(
+    store: InMemoryOffsetStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow(Job):
+        @contextmanager
+        def compute(self, ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
+            if (P0, 2) not in suspects:
+                raise Halve(failed(), place=5, suspects=[(P0, 2)])
+            with super().compute(ranges, suspects=suspects) as part:
+                yield part
+
+    job = Slow(store, raises={(0, 2): "ValueError", (0, 7): "ValueError"})
+    job.write(up_to(9))
+
+    assert [*job.letters] == rows(2, 7)
+    assert job.parts == [up_to(5), up_to(9, 5)]
+    assert (job.results, job.stored()) == (rows(0, 1, 3, 4, 5, 6, 8), 9)
+    [line] = [one.message for one in caplog.records if "could not be computed" in one.message]
+    assert "2 records" in line
+    assert "PERMISSIVE" in line
 
 
 @pytest.mark.behaviour("DLQ-13")
@@ -386,7 +473,7 @@ def test_a_function_that_fails_for_all_records_makes_no_letter_however_often_the
     job = Job(store, raises={(0, offset): "NameError" for offset in range(64)})
 
     for _ in range(3):
-        with pytest.raises(TooManyLetters, match="none that can be computed") as caught:
+        with pytest.raises(TooManyLetters, match="no record could be computed") as caught:
             job.write(up_to(64))
         assert isinstance(caught.value.__cause__, FunctionFailed)
         job.restart()
@@ -396,12 +483,12 @@ def test_a_function_that_fails_for_all_records_makes_no_letter_however_often_the
 
 @pytest.mark.behaviour("DLQ-1")
 def test_in_a_log_with_few_records_left_one_that_cant_be_computed_is_a_letter(store: InMemoryOffsetStore) -> None:
-    records = Records(missing=rows(*range(63)))
+    records = Records(missing=rows(*range(62)))
     job = Job(store, records=records, raises={(0, 63): "ValueError"})
 
     job.write(up_to(64))
 
-    assert (job.letters.keys(), job.results, job.stored()) == ({(0, 63)}, [], 64)
+    assert (job.letters.keys(), job.results, job.stored()) == ({(0, 63)}, rows(62), 64)
 
 
 @pytest.mark.behaviour("DLQ-1")
@@ -411,15 +498,6 @@ def test_a_first_record_that_cant_be_computed_is_a_letter_if_another_one_can_be(
     job.write(up_to(64))
 
     assert (job.letters.keys(), job.results) == ({*rows(*range(5))}, rows(*range(5, 64)))
-
-
-def test_a_record_that_is_gone_when_its_function_has_failed_ends_the_batch(store: InMemoryOffsetStore) -> None:
-    job = Job(store, raises={(0, 0): "ValueError"}, records=Records(missing=[(0, 0)]))
-
-    with pytest.raises(FunctionFailed):
-        job.write(up_to(1))
-
-    assert (job.letters, job.stored()) == ({}, 0)
 
 
 @pytest.mark.behaviour("DLQ-12")
@@ -1035,8 +1113,8 @@ def test_what_is_stored_of_a_batch_counts_as_written_when_it_is_planned_again(
     compute, parts = job.compute, iter([False, True, False, False])
 
     @contextmanager
-    def outdated(ranges: Ranges) -> Generator[FakePart]:
-        with compute(ranges) as part:
+    def outdated(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
+        with compute(ranges, suspects=suspects) as part:
             if next(parts):
                 raise PlanOutdated
             yield part

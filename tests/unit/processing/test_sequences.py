@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offsetstore import DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition
-from offsetstore.errors import CommitUnknown, ConnectionLost, RowsRefused
+from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol.letters import Payload, digest
@@ -46,6 +46,13 @@ class Part:
     @property
     def rejected(self) -> dict[int, str]:
         return {number: "bad" for number in self.numbers if LOG[self.begin + number] in self.bad}
+
+    @property
+    def failed(self) -> dict[int, FunctionFailed]:
+        return {}
+
+    def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
+        raise NotImplementedError
 
     def record(self, number: int) -> tuple[TopicPartition, int]:
         return P0, self.begin + number
@@ -87,8 +94,7 @@ class Job:
 
     def write(self, begin: int, end: int) -> None:
         @contextmanager
-        def compute(ranges: Ranges, *, has_rows: bool = True) -> Generator[Part]:
-            assert has_rows
+        def compute(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[Part]:
             [range_] = ranges.values()
             left = [number for number in range(range_.size) if range_.from_ + number not in self.compacted]
             yield Part(range_.from_, left, self.bad)

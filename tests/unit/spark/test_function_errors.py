@@ -1,79 +1,141 @@
-"""Which of Spark's errors a record can cause."""
+"""Which of Spark's errors a record can cause: told by classes, never by words that a record may hold."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from pyspark.errors import AnalysisException, ArithmeticException, PySparkException, PythonException
+from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
+from pyspark.errors import AnalysisException
 
 from offsetstore.errors import Outage, RowsRefused
-from offsetstore.spark.function_errors import function_failed, may_be_of_records
+from offsetstore.spark import function_errors
+from offsetstore.spark.function_errors import function_failed, has_lost_block, is_over_limit, may_be_of_records, raised
 
-WORKER = """An exception was thrown from the Python worker:
-Traceback (most recent call last):
+SPARK = "org.apache.spark.SparkException"
+LIMIT = "Job aborted due to stage failure: Total size of serialized results of 1 tasks (9.9 KiB) is bigger than "
+HEADER = "Traceback (most recent call last):"
+FRAMES = f"""{HEADER}
   File "/job/transform.py", line 3, in parse
     return int(value)
            ^^^^^^^^^^
 """
-
-NEXT = '\n\nTraceback (most recent call last):\n  File "/job/transform.py", line 9, in retry\n'
+NEXT = f'\n\n{HEADER}\n  File "/job/transform.py", line 9, in retry\n'
 WHILE = f"\n\nDuring handling of the above exception, another exception occurred:{NEXT}"
 FROM = f"\n\nThe above exception was the direct cause of the following exception:{NEXT}"
+GROUP = f'  + Exception Group {HEADER}\n  |   File "/job/transform.py"\n  | ExceptionGroup: canary (1 sub-exception)\n'
 
 
 class ServiceDown(Outage):
     """A user's own."""
 
 
-class WithState(PySparkException):
-    """As Spark's JVM raises it."""
+class Kind:
+    """A class of Java's."""
 
-    def __init__(self, state: str | None) -> None:
-        super().__init__("The value 'canary' is malformed.")
-        self.state = state
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
-    def getSqlState(self) -> str | None:  # noqa: N802 - Spark's name
-        return self.state
+    def getName(self) -> str:  # noqa: N802 - Java's name
+        return self.names[0]
 
-    def getCondition(self) -> str:  # noqa: N802 - as above
-        return "CAST_INVALID_INPUT"
-
-
-class OfPlan(WithState, AnalysisException):
-    """A query that can't be planned."""
+    def getSuperclass(self) -> Kind | None:  # noqa: N802 - as above
+        return Kind(*self.names[1:]) if self.names[1:] else None
 
 
-@pytest.mark.behaviour("DLQ-1")
+class Thrown:
+    """An error of Java's."""
+
+    def __init__(
+        self,
+        *names: str,
+        text: str | None = None,
+        cause: Thrown | None = None,
+        condition: str | None = None,
+        state: str | None = None,
+        parameters: dict[str, str] | None = None,
+    ) -> None:
+        self.kind = Kind(*names, "java.lang.Exception", "java.lang.Throwable", "java.lang.Object")
+        self.text, self.cause, self.condition, self.state, self.parameters = text, cause, condition, state, parameters
+
+    def getClass(self) -> Kind:  # noqa: N802 - as above
+        return self.kind
+
+    def getMessage(self) -> str | None:  # noqa: N802 - as above
+        return self.text
+
+    def getCause(self) -> Thrown | None:  # noqa: N802 - as above
+        return self.cause
+
+    def getCondition(self) -> str | None:  # noqa: N802 - as above
+        return self._of_spark(self.condition)
+
+    def getSqlState(self) -> str | None:  # noqa: N802 - as above
+        return self._of_spark(self.state)
+
+    def getMessageParameters(self) -> dict[str, str]:  # noqa: N802 - as above
+        return self._of_spark(self.parameters or {})
+
+    def _of_spark(self, value: Any) -> Any:
+        if not self.kind.names[0].startswith("org.apache.spark."):
+            raise Py4JError("Method does not exist")
+        return value
+
+
+def java_error(thrown: Thrown) -> Py4JJavaError:
+    """As py4j raises it."""
+    error = Py4JJavaError.__new__(Py4JJavaError)
+    error.java_exception = thrown
+    return error
+
+
+def awaited(cause: Thrown) -> Py4JJavaError:
+    """As a DataFrame's job raises it."""
+    return java_error(Thrown(SPARK, text="Exception thrown in awaitResult: ", cause=cause))
+
+
+def worker(told: str, *, version: str = "4.2") -> Py4JJavaError:
+    name = "org.apache.spark.api.python.PythonException"
+    if version == "4.0":
+        return awaited(Thrown(name, text=told))
+    parameters = {"msg": "An exception was thrown from the Python worker", "traceback": told}
+    text = f"[PYTHON_EXCEPTION] {parameters['msg']}: {told} SQLSTATE: 38000"
+    return awaited(Thrown(name, text=text, condition="PYTHON_EXCEPTION", state="38000", parameters=parameters))
+
+
+@pytest.mark.behaviour("DLQ-1", "DLQ-15", "DLQ-16")
+@pytest.mark.parametrize("version", ["4.0", "4.2"])
 @pytest.mark.parametrize(
     ("told", "name"),
     [
-        ("ValueError: canary", "ValueError"),
-        ("job.errors.NoCustomer: canary", "NoCustomer"),
-        ("KeyError", "KeyError"),
-        ("job.parse.<locals>.Bad: canary", "Bad"),
-        (f"ValueError: one{WHILE}TypeError: canary\nand more", "TypeError"),
-        (f"ValueError: one{FROM}TypeError: canary", "TypeError"),
-        ("ValueError: can't parse:\ncanary", "ValueError"),
-        ("pydantic.ValidationError: 1 error\namount\n  Input should be a number", "ValidationError"),
-        ("ValueError: the record is:\nConnectionError: canary\nOutage", "ValueError"),
-        (
-            "ValueError: the record is:\n\nTraceback (most recent call last):\n  at f\nConnectionError: canary",
-            "ValueError",
-        ),
-        ("  + Exception Group Traceback (most recent call last):\n  | canary", "PythonException"),
+        (f"{FRAMES}ValueError: canary", "ValueError"),
+        (f"{FRAMES}job.errors.NoCustomer: canary", "NoCustomer"),
+        (f"{FRAMES}KeyError", "KeyError"),
+        (f"{FRAMES}job.parse.<locals>.Bad: canary", "Bad"),
+        (f"{FRAMES}ValueError: one{WHILE}ConnectionError: canary", "ValueError"),
+        (f"{FRAMES}ValueError: one{FROM}offsetstore.errors.Outage: canary", "ValueError"),
+        (f"{FRAMES}pydantic.ValidationError: 1 error\namount\n  Input should be a number", "ValidationError"),
+        (f"{FRAMES}ValueError: the record is:\nConnectionError: canary\nOutage", "ValueError"),
+        (f"{FRAMES}ValueError: {FRAMES}ConnectionError: canary", "ValueError"),
+        (f"{FRAMES}ValueError: \n{FRAMES}ConnectionError: canary{WHILE}offsetstore.errors.Outage", "ValueError"),
+        (f"ValueError: {HEADER}\nConnectionError: canary", "ValueError"),
+        (f"ValueError: canary\n{FRAMES}ConnectionError: canary", "ValueError"),
+        (f"{GROUP}  +-+---------------- 1 ----------------\n{FRAMES}ConnectionError: canary", "PythonException"),
     ],
 )
-def test_what_a_function_raises_is_a_records(told: str, name: str) -> None:
-    error = PythonException(message=f"{WORKER}{told}\n")
+def test_a_functions_error_is_told_by_the_first_class_alone(told: str, name: str, version: str) -> None:
+    error = worker(f"{told}\n", version=version)
     failed = function_failed(error)
     assert failed is not None
-    assert failed.error_class == name
+    assert (failed.error_class, failed.sqlstate) == (name, None)
     assert "canary" not in str(failed)
-    assert failed.text == str(error)
+    assert failed.text == f"{told}\n"
     assert failed.__cause__ is error
     assert may_be_of_records(error)
 
 
 @pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("version", ["4.0", "4.2"])
 @pytest.mark.parametrize(
     "told",
     [
@@ -83,39 +145,118 @@ def test_what_a_function_raises_is_a_records(told: str, name: str) -> None:
         "requests.exceptions.ConnectionError: rates.example",
         "offsetstore.errors.Outage: the service for rates is down",
         f"offsetstore.errors.Outage: down{WHILE}KeyError: 1",
-        f"KeyError: 1{FROM}offsetstore.errors.Outage: down",
+        f"ConnectionResetError: down{FROM}ValueError: 1",
         "tests.unit.ServiceDown: a subclass",
         "httpx.ReadTimeout: canary",
         "urllib.error.URLError: canary",
     ],
 )
-def test_an_outage_is_no_records(told: str) -> None:
-    error = PythonException(message=f"{WORKER}{told}\n")
-    assert function_failed(error) is None
-    assert not may_be_of_records(error)
+def test_an_outage_is_no_records(told: str, version: str) -> None:
+    for traceback in (f"{FRAMES}{told}\n", told):  # with hideTraceback there is nothing before the class
+        error = worker(traceback, version=version)
+        assert function_failed(error) is None
+        assert not may_be_of_records(error)
 
 
-@pytest.mark.parametrize("state", ["22018", "22012", "P0001"])
-def test_a_value_that_spark_cant_compute_is_a_records(state: str) -> None:
-    failed = function_failed(WithState(state))
-    assert failed is not None
-    assert (failed.error_class, failed.sqlstate) == ("CAST_INVALID_INPUT", state)
-    assert "canary" not in str(failed)
-
-
+@pytest.mark.behaviour("DLQ-15")
 @pytest.mark.parametrize(
-    "error",
+    ("thrown", "name"),
     [
-        WithState("42P01"),
-        WithState("XXKCM"),
-        WithState(None),
-        OfPlan("22023"),
-        ArithmeticException("no state"),
-        OSError(),
+        (
+            Thrown("org.apache.spark.SparkRuntimeException", condition="DUPLICATED_MAP_KEY", state="23505"),
+            "DUPLICATED_MAP_KEY",
+        ),
+        (
+            Thrown(SPARK, condition="MALFORMED_RECORD_IN_PARSING", state="22023", cause=Thrown("com.json.EOF")),
+            "MALFORMED_RECORD_IN_PARSING",
+        ),
+        (
+            Thrown("org.apache.spark.SparkIllegalArgumentException", condition="INVALID_FORMAT", state="42601"),
+            "INVALID_FORMAT",
+        ),
+        (
+            Thrown(SPARK, condition="FAILED_EXECUTE_UDF", state="39000", cause=Thrown("job.Parser$Bad")),
+            "FAILED_EXECUTE_UDF",
+        ),
+        (Thrown(SPARK, text="Task 0 failed", cause=Thrown("x.Wrapper", cause=Thrown("job.Parser$Bad"))), "Bad"),
+        (Thrown("java.lang.ArithmeticException", text="long overflow"), "ArithmeticException"),
+        (
+            Thrown("java.lang.StackOverflowError", "java.lang.VirtualMachineError", "java.lang.Error"),
+            "StackOverflowError",
+        ),
     ],
 )
-def test_another_error_is_not(error: Exception) -> None:
+def test_whatever_ends_a_job_may_be_a_records(thrown: Thrown, name: str) -> None:
+    for error in (java_error(thrown), awaited(thrown)):
+        failed = function_failed(error)
+        assert failed is not None
+        assert failed.error_class == name
+        assert failed.sqlstate == thrown.state
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize(
+    "thrown",
+    [
+        Thrown(SPARK, condition="SPARK_JOB_CANCELLED"),
+        Thrown("java.lang.InterruptedException"),
+        Thrown("java.net.SocketTimeoutException", "java.io.InterruptedIOException"),
+        Thrown("java.net.ConnectException", "java.net.SocketException", "java.io.IOException"),
+        Thrown("org.apache.kafka.common.errors.TimeoutException"),
+        Thrown("java.lang.OutOfMemoryError", "java.lang.VirtualMachineError", "java.lang.Error"),
+        Thrown("java.lang.NoClassDefFoundError", "java.lang.LinkageError", "java.lang.Error"),
+        Thrown(SPARK, condition="FAILED_EXECUTE_UDF", cause=Thrown("java.net.UnknownHostException")),
+    ],
+)
+def test_an_outage_of_java_is_told_by_its_class(thrown: Thrown) -> None:
+    assert function_failed(awaited(thrown)) is None
+
+
+@pytest.mark.parametrize("error", [AnalysisException("no such column"), OSError(), ValueError("a transform's own")])
+def test_what_is_no_error_of_a_job_is_no_records(error: Exception) -> None:
     assert function_failed(error) is None
+
+
+@pytest.mark.behaviour("DLQ-16")
+def test_words_in_a_text_are_no_sign_of_the_limit_or_of_a_lost_block() -> None:
+    words = f"{LIMIT}spark.driver.maxResultSize, CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND, java.net.ConnectException"
+    for text in (words, f"the record is: {words}"):
+        errors = [
+            worker(f"{FRAMES}ValueError: {text}"),
+            awaited(Thrown("org.apache.spark.SparkRuntimeException", text=text, condition="USER_RAISED_EXCEPTION")),
+            awaited(Thrown("java.lang.RuntimeException", text=text)),
+            awaited(
+                Thrown(
+                    SPARK,
+                    text=f"Job aborted due to stage failure: Task 0: {text}",
+                    cause=Thrown("java.lang.Exception", text=text),
+                )
+            ),
+        ]
+        for error in errors:
+            assert not is_over_limit(error)
+            assert not has_lost_block(error)
+            assert function_failed(error) is not None
+
+
+@pytest.mark.behaviour("DLQ-16")
+def test_the_limit_and_a_lost_block_are_told_by_what_spark_says_itself() -> None:
+    limit = awaited(Thrown(SPARK, text=f"{LIMIT}spark.driver.maxResultSize (1.0 KiB)"))
+    lost = awaited(Thrown(SPARK, text="Checkpoint block not found", condition="CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"))
+    assert (is_over_limit(limit), has_lost_block(limit)) == (True, False)
+    assert (is_over_limit(lost), has_lost_block(lost)) == (False, True)
+    assert function_failed(limit) is function_failed(lost) is None
+
+
+def test_a_circle_of_causes_ends() -> None:
+    one = Thrown("job.Bad")
+    one.cause = one
+    assert len(function_errors.causes(java_error(one))) > 1
+
+
+@pytest.mark.parametrize("told", ["", "\n", HEADER, f"{HEADER}\n  File"])
+def test_a_traceback_without_a_class_names_none(told: str) -> None:
+    assert raised(told) is None
 
 
 def test_a_refusal_is_a_records_if_its_sqlstate_says_so() -> None:
