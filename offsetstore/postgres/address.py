@@ -65,7 +65,8 @@ class DatabaseAddress:
         def add_secrets(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
             parameters.update(secrets())
 
-        connect: dict[str, Any] = {"connect_args": dict(self.parameters), "hide_parameters": True}
+        parameters = {**dict(self.parameters), "client_encoding": "UTF8"}  # as `make_engine`
+        connect: dict[str, Any] = {"connect_args": parameters, "hide_parameters": True}
         url = URL.create("postgresql+psycopg")
         engine = create_engine(url, pool_size=1, max_overflow=0, **connect)
         dedicated = create_engine(url, poolclass=NullPool, **connect)

@@ -94,6 +94,16 @@ class PostgresDatabase:
         except DATABASE_ERRORS as error:
             raise _unreachable(error) from error
 
+    @contextmanager
+    def _asking(self, engine: Engine) -> Generator[Connection]:
+        """A connection for queries outside of sessions, whose texts may have any letter.
+
+        :raises ConfigurationError: the database can't store every letter.
+        """
+        with self._connect(engine) as connection:
+            check_encoding(connection)
+            yield connection
+
     def translate(self, error: BaseException) -> BaseException:
         return errors.translate(error)
 
@@ -114,7 +124,7 @@ class PostgresDatabase:
 
     def _terminate_blockers(self, pid: int, prefix: str) -> bool:
         try:
-            with self._connect(self._dedicated) as connection:
+            with self._asking(self._dedicated) as connection:
                 for row in connection.execute(text(sql.TERMINATE_BLOCKERS), {"pid": pid, "prefix": prefix}):
                     _log.warning("terminated %s (pid %d), which held the group's locks", *row[1::-1])
                 connection.commit()
@@ -125,7 +135,7 @@ class PostgresDatabase:
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         asked = {"topics": [tp.topic for tp in partitions], "partitions": [tp.partition for tp in partitions]}
         try:
-            with self._connect(self._dedicated) as connection:
+            with self._asking(self._dedicated) as connection:
                 row = connection.execute(self._text(sql.LOCK_HOLDER), {"group": group, **asked}).first()
         except (*DATABASE_ERRORS, OffsetStoreError):
             return None
@@ -136,7 +146,7 @@ class PostgresDatabase:
 
     def check_schema(self) -> None:
         versions = f"{self._place}{VERSION_TABLE}"
-        with self._connect(self.engine) as connection:
+        with self._asking(self.engine) as connection:
             try:
                 schema = connection.execute(text(sql.SCHEMA_OF), {"table": versions}).scalar()
                 if schema is not None:
@@ -179,6 +189,25 @@ class PostgresDatabase:
 
     def _text(self, statement: str) -> TextClause:
         return text(statement.replace("{s}", self._schema))
+
+
+def check_encoding(connection: Connection) -> None:
+    """Use UTF-8 until the end of the transaction, and expect it of the database.
+
+    :raises ConfigurationError: the database has another encoding.
+    :raises StoreUnavailable: the query failed.
+    """
+    try:
+        found = connection.execute(text(sql.ENCODINGS)).scalar_one()
+    except DATABASE_ERRORS as error:
+        raise _unreachable(error) from error
+    if found != "UTF8":
+        raise ConfigurationError(
+            f"the database's encoding is {found}, which can't store every text that a record may have",
+            found=found,
+            expected="UTF8",
+            next_step="Create a database with ENCODING 'UTF8' TEMPLATE template0, and move the tables there.",
+        )
 
 
 def _hiding_parameters(engine: Engine) -> Engine:

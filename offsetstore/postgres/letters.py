@@ -150,35 +150,14 @@ class LetterStatements:
 
     _rows: Callable[..., list[Any]]
     _run: Callable[..., int]
-    _is_utf8: Callable[[], bool]
 
     def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
         written = 0
         with refusing_letters():
             for part in _chunks(letters):
-                errors = self._error_columns(letter.error for letter in part)
+                errors = error_columns(letter.error for letter in part)
                 written += self._run(WRITE_LETTERS, group=group, **_columns(part), **errors)
         return written
-
-    def _error_columns(self, errors: Iterable[LetterError]) -> dict[str, list[str | None]]:
-        """The columns of errors, as any database can store them."""
-        listed = list(errors)
-        columns = {
-            "classes": [error.error_class for error in listed],
-            "sqlstates": [error.sqlstate for error in listed],
-            "tables": [error.table for error in listed],
-            "constraints": [error.constraint for error in listed],
-            "columns": [error.column for error in listed],
-            "texts": [error.text for error in listed],
-            "tracebacks": [error.traceback for error in listed],
-        }
-        return {
-            name: [None if one is None else self._storable(one) for one in column] for name, column in columns.items()
-        }
-
-    def _storable(self, text: str) -> str:
-        """The text as this database can store it."""
-        return writable(text) if self._is_utf8() else _ascii(text)
 
     def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
         return {
@@ -298,23 +277,30 @@ def record_arrays(records: Iterable[tuple[TopicPartition, int]]) -> dict[str, ob
     }
 
 
-def _ascii(text: str) -> str:
-    """Escape other letters: which of them an encoding has is not ours to know, and a letter must be writable."""
-    return writable(text).encode("ascii", "backslashreplace").decode()
+def error_columns(errors: Iterable[LetterError]) -> dict[str, list[str | None]]:
+    """The columns of errors, as the database can store them."""
+    listed = list(errors)
+    columns = {
+        "classes": [error.error_class for error in listed],
+        "sqlstates": [error.sqlstate for error in listed],
+        "tables": [error.table for error in listed],
+        "constraints": [error.constraint for error in listed],
+        "columns": [error.column for error in listed],
+        "texts": [error.text for error in listed],
+        "tracebacks": [error.traceback for error in listed],
+    }
+    return {name: [None if one is None else writable(one) for one in column] for name, column in columns.items()}
 
 
 def _headers(headers: Headers | None) -> str | None:
-    """Write headers as JSON: ``[[name, base64], …]``; jsonb can't hold a name with a NUL, which goes third, in base64.
-
-    Everything but ASCII is escaped, so that the connection's encoding does not matter.
-    """
+    """Write headers as JSON: ``[[name, base64], …]``; a name that jsonb may not hold goes third, in base64."""
     if headers is None:
         return None
     return json.dumps([_header(name, None if value is None else _base64(value)) for name, value in headers])
 
 
 def _header(name: str, value: str | None) -> list[str | None]:
-    # Not in a database in another encoding than UTF-8 either, which has no escapes for most letters.
+    # jsonb can hold neither a NUL nor half a surrogate pair.
     is_plain = name.isascii() and "\0" not in name
     return [name, value] if is_plain else [None, value, _base64(name.encode("utf-8", "surrogatepass"))]
 

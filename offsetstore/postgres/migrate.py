@@ -22,6 +22,7 @@ from sqlalchemy import text
 from sqlalchemy.schema import CreateSchema
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.postgres.database import check_encoding
 from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error
 from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
 from offsetstore.postgres.url import make_engine
@@ -173,6 +174,7 @@ def wait_for_others(connection: Connection) -> None:
 
 
 def _migrate(context: EnvironmentContext | Any, connection: Connection, schema: str | None) -> None:
+    check_encoding(connection)
     wait_for_others(connection)
     with _in_schema(connection, schema):
         context.configure(

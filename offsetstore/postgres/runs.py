@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg.types.json import Jsonb
 
 from offsetstore.offsets import Token, TopicPartition
+from offsetstore.protocol.letters import writable
 from offsetstore.protocol.runs import JobError, Run, RunStatus
 
 if TYPE_CHECKING:
@@ -98,7 +99,6 @@ class RunStatements:
 
     _rows: Callable[..., list[Any]]
     _run: Callable[..., int]
-    _storable: Callable[[str], str]
 
     def begin_run(self, group: str, token: Token, run: NewRun) -> None:
         self._run(
@@ -126,7 +126,7 @@ class RunStatements:
             counters=Jsonb(dict(status.counters)),
             memory=status.memory,
             mirror_age=_interval(status.mirror_age),
-            mirror_error=None if status.mirror_error is None else self._storable(status.mirror_error),
+            mirror_error=None if status.mirror_error is None else writable(status.mirror_error),
             query_id=status.query_id,
             application_id=status.application_id,
             ui_url=status.ui_url,
@@ -142,7 +142,7 @@ class RunStatements:
             epoch=token.epoch,
             sources=[one.source for one in errors],
             classes=[one.error_class for one in errors],
-            texts=[None if one.text is None else self._storable(one.text) for one in errors],
+            texts=[None if one.text is None else writable(one.text) for one in errors],
             sqlstates=[one.sqlstate for one in errors],
             topics=[tp.topic if tp else None for tp in places],
             partitions=[tp.partition if tp else None for tp in places],

@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, event
 
-from offsetstore.errors import ConnectionLost, MissingPrivilege, SchemaError, UnexpectedCommit
+from offsetstore.errors import ConfigurationError, ConnectionLost, MissingPrivilege, SchemaError, UnexpectedCommit
 from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import refusals, translate, translated
@@ -35,6 +35,7 @@ from offsetstore.protocol.database import (
     NewOffset,
     StoreOverview,
 )
+from offsetstore.protocol.letters import writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -47,6 +48,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _OVER: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
+_PLAIN: Final = {
+    b"client_encoding": (b"UTF8",),
+    b"standard_conforming_strings": (b"on",),
+    b"DateStyle": tuple(b"ISO, " + order for order in (b"MDY", b"DMY", b"YMD")),
+    b"IntervalStyle": (b"postgres",),
+}
+_EXPECTED: Final = {"session_replication_role": "origin", "row_security": "on"}
+_PASSED_OVER: Final = {"session_replication_role": "triggers and foreign keys", "row_security": "policies"}
 _NO_CLAIM = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
 _OF_GROUP: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures", "samples")
@@ -101,11 +110,6 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
     @property
     def _psycopg(self) -> psycopg.Connection[Any]:
         return cast("psycopg.Connection[Any]", self._connection.connection.driver_connection)
-
-    def _is_utf8(self) -> bool:
-        """Whether any text can be sent and stored: the server reports both encodings, PgBouncer passes them on."""
-        told = map(self._psycopg.pgconn.parameter_status, (b"server_encoding", b"client_encoding"))
-        return all(one == b"UTF8" for one in told)
 
     def in_savepoint(self) -> bool:
         return self._connection.in_nested_transaction()
@@ -379,7 +383,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
             "epochs": [line.token.epoch for line in events],
             "claim_ids": [line.token.claim_id for line in events],
             "actors": [line.actor for line in events],
-            "reasons": [self._storable(line.reason) for line in events],
+            "reasons": [writable(line.reason) for line in events],
         }
         last = 0
         for count in _IDS_TO_TAKE:
@@ -463,14 +467,17 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
     def _send(self, statement: str, **values: object) -> Result:
         """Send a statement, the first one with BEGIN before it."""
         if self._number:
-            cursor = self._psycopg.cursor(row_factory=namedtuple_row)
+            # As text, psycopg can read neither times nor intervals in another style than ISO's and PostgreSQL's own.
+            cursor = self._psycopg.cursor(row_factory=namedtuple_row, binary=True)
             cursor.execute(cast("Any", self._text(statement)), values)
             return Result(cursor.fetchall() if cursor.description else [], cursor.rowcount)
         [result] = self._send_together(statement, **values)
         return result
 
     def _send_together(self, *statements: str, **values: object) -> list[Result]:
-        """Send the statements in one round trip, the first ones with BEGIN before them."""
+        """Send the statements in one round trip, the first ones with BEGIN before them; see `_is_plain`."""
+        if self._number and not self._is_plain():
+            return [self._send(one, **values) for one in statements]
         if self._number:
             texts = map(self._text, statements)
             return execute_together(self._psycopg, *texts, values=values, row_factory=namedtuple_row)
@@ -489,7 +496,8 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         connection = self._psycopg
         is_begun = connection.pgconn.transaction_status != TransactionStatus.IDLE  # by a hook of the engine
         before = [] if is_begun else [sql.BEGIN]
-        texts = [*before, *map(self._text, (sql.SETTINGS, *statements))]
+        together, later = (statements, ()) if self._is_plain() else ((), statements)
+        texts = [*before, *map(self._text, (sql.SETTINGS, *together))]
         # psycopg sends a BEGIN by itself and waits for the answer, unless the connection is in autocommit mode; the
         # public setter refuses to change that back in a transaction.
         connection._autocommit = True  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
@@ -499,8 +507,36 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
             )[len(before) :]
         finally:
             connection._autocommit = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        self._number = cast("str", results[0].rows[0].transaction_number)
-        return results[1:]
+        [settings] = results[0].rows
+        self._check_settings(settings)
+        self._number = cast("str", settings.transaction_number)
+        return results[1:] + [self._send(one, **values) for one in later]
+
+    def _is_plain(self) -> bool:
+        """Whether statements, with values in their text, and results as text, can share a message.
+
+        The server converts and parses a message before it runs its first statement, so before the encoding and the
+        strings of `SETTINGS` are in force; and psycopg reads times as text in these styles alone. The server reports
+        these settings when they change.
+        """
+        return all(self._psycopg.pgconn.parameter_status(name) in values for name, values in _PLAIN.items())
+
+    def _check_settings(self, found: Any) -> None:
+        """Refuse settings with which the server would pass over triggers, foreign keys or policies.
+
+        :raises ConfigurationError: the role, the database, or SQL in an earlier transaction has made such a setting.
+        """
+        for name, expected in _EXPECTED.items():
+            if (value := getattr(found, name)) != expected:
+                self.rollback()
+                raise ConfigurationError(
+                    f"the session has {name}={value}, with which rows would be written past {_PASSED_OVER[name]}; "
+                    "nothing was written",
+                    found=value,
+                    expected=expected,
+                    next_step=f"ALTER ROLE ... RESET {name}, or ALTER DATABASE ... RESET {name}; look for it in the "
+                    "URL's options and in SQL of your own, too.",
+                )
 
     def _text(self, statement: str) -> str:
         return sql.for_psycopg(statement, self._place)

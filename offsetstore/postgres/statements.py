@@ -28,16 +28,29 @@ def for_psycopg(statement: str, place: str) -> str:
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-# The transaction's number is read at once: it shows later whether user code sent COMMIT.
+# The transaction's number is read at once: it shows later whether user code sent COMMIT. ``pinned`` is one column,
+# since each takes time: what the texts depend on that psycopg and COPY exchange with the server (decision 0053).
 SETTINGS = """
 SELECT CAST(pg_current_xact_id() AS text) AS transaction_number,
+       current_setting('session_replication_role') AS session_replication_role,
+       current_setting('row_security') AS row_security,
        set_config('application_name', :name, true) AS name,
        set_config('lock_timeout', :lock_timeout, true) AS lock_timeout,
        set_config('idle_in_transaction_session_timeout', :idle_timeout, true) AS idle_timeout,
        set_config('synchronous_commit',
                   CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-                       THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS synchronous_commit
+                       THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS synchronous_commit,
+       concat(set_config('client_encoding', 'UTF8', true),
+              set_config('standard_conforming_strings', 'on', true),
+              set_config('bytea_output', 'hex', true),
+              set_config('extra_float_digits', '1', true),
+              set_config('array_nulls', 'on', true),
+              set_config('xmloption', 'content', true),
+              set_config('lc_monetary', 'C', true)) AS pinned
 """
+
+# For queries outside of sessions.
+ENCODINGS = "SELECT current_setting('server_encoding') AS server, set_config('client_encoding', 'UTF8', true) AS client"
 
 IS_WHOLE = """
 SELECT CAST(pg_current_xact_id_if_assigned() AS text) AS transaction_number,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import needing
-from offsetstore.postgres.letters import read_headers, record_arrays
+from offsetstore.postgres.letters import error_columns, read_headers, record_arrays
 from offsetstore.postgres.schema import INDEXED
 from offsetstore.protocol.letters import PAYLOADS, Letter, LetterError, LetterKey, Payload, PayloadState, State
 from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from datetime import datetime
 
     from offsetstore.offsets import OffsetRange
@@ -311,7 +311,6 @@ class StoredLetterStatements:
     _rows: Callable[..., list[Any]]
     _one: Callable[..., Any]
     _run: Callable[..., int]
-    _error_columns: Callable[[Iterable[LetterError]], dict[str, list[str | None]]]
 
     def letters(
         self,
@@ -439,7 +438,7 @@ class StoredLetterStatements:
             group=group,
             actor=actor,
             causes=[one.cause for one in failed.values()],
-            **self._error_columns(one.error for one in failed.values()),
+            **error_columns(one.error for one in failed.values()),
             **_named(failed),
         )
 

@@ -101,6 +101,7 @@ def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -
     """
     parameters = connection_parameters(url)
     parameters["prepare_threshold"] = None
+    parameters["client_encoding"] = "UTF8"  # whatever the role or the environment has: decision 0053
     # The parameters bypass SQLAlchemy's URL, so that printing the engine shows no password.
     engine = create_engine(URL.create("postgresql+psycopg"), connect_args=parameters, hide_parameters=True)
     if credentials is not None:

@@ -8,6 +8,11 @@ from sqlalchemy import text
 from offsetstore import OffsetStore
 from offsetstore.postgres.url import make_engine
 from offsetstore.testing import OffsetStoreContract
+from offsetstore.testing.contract.admin import AdminContract
+from offsetstore.testing.contract.pauses import PauseContract
+from offsetstore.testing.contract.runs import RunContract
+from offsetstore.testing.contract.samples import SampleContract
+from tests.support.hostile import HOSTILE, set_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,7 +23,9 @@ if TYPE_CHECKING:
     from offsetstore.testing.contract.parts import Read, Write
 
 
-class TestPostgresOffsetStore(OffsetStoreContract):
+class OnPostgres:
+    """What the contract's suite needs."""
+
     @pytest.fixture
     def engine(self, offsetstore_database: str) -> Iterator[Engine]:
         engine = make_engine(offsetstore_database)
@@ -28,7 +35,7 @@ class TestPostgresOffsetStore(OffsetStoreContract):
         engine.dispose()
 
     @pytest.fixture
-    def store(self, engine: Engine) -> Iterator[OffsetStore]:  # pyright: ignore[reportIncompatibleMethodOverride] - a fixture
+    def store(self, engine: Engine) -> Iterator[OffsetStore]:
         with OffsetStore.connect(engine) as store:
             yield store
 
@@ -41,9 +48,23 @@ class TestPostgresOffsetStore(OffsetStoreContract):
         return write
 
     @pytest.fixture
-    def read(self, engine: Engine) -> Read:  # pyright: ignore[reportIncompatibleMethodOverride] - a fixture
+    def read(self, engine: Engine) -> Read:
         def read() -> list[int]:
             with engine.connect() as connection:
                 return list(connection.scalars(text("SELECT number FROM results ORDER BY number")))
 
         return read
+
+
+class TestPostgresOffsetStore(OnPostgres, OffsetStoreContract):
+    """The whole suite."""
+
+
+@pytest.mark.behaviour("TX-19")
+class TestHostileOffsetStore(OnPostgres, RunContract, SampleContract, PauseContract, AdminContract):
+    """The parts that read most times and intervals, in a database with hostile defaults."""
+
+    @pytest.fixture
+    def offsetstore_database(self, offsetstore_database: str) -> str:
+        set_defaults(offsetstore_database, "DATABASE", HOSTILE)
+        return offsetstore_database

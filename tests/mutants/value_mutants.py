@@ -229,6 +229,63 @@ MISFITS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
+_SETTINGS: Final = "tests/integration/postgres/test_hostile_settings.py::"
+_SESSION: Final = "offsetstore/postgres/session.py"
+_PINNED: Final = {
+    "client_encoding": "UTF8",
+    "standard_conforming_strings": "on",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "array_nulls": "on",
+    "xmloption": "content",
+}
+
+SETTINGS: Final[tuple[Mutant, ...]] = (
+    *(
+        mutant(
+            f"pin-{setting.replace('_', '-')}",
+            (
+                "offsetstore/postgres/statements.py",
+                f"set_config('{setting}', '{value}', true),\n",
+                f"current_setting('{setting}'),\n",
+            ),
+            tests=(
+                f"{_SETTINGS}test_triggers_and_own_sql_live_with_the_role_s_path_and_styles_and_all_else_is_postgresql_s",
+            ),
+            why="A role with another default would store other bytes, or blame a good record.",
+        )
+        for setting, value in _PINNED.items()
+    ),
+    mutant(
+        "texts-of-any-session-in-one-message",
+        (
+            _SESSION,
+            "        return all(self._psycopg.pgconn.parameter_status(name) in",
+            "        return True or all(self._psycopg.pgconn.parameter_status(name) in",
+        ),
+        tests=(f"{_SETTINGS}test_no_default_of_a_role_changes_a_byte[DateStyle]",),
+        why="The server would read the first statement in the role's encoding, and times could not be read.",
+    ),
+    mutant(
+        "results-as-text",
+        (_SESSION, "row_factory=namedtuple_row, binary=True)", "row_factory=namedtuple_row)"),
+        tests=(f"{_SETTINGS}test_no_default_of_a_role_changes_a_byte[IntervalStyle]",),
+        why="A store in a database with another style of times or intervals could not be read.",
+    ),
+    mutant(
+        "triggers-and-policies-are-passed-over",
+        (_SESSION, "if (value := getattr(found, name)) != expected:", "if (value := getattr(found, name)) is None:"),
+        tests=(f"{_SETTINGS}test_so_is_a_session_in_which_own_sql_has_left_that_setting",),
+        why="Rows would be stored past the target's triggers, foreign keys and policies.",
+    ),
+    mutant(
+        "databases-in-another-encoding",
+        ("offsetstore/postgres/database.py", '    if found != "UTF8":', '    if found == "none":'),
+        tests=(f"{_SETTINGS}test_a_database_that_is_not_in_utf_8_is_refused_by_name",),
+        why="Records with letters that it lacks would be blamed one by one.",
+    ),
+)
+
 SINK: Final[tuple[Mutant, ...]] = (
     mutant(
         "strip-at-the-sink",
@@ -238,4 +295,4 @@ SINK: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-VALUES: Final = (*ERRORS, *CONVERSIONS, *MISFITS, *SINK)
+VALUES: Final = (*ERRORS, *CONVERSIONS, *MISFITS, *SETTINGS, *SINK)

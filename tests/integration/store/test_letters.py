@@ -13,8 +13,6 @@ from sqlalchemy import text
 
 from offsetstore import LetterError, LetterFilter, LetterKey, OffsetRange, OffsetStore, errors
 from offsetstore.postgres import stored_letters as sql
-from offsetstore.postgres.migrate import upgrade
-from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.protocol.stored_letters import LetterCursor
 from offsetstore.store.sessions import read, transaction
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from offsetstore import Claim
-    from offsetstore.local.postgres.server import PostgresServer
     from tests.integration.conftest import Query
 
 MANY = 100_000
@@ -164,51 +161,6 @@ def test_texts_that_postgresql_cant_store_are_cleaned_and_bytes_are_as_they_were
     assert (letter.error.error_class, letter.error.column, letter.error.traceback) == ("BadName", "a", "")
     assert letter.error.text.startswith("nul , lone ?, xxx")
     assert len(letter.error.text) < 9_000
-
-
-@pytest.fixture(params=["LATIN1", "UTF8"])
-def latin(
-    offsetstore_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[OffsetStore]:
-    """A store in a database whose encoding lacks most letters, and connections in that or another encoding."""
-    monkeypatch.setenv("PGCLIENTENCODING", request.param)
-    offsetstore_postgres.sql("CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
-    engine = make_engine(offsetstore_postgres.database_url("latin"))
-    try:
-        with engine.begin() as connection:
-            upgrade(connection)
-            connection.execute(text("CREATE TABLE results (record bigint)"))
-        with OffsetStore.connect(engine) as store:
-            yield store
-    finally:
-        engine.dispose()
-        offsetstore_postgres.drop_database("latin")
-
-
-@pytest.mark.behaviour("DLQ-1")
-def test_a_database_in_another_encoding_takes_any_letter(latin: OffsetStore) -> None:
-    claim = latin.claim(GROUP, topics=["payments"])
-    headers = (("имя", "значение".encode()), ("größe", b"\xff"), ("nul\0", None))
-    error = LetterError("Ошибка", "größe, 値", traceback="値")
-    give_up(latin, claim, dead(1, error=error, payload=Payload("ключ".encode(), "値".encode(), headers, 0, 0)))
-
-    letter = latin.letter(GROUP, P0, 1)
-    assert letter.payload == Payload("ключ".encode(), "値".encode(), headers, 0, 0)
-    assert letter.error.text == r"gr\xf6\xdfe, \u5024"
-    assert letter.error.traceback == r"\u5024"
-
-
-@pytest.mark.behaviour("DLQ-5")
-def test_a_database_in_another_encoding_takes_any_reason_to_skip_a_record(latin: OffsetStore) -> None:
-    claim = latin.claim(GROUP, topics=["payments"])
-    with latin.transaction(claim) as tx:
-        tx.lock({P0: OffsetRange(0, 2)})
-        tx.note_skipped({(P0, 1): "a refund: größe, 値" + "x" * 9_000})
-        tx.finish({P0: OffsetRange(0, 2)})
-
-    [line] = [line for line in latin.history(GROUP) if line.event == "skip"]
-    assert line.reason is not None
-    assert line.reason.startswith(r"a refund: gr\xf6\xdfe, \u5024xxx")
 
 
 @pytest.mark.behaviour("DLQ-14")
