@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from difflib import get_close_matches
@@ -20,6 +19,7 @@ from offsetstore.kafka.overview import GroupConnections, find_first_records, rea
 from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
 from offsetstore.kafka.settings.spark import read_options
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
+from offsetstore.protocol.forks import expect_own
 from offsetstore.protocol.numbers import check_seconds, check_whole
 
 if TYPE_CHECKING:
@@ -384,12 +384,11 @@ class Broker:
 
     def _refuse_after_fork(self) -> None:
         for client in (self._client, self._group_offsets, self._group_connections):
-            if client is not None and client.pid != os.getpid():
-                raise ConfigurationError(
+            if client is not None:
+                expect_own(
+                    client.pid,
                     "this Broker was used before a fork, and its client's threads live in the other process",
-                    found=f"process {os.getpid()}",
-                    expected=client.pid,
-                    next_step="Create a Broker in this process, or start processes with the spawn method.",
+                    "Create a Broker in this process, or start processes with the spawn method.",
                 )
 
 

@@ -18,6 +18,7 @@ from offsetstore.postgres.errors import DATABASE_ERRORS
 from offsetstore.postgres.schema import HEAD, VERSION_TABLE, quoted
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.background import Background
+from offsetstore.protocol.forks import expect_own, is_own, keep_from_children
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -76,20 +77,16 @@ class PostgresDatabase:
         return connection
 
     def _connect(self, engine: Engine) -> Connection:
-        if os.getpid() != self._pid:
-            raise ConfigurationError(
-                "this store was made before a fork, and its connections belong to the other process",
-                found=f"process {os.getpid()}",
-                expected=f"process {self._pid}",
-                next_step="Connect in this process, or start processes with the spawn method.",
-            )
+        expect_own(self._pid)
         try:
             connection = engine.connect()
             if cast("Any", connection.connection.driver_connection).closed:  # as libpq knows already
                 connection.invalidate()  # the next use takes another one
+            driver = cast("Any", connection.connection.driver_connection)
+            keep_from_children(driver)
             # Behind PgBouncer the next transaction may run on another server connection, without the prepared
             # statement. `make_engine` sets this too; an application's own engine may not.
-            cast("Any", connection.connection.driver_connection).prepare_threshold = None
+            driver.prepare_threshold = None
             return connection.execution_options(isolation_level="READ COMMITTED")
         except DATABASE_ERRORS as error:
             raise _unreachable(error) from error
@@ -183,6 +180,8 @@ class PostgresDatabase:
         return self._store_id
 
     def close(self) -> None:
+        if not is_own(self._pid):
+            return
         self._dedicated.dispose()
         if self._owned:
             self.engine.dispose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from itertools import groupby
 from operator import attrgetter
@@ -35,6 +36,7 @@ from offsetstore.protocol.database import (
     NewOffset,
     StoreOverview,
 )
+from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.letters import writable
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         self._connect = connect
         self._place = place
         self._settings = settings
+        self._pid = os.getpid()
         self._number = ""
         self._ending = False
         self._was_ended = False
@@ -103,12 +106,14 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
 
     @property
     def connection(self) -> Connection:
+        expect_own(self._pid)
         if not self._number:
             self._one(sql.NOTHING)
         return self._connection
 
     @property
     def _psycopg(self) -> psycopg.Connection[Any]:
+        expect_own(self._pid)
         return cast("psycopg.Connection[Any]", self._connection.connection.driver_connection)
 
     def in_savepoint(self) -> bool:
@@ -142,7 +147,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
             _log.warning("could not return the connection to its pool after COMMIT: %s", type(error).__name__)
 
     def rollback(self) -> None:
-        if self._closed:
+        if self._closed or not is_own(self._pid):
             return
         self._ending = True
         try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
+
+from offsetstore.protocol.forks import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +31,7 @@ class Background:
         self._turn = turn
         self._interval = interval
         self._at_end = at_end
+        self._pid = os.getpid()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -50,8 +54,10 @@ class Background:
     def stop(self, timeout: float | None = None) -> bool:
         """Tell the thread to end, wait at most ``timeout`` seconds (``None``: no limit), and return whether it did.
 
-        The thread itself does not wait.
+        The thread itself does not wait. In a forked child there is none.
         """
+        if not is_own(self._pid):
+            return True
         self._stopping.set()
         if not self.is_current:
             self._thread.join(timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from urllib.parse import quote
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.events import ClaimClosed, ClaimLost, ClaimTaken, DatabaseAnswered, HeartbeatMissed
+from offsetstore.protocol.forks import is_own
 from offsetstore.protocol.metadata import check_formats, load
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.retries import may_pass
@@ -127,6 +129,7 @@ class Claim:
         *,
         has_members: bool = False,
     ) -> None:
+        self._pid = os.getpid()
         self.database = store.database
         self.timeouts = store.timeouts
         self.retries = store.retries
@@ -384,11 +387,13 @@ class Claim:
         """Write what the sink keeps, copy the last offsets to Kafka, and end the heartbeat. Offsets stay.
 
         The next claim then need not wait. The broker's connections are closed if it has a ``close``; it may be used
-        again.
+        again. In a forked child nothing happens: the claim is the other process's.
 
         :raises OffsetStoreError: what the sink keeps can't be written: the next start reads those records again. The
             claim is closed all the same.
         """
+        if not is_own(self._pid):
+            return
         with self._binding:
             was_closed, self.is_closed = self.is_closed, True
         try:

@@ -7,6 +7,7 @@ can't be acquired, the transaction ends with nothing written.
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -33,6 +34,7 @@ from offsetstore.offsets import OffsetRange
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Advance, HistoryEvent
 from offsetstore.protocol.events import CommitResolved
+from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.letters import LetterError, NewLetter, writable
 from offsetstore.protocol.marking import Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, load
@@ -92,6 +94,7 @@ class Transaction:
         self._id = uuid.uuid4()
         # Unique, so that a look-up of this transaction's fate does not end another one of the same claim.
         self._name = f"{claim.name}:{self._id.hex[:8]}"
+        self._pid = os.getpid()
         self._session: Session | None = None
         self._was_used = False
         self._lock_error: BaseException | None = None
@@ -110,8 +113,8 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether its block has begun and not ended."""
-        return self._session is not None
+        """Whether its block has begun and not ended, in this process."""
+        return self._session is not None and is_own(self._pid)
 
     @property
     def connection(self) -> Any:
@@ -568,6 +571,7 @@ class Transaction:
                 "the transaction was used outside its with block",
                 next_step="Use it inside `with store.transaction(claim) as tx:`.",
             )
+        expect_own(self._pid)
         return self._session
 
     def _require_lock(self, too_early: str) -> tuple[Session, dict[TopicPartition, Decision]]:
@@ -622,6 +626,8 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None and not is_own(self._pid) and self._database.translate(error) is error:
+            return  # a child's own error or exit, which ends nothing but the child
         session = self._require_session()
         self._session = None
         if _latest.transaction is self:

@@ -1,5 +1,7 @@
 """How a transaction ends, what is found out about it afterwards, how staged rows get into it, and into which tables.
 
+What a forked child leaves alone is here too.
+
 PostgreSQL alone.
 """
 
@@ -246,4 +248,40 @@ TARGETS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-END: Final = (*ENDS, *STAGING, *TARGETS)
+_FORKS: Final = "tests/integration/postgres/test_forks.py::"
+_LEFT_ALONE: Final = f"{_FORKS}test_a_forked_child_leaves_the_parent_s_transaction_alone"
+
+FORKS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "sockets-in-a-child",
+        ("offsetstore/protocol/forks.py", "    os.register_at_fork(after_in_child=_take_sockets)\n", "    pass\n"),
+        tests=(f"{_LEFT_ALONE}[SQL of the driver]",),
+        why="SQL of a child, or a pool's finalizer in it, would end the parent's transaction.",
+    ),
+    mutant(
+        "sockets-of-connections-in-use",
+        ("offsetstore/postgres/database.py", "            keep_from_children(driver)\n", ""),
+        tests=(f"{_LEFT_ALONE}[close of the connection]",),
+        why="A child that closes the connection would end the parent's session.",
+    ),
+    mutant(
+        "transactions-in-a-child",
+        (_TX, "        expect_own(self._pid)\n", ""),
+        tests=("tests/unit/store/test_forks.py",),
+        why="A child could believe that it has advanced.",
+    ),
+    mutant(
+        "transactions-of-a-child",
+        (_TX, "return self._session is not None and is_own(self._pid)", "return self._session is not None"),
+        tests=(f"{_FORKS}test_a_child_may_have_a_store_of_its_own",),
+        why="A child with a store of its own could not use it.",
+    ),
+    mutant(
+        "claims-in-a-child",
+        ("offsetstore/store/claim.py", "        if not is_own(self._pid):\n            return\n", ""),
+        tests=(f"{_FORKS}test_a_child_that_exits_inside_the_block_ends_quietly_with_all_exit_handlers",),
+        why="A child that exits would write what the parent's sink keeps, and warn of what it can't end.",
+    ),
+)
+
+END: Final = (*ENDS, *STAGING, *TARGETS, *FORKS)

@@ -1,0 +1,174 @@
+"""A process that is forked inside an open transaction: whatever it does, the parent's transaction goes on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from offsetstore import Execute, OffsetRange, OffsetStore
+from offsetstore.testing import StaticBroker
+from tests.integration.transacting import GROUP, P0, lock, write
+from tests.integration.writers.writing import batch
+from tests.support.forking import BEFORE_A_FORK, run_forked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import pyarrow as pa
+
+    from offsetstore import Claim, Transaction, Work
+    from tests.integration.conftest import Query
+
+# From Python 3.12 on, fork warns where there are threads, as those of a claim.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+RANGE = OffsetRange(0, 2)
+
+
+@pytest.fixture
+def claim(store: OffsetStore, results: str) -> Claim:
+    return store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100), mirror_every=None)
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What a child has of its parent inside of a transaction. ``held``: the connection, taken before the fork."""
+
+    store: OffsetStore
+    claim: Claim
+    tx: Transaction
+    held: Any
+
+    @property
+    def driver(self) -> Any:
+        return self.held.connection.driver_connection
+
+    def begin_another(self) -> None:
+        with self.store.transaction(self.claim) as another:
+            another.lock({P0: RANGE})
+
+    def fail(self) -> None:
+        raise LookupError("own")
+
+
+WAYS: dict[str, tuple[Callable[[Inherited], object], str]] = {
+    "exit": (lambda _: sys.exit(3), "SystemExit: 3"),
+    "error": (Inherited.fail, "LookupError: own"),
+    "end of the block": (lambda _: None, BEFORE_A_FORK),
+    "connection": (lambda had: had.tx.connection, BEFORE_A_FORK),
+    "advance": (lambda had: had.tx.advance({P0: RANGE}), BEFORE_A_FORK),
+    "finish": (lambda had: had.tx.finish({P0: RANGE}), BEFORE_A_FORK),
+    "another transaction": (Inherited.begin_another, BEFORE_A_FORK),
+    "read": (lambda had: had.store.offsets(GROUP), BEFORE_A_FORK),
+    "SQL": (lambda had: had.held.exec_driver_sql("INSERT INTO results VALUES (7)"), BEFORE_A_FORK),
+    "SQL of the driver": (lambda had: had.driver.execute("COMMIT"), BEFORE_A_FORK),
+    "close of the connection": (lambda had: had.driver.close(), BEFORE_A_FORK),
+    "invalidated": (lambda had: had.held.invalidate(), BEFORE_A_FORK),
+    "close of the store": (lambda had: had.store.close(), BEFORE_A_FORK),
+}
+
+
+@pytest.mark.behaviour("TX-2")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forked_child_leaves_the_parent_s_transaction_alone(
+    store: OffsetStore, claim: Claim, query: Query, way: str
+) -> None:
+    in_child, expected = WAYS[way]
+
+    def job() -> None:
+        store.offsets(GROUP)
+        with store.transaction(claim) as tx:
+            left = lock(tx, P0, range_=RANGE)
+            write(tx, [0])
+            had = Inherited(store, claim, tx, tx.connection)
+            child = os.fork()
+            if child == 0:
+                in_child(had)
+                return
+            os.waitpid(child, 0)
+            write(tx, [1])
+            tx.advance(left)
+
+    assert run_forked(job).startswith(expected)
+    assert query("SELECT record FROM results ORDER BY record") == [(0,), (1,)]
+    assert query("SELECT next_offset FROM kafka_partitions") == [(2,)]
+    assert store.offsets(GROUP)[P0].next_offset == 2
+    claim.close()
+    assert query("SELECT count(*) FROM heartbeats") == [(0,)]
+
+
+def in_pool(number: int) -> int:
+    return number + 1
+
+
+@pytest.mark.behaviour("TX-2")
+def test_a_pool_of_forked_processes_may_work_for_an_execute(store: OffsetStore, claim: Claim, query: Query) -> None:
+    def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            for one in batches:
+                for record in pool.map(in_pool, cast("Any", one)["record"].to_pylist()):
+                    work.connection.exec_driver_sql("INSERT INTO results VALUES (%s)", (record,))
+
+    with store.transaction(claim) as tx:
+        left = lock(tx, P0, range_=RANGE)
+        Execute(insert).write(tx, [batch({"record": [0, 1]})])
+        tx.advance(left)
+    assert query("SELECT record FROM results ORDER BY record") == [(1,), (2,)]
+    assert query("SELECT next_offset FROM kafka_partitions") == [(2,)]
+
+
+@pytest.mark.behaviour("TX-2")
+def test_a_child_may_have_a_store_of_its_own(
+    store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str
+) -> None:
+    def job() -> None:
+        with store.transaction(claim) as tx:
+            left = lock(tx, P0, range_=RANGE)
+            child = os.fork()
+            if child == 0:
+                with OffsetStore.connect(offsetstore_database) as own:
+                    other = own.claim("other", topics=["payments"])
+                    own.run(other, lambda tx: tx.advance({P0: tx.lock({P0: RANGE})[P0].remaining}))
+                sys.exit(0)
+            os.waitpid(child, 0)
+            tx.advance(left)
+
+    assert run_forked(job) == "SystemExit: 0"
+    assert query("SELECT consumer_group, next_offset FROM kafka_partitions ORDER BY 1") == [(GROUP, 2), ("other", 2)]
+
+
+JOB = """
+import atexit, logging, os, sys
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+logging.basicConfig(level=logging.WARNING)
+P0 = TopicPartition("payments", 0)
+store = OffsetStore.connect(sys.argv[1])
+claim = store.claim("billing", topics=["payments"])
+atexit.register(store.close)
+with store, claim, store.transaction(claim) as tx:
+    left = tx.lock({P0: OffsetRange(0, 2)})[P0].remaining
+    held = tx.connection
+    held.exec_driver_sql("INSERT INTO results VALUES (0)")
+    child = os.fork()
+    if child == 0:
+        sys.exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    held.exec_driver_sql("INSERT INTO results VALUES (1)")
+    tx.advance({P0: left})
+"""
+
+
+@pytest.mark.behaviour("TX-2")
+def test_a_child_that_exits_inside_the_block_ends_quietly_with_all_exit_handlers(
+    offsetstore_database: str, results: str, query: Query
+) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", JOB, offsetstore_database]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert query("SELECT record FROM results ORDER BY record") == [(0,), (1,)]
+    assert query("SELECT next_offset FROM kafka_partitions") == [(2,)]

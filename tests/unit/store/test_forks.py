@@ -1,0 +1,45 @@
+"""A forked child gets the same error from a store in memory as from a database."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetRange, TopicPartition, Transaction
+from offsetstore.testing import InMemoryOffsetStore
+from tests.support.forking import BEFORE_A_FORK, run_forked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P0 = TopicPartition("payments", 0)
+ALL = OffsetRange(0, 2)
+
+
+WAYS: dict[str, Callable[[Transaction], object]] = {
+    "end of the block": lambda _: None,
+    "advance": lambda tx: tx.advance({P0: ALL}),
+    "touch": Transaction.touch,
+}
+
+
+@pytest.mark.behaviour("TX-2")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_child_can_not_go_on_with_its_parent_s_transaction(way: str) -> None:
+    with InMemoryOffsetStore() as store, store.claim("billing", topics=["payments"]) as claim:
+
+        def job() -> None:
+            with store.transaction(claim) as tx:
+                left = tx.lock({P0: ALL})[P0].remaining
+                child = os.fork()
+                if child == 0:
+                    WAYS[way](tx)
+                    return
+                os.waitpid(child, 0)
+                tx.advance({P0: left})
+
+        assert run_forked(job).startswith(BEFORE_A_FORK)
+        assert store.offsets("billing")[P0].next_offset == 2
