@@ -8,10 +8,10 @@ on the driver, in memory or in a file; those of a very large batch, in staging t
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from pyspark import StorageLevel
 
@@ -19,7 +19,16 @@ from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.offsets import count_offsets
 from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, write_all
-from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate, schema_of, try_out
+from offsetstore.processing.isolate import (
+    Proof,
+    Verdict,
+    conclude,
+    is_of_records,
+    is_of_values,
+    isolate,
+    schema_of,
+    try_out,
+)
 from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import may_pass
@@ -34,7 +43,7 @@ from offsetstore.writers.staging import Staged, StagedRowsLost
 from offsetstore.writers.staging_schema import can_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Generator, Mapping
     from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame
@@ -54,6 +63,12 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.writers.staging_schema import StagingWriter
 
+
+_UNREADABLE: Final = (
+    "Spark's source can't read a record (a timestamp out of range), or a function before writeStream fails, which "
+    "belongs into transform. Start with maxOffsetsPerTrigger=1: then what comes before the record is stored, and the "
+    "error names it, with the command that skips it."
+)
 
 _log = logging.getLogger(__name__)
 
@@ -132,13 +147,10 @@ class BatchWay:
             self._has_begun = True
             self._area.drop_abandoned()
         try:
-            return self._write(batch)
+            with self._naming_record(batch):
+                return self._write(batch)
         except StagedRowsLost as lost:
             raise PlanOutdated(str(lost)) from lost
-        except Exception as error:
-            if (failed := function_failed(error)) is None:
-                raise
-            raise self.name_record(failed, batch) from error
         finally:
             self._area.drop_made()
 
@@ -179,7 +191,18 @@ class BatchWay:
                 check=lambda: batch.sleep(self._claim, 0),
             )
 
-        return self._recovery.write(batch.number, batch.ranges, compute, partial(batch.sleep, self._claim))
+        with self._naming_record(batch):
+            return self._recovery.write(batch.number, batch.ranges, compute, partial(batch.sleep, self._claim))
+
+    @contextmanager
+    def _naming_record(self, batch: MicroBatch) -> Generator[None]:
+        """Turn an error of Spark's that a record can cause into ours, which names it."""
+        try:
+            yield
+        except Exception as error:
+            if (failed := function_failed(error)) is None:
+                raise
+            raise self.name_record(failed, batch) from error
 
     def _require_whole(self) -> None:
         """Refuse to go on after an error that the memory of the sink, or of the user's function, may not agree with.
@@ -223,6 +246,13 @@ class BatchWay:
         if plan is not None:
             ranges = plan.remaining()
             create_rows(claim, plan)
+        if not _can_read(frame):
+            batch.sleep(claim, 0)  # a query that is being stopped interrupts Spark
+            error = failed.among(ranges, "Spark can't read it", stored={}, next_step=_UNREADABLE)
+            [record, *others] = [(tp, range_.from_) for tp, range_ in ranges.items()] or [None]
+            is_one = not others and count_offsets(ranges) == 1
+            verdict = Verdict(error, {}, ranges, record if is_one else None)
+            return conclude(verdict, ranges, lambda _: None, group=claim.group, schema=schema_of(claim))
 
         def attempt(part: Ranges, without: Collection[Record]) -> int:
             batch.sleep(claim, 0)
@@ -333,3 +363,15 @@ class BatchWay:
     def _staged(self, name: str, writer: StagingWriter, frame: DataFrame) -> InStaging:
         with of_output(name):
             return InStaging(writer, self._area.stage(writer, frame))
+
+
+def _can_read(frame: DataFrame) -> bool:
+    """Whether Spark can read the batch itself, without a transform."""
+    java: Any = frame
+    try:
+        java._jdf.queryExecution().toRdd().count()  # noqa: SLF001 - count() would leave out columns
+    except Exception as error:
+        if function_failed(error) is None:
+            raise
+        return False
+    return True

@@ -450,6 +450,32 @@ def test_without_dead_letters_the_error_names_the_record_that_cant_be_computed(
     assert world.database.one("SELECT count(*) FROM numbers") == stored
 
 
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("settings", [{}, {"dead_letters": AT_ONCE, "atomicity": "partition"}])
+def test_a_record_that_sparks_source_cant_read_is_named_with_the_way_past_it(
+    world: World, offsetstore_topic: NewTopic, settings: dict[str, Any]
+) -> None:
+    world.database.execute(EVENTS)
+    latest = str(2**63 - 1)
+    topic = offsetstore_topic(1, config={"message.timestamp.after.max.ms": latest})
+    world.produce_whole(topic, [(None, b"a", [], 1), (None, b"b", [], int(latest)), (None, b"c", [], 1)])
+
+    failed = world.run_to_failure(world.claim(topic), traced, Append("events"), **settings)
+
+    assert isinstance(failed.error, FunctionFailed)
+    assert failed.error.offsets == OffsetRange(0, 3)
+    assert "maxOffsetsPerTrigger=1" in str(failed.error)
+    assert world.stored(topic) == {0: 0}
+
+    one: dict[str, Any] = {"maxOffsetsPerTrigger": "1", **settings}
+    failed = world.run_to_failure(world.claim(topic), traced, Append("events"), **one)
+
+    assert isinstance(failed.error, FunctionFailed)
+    assert failed.error.offsets == OffsetRange(1, 2)
+    assert "--from-offset 1 --to-offset 2" in str(failed.error)
+    assert (world.stored(topic), world.database.column(VALUES)) == ({0: 1}, ["a"])
+
+
 def _parsed(value: str) -> int:
     if value == QUOTED:
         raise ValueError(value)
