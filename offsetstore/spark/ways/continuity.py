@@ -7,6 +7,7 @@ holds the number of the last batch in the results (the mark), and the stored off
 no mark                     the batch must begin at the stored offsets: APPLY
 the batch after the mark    the same
 the marked batch itself     Spark does not know that it was written; it must end at the stored offsets: SKIP
+the same, with another end  the checkpoint is an older copy, of before the batch was planned: now it has other records
 a batch below the mark      the checkpoint is an older copy: its batches are not those with these numbers
 a batch beyond that         results of batches in between are missing: the database is an older copy
 ==========================  ====================================================================================
@@ -63,7 +64,9 @@ def judge(
             expected=f"batch {batch_id - 1}",
         )
     if mark is not None and batch_id == mark:
-        _expect(f"batch {batch_id}, which is in the results, ends", end, stored)
+        # What Spark has committed can't be beyond the stored offsets here: such results would be missing.
+        _expect_not_beyond("the last committed batch of the kept checkpoint ends", begin, stored)
+        _expect_same(batch_id, end, stored)
         return Outcome.SKIP
     if batch_id == 0:
         _expect_start(begin, stored)
@@ -71,7 +74,18 @@ def judge(
     return Outcome.APPLY
 
 
-def _expect(where: str, offsets: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
+def _expect_same(batch_id: int, end: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
+    for tp, offset in sorted(end.items()):
+        if stored[tp] != offset:
+            raise CheckpointBehind(
+                f"batch {batch_id} is in the results, but the kept checkpoint has planned it with another end",
+                topic_partition=tp,
+                found=f"end {offset}",
+                expected=f"{stored[tp]}, which is stored",
+            )
+
+
+def _expect_not_beyond(where: str, offsets: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
     for tp, offset in sorted(offsets.items()):
         if stored[tp] < offset:
             raise CheckpointAhead(
@@ -80,6 +94,11 @@ def _expect(where: str, offsets: Mapping[TopicPartition, int], stored: Mapping[T
                 found=f"{stored[tp]} stored",
                 expected=str(offset),
             )
+
+
+def _expect(where: str, offsets: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
+    _expect_not_beyond(where, offsets, stored)
+    for tp, offset in sorted(offsets.items()):
         if stored[tp] > offset:
             raise CheckpointBehind(
                 f"{where} below the stored offset",

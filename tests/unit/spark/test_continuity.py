@@ -74,10 +74,22 @@ def test_a_batch_below_the_mark_is_another_one_than_it_was() -> None:
 
 
 @pytest.mark.behaviour("START-15")
-@pytest.mark.parametrize(("end", "error"), [(60, CheckpointAhead), (40, CheckpointBehind)])
-def test_the_marked_batch_with_another_end_is_another_one(end: int, error: type[Exception]) -> None:
-    with pytest.raises(error, match="batch 8, which is in the results, ends"):
-        outcome(8, 8, begin=30, end=end, stored=50)
+@pytest.mark.parametrize("end", [60, 40])
+@pytest.mark.parametrize("begin", [30, 50])
+def test_the_marked_batch_with_another_end_was_planned_anew_by_an_older_checkpoint(begin: int, end: int) -> None:
+    """It was restored to before that batch: its state lacks records that are in the results."""
+    with pytest.raises(CheckpointBehind, match=f"batch 8 is in the results.*found end {end}; expected 50") as caught:
+        outcome(8, 8, begin=begin, end=end, stored=50)
+    assert "Restore the newer checkpoint" in caught.value.next_step
+
+
+@pytest.mark.behaviour("START-15")
+def test_the_marked_batch_of_a_store_below_what_is_committed_is_ahead() -> None:
+    """A reset backwards, further than the batch."""
+    with pytest.raises(CheckpointAhead, match="20 stored; expected 30"):
+        outcome(8, 8, begin=30, end=60, stored=20)
+    with pytest.raises(CheckpointAhead, match="6 stored; expected 7"):
+        outcome(8, 8, begin=30, end=60, stored=50, stored_1=6)
 
 
 @pytest.mark.behaviour("START-15")
