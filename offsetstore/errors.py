@@ -27,6 +27,7 @@
      |    +-- WrongCluster           the broker belongs to another cluster
      |    +-- StoreRewound           Kafka has what we mirrored, and the database no longer has it
      |    +-- ForeignStore           Kafka has what another offsetstore mirrored
+     |    +-- StoreMoved             the tables are in another database than before: moved, or a copy?
      |    +-- KafkaGroupShared       Kafka has what another group of this store mirrored
      |    +-- KafkaGroupContested    another application used the group in Kafka while the job ran
      |    +-- KafkaGroupInUse        on_members="refuse", and the group in Kafka has members
@@ -277,23 +278,47 @@ class WrongCluster(StartError):
 
 
 class StoreRewound(StartError):
-    """Kafka holds a copy of a stored offset, made by this store, that the database no longer has.
+    """Kafka holds a copy of a stored offset, made by this store, that the database does not have.
 
-    It was restored from a backup, or its tables were lost, or the group was renamed.
+    It was restored from a backup, or its tables were lost, or the group was renamed; or a copy of the database has
+    claimed the group while no job of this one ran.
     """
 
     default_next_step = (
-        'Restore the newer database; or read the lost records again: StartPolicy(on_rewound="stored"); or, if their '
-        'results are there, go on from Kafka\'s offset: on_rewound="kafka". Claim a renamed group by its new name.'
+        "If it was restored or has lost rows: restore the newer database, or read the lost records again: "
+        'StartPolicy(on_rewound="stored"). Only if their results are in this database, go on from Kafka\'s offset: '
+        'on_rewound="kafka". If a copy of this database runs: give the copy an id (`offsetstore store new-id`) and a '
+        'kafka_group= of its own, then start the original with on_rewound="stored", which loses nothing. Claim a '
+        "renamed group by its new name."
     )
 
 
 class ForeignStore(StartError):
-    """Kafka holds a copy of an offset that another offsetstore made for this group."""
+    """Kafka holds a copy of an offset that another offsetstore made for this group.
+
+    The other database is still used, and this job is another one of that name, or this database is a copy of it; or the
+    other one was lost, and this one made anew.
+    """
 
     default_next_step = (
-        "Connect to the other database, or give this job a kafka_group of its own: two can't mirror to one group. "
-        "If the other database is gone, delete the group's offsets in Kafka."
+        "If the other database is used, connect to it, or give this job a kafka_group= of its own: two can't mirror to "
+        "one group. If it was lost, and this one made anew in its place: delete the group's offsets in Kafka "
+        "(kafka-consumer-groups --delete-offsets), and all records are read again; or, if their results were restored "
+        "and end there, commit the offsets anew (--reset-offsets --to-current --execute). See docs/starting.md."
+    )
+
+
+class StoreMoved(StartError):
+    """The tables are in another database than the one whose offsets they hold; no job was fenced.
+
+    That is so after CREATE DATABASE … TEMPLATE, a dump and its restore, ``pg_upgrade``, and logical replication. Only
+    you know whether the database was moved, or copied while the original goes on.
+    """
+
+    default_next_step = (
+        "If the store was moved, or restored in place, and no job runs on the other database any more: `offsetstore "
+        "store moved --reason ...`. If this is a copy, and the original goes on: `offsetstore store new-id --reason "
+        "...`, and give each job of the copy a kafka_group= of its own."
     )
 
 

@@ -131,7 +131,8 @@ class StoredOffset:
     ``metadata`` is the text as stored, see `protocol.metadata`. ``transaction_id`` is that of the last advance, and
     ``None`` until the first one. ``pinned_epoch`` is the epoch in which an operator's decision last set the row, 0 if
     none did: copies in Kafka of earlier epochs don't count. ``updated_at`` is of the database's clock. ``contested`` is
-    set where another application used the group in Kafka while the job ran: what it has committed is not adopted.
+    set where another application, or a copy of the database, used the group in Kafka while the job ran: what it has
+    committed is not adopted.
     """
 
     next_offset: int

@@ -13,15 +13,25 @@ branch_labels = None
 depends_on = None
 
 # The same after the tables were dropped and made again, so that a lost store recognises its own copies in Kafka; and
-# kept from then on, through a pg_upgrade or a restore into another cluster, which have another system identifier.
+# kept from then on, through a pg_upgrade or a restore into another cluster, which have another system identifier. Where
+# the role may not call the function, which is tried, the id is drawn.
 _IDENTITY = """
-INSERT INTO store_identity (store_id)
-SELECT CAST(substr(encode(sha256(convert_to(
-    concat_ws(':', 'offsetstore',
-              (SELECT system_identifier FROM pg_catalog.pg_control_system()),
-              (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()),
-              current_schema()),
-    'UTF8')), 'hex'), 1, 32) AS uuid)
+DO $$
+DECLARE
+    id uuid := gen_random_uuid();
+BEGIN
+    BEGIN
+        id := CAST(substr(encode(sha256(convert_to(
+            concat_ws(':', 'offsetstore',
+                      (SELECT system_identifier FROM pg_catalog.pg_control_system()),
+                      (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()),
+                      current_schema()),
+            'UTF8')), 'hex'), 1, 32) AS uuid);
+    EXCEPTION WHEN OTHERS THEN
+        NULL;
+    END;
+    INSERT INTO store_identity (store_id) VALUES (id);
+END $$
 """
 
 # A role that may not make schemas gets everything but large batches; the sink then says what is missing.

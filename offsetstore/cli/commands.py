@@ -63,6 +63,7 @@ COMMANDS: Final = {
             "Serve pages that show how groups, jobs and dead letters are.",
             extra="cli,dashboard,kafka",
         ),
+        LazyCommand("store", "offsetstore.cli.store", "Say whether the store was moved to this database, or copied."),
         LazyCommand("history", "offsetstore.cli.history", "Show what was decided about a consumer group, and by whom."),
         LazyCommand("runs", "offsetstore.cli.runs", "Show the runs of a consumer group's job, and how each ended."),
         LazyCommand("errors", "offsetstore.cli.errors", "Show the errors that a consumer group's jobs met."),

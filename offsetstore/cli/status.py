@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offsetstore.offsets import TopicPartition
+    from offsetstore.protocol.store_facts import StoreIdentity
     from offsetstore.store.reads import GroupState, PartitionState
 
 _COLUMNS = (
@@ -29,6 +30,13 @@ _COLUMNS = (
     Column("epoch", number=True),
     Column("age", number=True),
 )
+_DECIDED: Final = {
+    "reset": "reset",
+    "rename": "renamed",
+    "copy": "copied",
+    "delete": "deleted",
+    "new-id": "given another store id",
+}
 
 
 @click.command()
@@ -53,8 +61,9 @@ def status(
     The lag is the number of offsets from the stored one to the end of the log. The age is the time since the stored
     offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision: it takes
     precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another application
-    used the group in Kafka while the job ran: the next start fails until you choose an offset. While the group is
-    paused, its job waits.
+    or a copy of the database used the group in Kafka while the job ran: see docs/starting.md. While the group is
+    paused, its job waits. If the store's tables are in another database than before, or it is not known in which one,
+    that is said too.
 
     If Kafka does not answer, the stored offsets are shown all the same, and the exit code is 4. The exit code is 1 if
     the store does not know the group. Dead letters are counted if their records are not in the results, and may still
@@ -66,6 +75,8 @@ def status(
       owner         name, epoch, claim_id, claimed_at, heartbeat_age_seconds,
                     live; null if the group was never claimed
       paused        at, until, reason; null if the group is not paused
+      database      "home", "moved" if the tables were in another database,
+                    "unknown" if that can't be told
       dead_letters  dead, requested: how many there are
       lag           of all partitions, null if no broker was asked
       partitions[]  topic, partition, stored, committed, beginning, end, lag,
@@ -80,19 +91,23 @@ def status(
         options.make_broker(bootstrap_servers, broker_option, broker_config, timeout) if bootstrap_servers else None
     )
     with options.open_store(url, schema) as store:
-        state = store.group_state(group, broker, kafka_group=kafka_group)
+        state, identity = store.group_state(group, broker, kafka_group=kafka_group), store.identity()
     if not state.is_known:
         fail_unknown(group)
     if format_ == "json":
-        print_json(_document(state))
+        print_json(_document(state, identity))
     else:
-        _print(state)
+        _print(state, identity)
     if state.broker_error is not None:
         raise state.broker_error
 
 
-def _print(state: GroupState) -> None:
+def _print(state: GroupState, identity: StoreIdentity) -> None:
     print_lines(f"Group {state.group}: {_owner_in_words(state)}")
+    if identity.is_elsewhere:
+        print_lines("The store's tables are in another database than before: no job starts. See `offsetstore store`.")
+    elif not identity.is_compared:
+        print_lines("It is not known in which database the store is, so a copy of the database is not noticed.")
     if state.pause is not None:
         print_lines(f"The group is {state.pause}.")
     if waiting := sum(state.dead_letters.values()):
@@ -130,7 +145,7 @@ def _owner_in_words(state: GroupState) -> str:
         return "never claimed"
     since = f"{short(state.read_at - owner.claimed_at)} ago"
     if state.decision is not None:
-        done = {"reset": "reset", "rename": "renamed", "copy": "copied", "delete": "deleted"}[state.decision]
+        done = _DECIDED[state.decision]
         return f"epoch {owner.token.epoch}, {done} by {owner.owner} {since}; no job has claimed it since"
     if owner.alive_for is None:
         life = "has left"
@@ -143,7 +158,7 @@ def _owner_in_words(state: GroupState) -> str:
     return f"epoch {owner.token.epoch} of {owner.owner}, claimed {since}, {life}"
 
 
-def _document(state: GroupState) -> dict[str, object]:
+def _document(state: GroupState, identity: StoreIdentity) -> dict[str, object]:
     owner = state.owner
     return {
         "group": state.group,
@@ -158,6 +173,7 @@ def _document(state: GroupState) -> dict[str, object]:
         if owner is not None
         else None,
         "paused": pause_document(state.pause),
+        "database": "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown",
         "dead_letters": {one: state.dead_letters.get(one, 0) for one in OPEN},
         "lag": state.lag,
         "partitions": [_partition(tp, one) for tp, one in state.partitions.items()],

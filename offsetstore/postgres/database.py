@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, TextClause
 
     from offsetstore.protocol.database import Session
+    from offsetstore.protocol.store_facts import StoreIdentity
 
 _log = logging.getLogger(__name__)
 _WITHOUT_OPTIONS = (
@@ -48,7 +49,7 @@ class PostgresDatabase:
         self._set_place(schema)
         self._idle_timeout = idle_timeout
         self._owned = owned
-        self._store_id: UUID | None = None
+        self._identity: StoreIdentity | None = None
 
     def _set_place(self, schema: str | None) -> None:
         self.schema = schema
@@ -150,7 +151,6 @@ class PostgresDatabase:
                     # Qualify names from now on: SET search_path in user code must not lead us to other tables.
                     self._set_place(schema)
                 found = connection.execute(self._text(sql.REVISION)).scalar() if schema else None
-                self._store_id = connection.execute(self._text(sql.STORE_ID)).scalar() if found == HEAD else None
             except DATABASE_ERRORS as error:
                 raise _unreachable(error) from error
         if found is None:  # also after a downgrade, which leaves the version table empty
@@ -164,20 +164,26 @@ class PostgresDatabase:
             # Revisions are numbered: a larger one belongs to a later version of this package.
             newer = "Update offsetstore: the tables were migrated by a later version." if found > HEAD else None
             raise SchemaNotAtHead(what, found=f"revision {found}", expected=f"revision {HEAD}", next_step=newer)
+        session = self.begin(name="offsetstore:connect")
+        try:
+            self._identity = session.identity()
+        except DATABASE_ERRORS as error:
+            raise _unreachable(error) from error
+        finally:
+            session.rollback()
 
     def current_claims(self, connection: Connection) -> set[UUID]:
         """The claims that own a group of this store, as the connection's transaction sees them now."""
         return {row.claim_id for row in connection.execute(self._text(sql.CURRENT_CLAIMS))}
 
-    def store_id(self) -> UUID:
-        if self._store_id is None:
+    def identity(self) -> StoreIdentity:
+        if self._identity is None:
             self.check_schema()
-        if self._store_id is None:
-            raise SchemaNotAtHead(
-                "the table store_identity is empty, so this store has no id",
-                next_step="Restore its row, which offsetstore's migration wrote.",
-            )
-        return self._store_id
+        assert self._identity is not None
+        return self._identity
+
+    def store_id(self) -> UUID:
+        return self.identity().store_id
 
     def close(self) -> None:
         if not is_own(self._pid):

@@ -35,7 +35,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
 
-HEAD = "0007"
+HEAD = "0008"
 """The Alembic revision that this version works with."""
 
 VERSION_TABLE = "offsetstore_version"
@@ -152,6 +152,7 @@ store_identity = Table(
     metadata,
     Column("singleton", Boolean, nullable=False, server_default=true()),
     Column("store_id", Uuid, nullable=False),
+    Column("home", Text),
     PrimaryKeyConstraint("singleton", name="store_identity_pkey"),
     CheckConstraint("singleton", name="store_identity_singleton_check"),
 )

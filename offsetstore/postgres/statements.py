@@ -364,7 +364,20 @@ WHERE m.batch_id < excluded.batch_id
 RETURNING 1
 """
 
-STORE_ID = "SELECT store_id FROM {s}store_identity"
+# Who may not call the function does not know which database it is. It is tried: a provider may replace the function.
+_HERE = """(SELECT CAST(c.system_identifier AS text) || ':' || CAST(d.oid AS text)
+        FROM pg_catalog.pg_control_system() AS c, pg_catalog.pg_database AS d
+        WHERE d.datname = current_database())"""
+IDENTITY = f"SELECT store_id, home, {_HERE} AS here FROM {{s}}store_identity"  # noqa: S608 - constants alone
+IDENTITY_ALONE = "SELECT store_id, home, CAST(NULL AS text) AS here FROM {s}store_identity"
+SAVE_IDENTITY = "SAVEPOINT offsetstore_identity"
+KEEP_IDENTITY = "RELEASE SAVEPOINT offsetstore_identity"
+LEAVE_IDENTITY = "ROLLBACK TO SAVEPOINT offsetstore_identity"
+
+# A claim inserts or updates a row before it reads the identity.
+LOCK_CLAIMS = "LOCK TABLE {s}consumer_groups IN SHARE ROW EXCLUSIVE MODE"
+TAKE_HOME = f"UPDATE {{s}}store_identity SET home = {_HERE}"  # noqa: S608 - constants alone
+SET_IDENTITY = "UPDATE {s}store_identity SET store_id = :store_id, home = :home"
 
 # The group as a range keeps the planner from the primary key, where the lines of other groups may be in between.
 HISTORY = """

@@ -6,13 +6,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from offsetstore.postgres.errors import translated
+from offsetstore.errors import SchemaNotAtHead
+from offsetstore.postgres import statements as sql
+from offsetstore.postgres.errors import DATABASE_ERRORS, needing, translated
 from offsetstore.postgres.schema import HEAD, metadata
 from offsetstore.postgres.statements import OLDEST_TRANSACTION, REVISION
-from offsetstore.protocol.store_facts import StoreFacts, TableFacts
+from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity, TableFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from uuid import UUID
+
+    from sqlalchemy import Connection
 
     from offsetstore.postgres.together import Result
 
@@ -39,6 +44,10 @@ class StoreFactsStatements:
 
     _place: str
     _send_together: Callable[..., list[Result]]
+    _run: Callable[..., int]
+
+    @property
+    def connection(self) -> Connection: ...
 
     def store_facts(self) -> StoreFacts:
         with translated():
@@ -69,3 +78,24 @@ class StoreFactsStatements:
             of_server.sees_all,
             of_server.is_standby,
         )
+
+    def identity(self) -> StoreIdentity:
+        assert self.connection  # BEGIN: the savepoint must not be lost with it
+        try:
+            with translated():
+                _, found, _ = self._send_together(sql.SAVE_IDENTITY, sql.IDENTITY, sql.KEEP_IDENTITY)
+        except DATABASE_ERRORS:
+            with translated():
+                _, found = self._send_together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)
+        if not found.rows:
+            raise SchemaNotAtHead(
+                "the table store_identity is empty, so this store has no id",
+                next_step="Restore its row, which offsetstore's migration wrote.",
+            )
+        [row] = found.rows
+        return StoreIdentity(row.store_id, row.home, row.here)
+
+    def set_identity(self, store_id: UUID, home: str | None) -> None:
+        with needing("change which store this is"):
+            self._run(sql.LOCK_CLAIMS)
+            self._run(sql.SET_IDENTITY, store_id=store_id, home=home)

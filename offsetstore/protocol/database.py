@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.letters import State
     from offsetstore.protocol.metadata import Text
     from offsetstore.protocol.runs import Ending
+    from offsetstore.protocol.store_facts import StoreIdentity
 
 EVENTS: Final = (
     "claim",
@@ -45,6 +46,8 @@ EVENTS: Final = (
     "discard",
     "erase",
     "prune",
+    "moved",
+    "new-id",
 )
 """What the history records; see `HistoryEvent`."""
 
@@ -55,13 +58,15 @@ class HistoryEvent:
 
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
     have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
-    older than its copy in Kafka), ``contested`` (another application uses the group in Kafka, or a decision ignored its
-    offset), ``reset``, ``rename``, ``copy`` (of another group's offsets, or to another group), ``delete`` (of the whole
-    group), ``pause`` or ``resume`` (both without a partition), ``metadata`` (rewritten by an operator), or about dead
-    letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents deleted), ``prune``. That is
-    one line for many letters, with a partition and a range of offsets if they are of one partition. ``from_offset`` is
-    ``None`` if there was no row, ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and
-    is ``None`` until the event is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be
+    older than its copy in Kafka), ``contested`` (another application or a copy of the database uses the group in Kafka,
+    or a decision ignored its offset), ``reset``, ``rename``, ``copy`` (of another group's offsets, or to another
+    group), ``delete`` (of the whole group), ``pause`` or ``resume`` (both without a partition), ``metadata`` (rewritten
+    by an operator), ``moved`` (the store is in another database now) or ``new-id`` (it is a copy, a store of its own
+    now), or about dead letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents deleted),
+    ``prune``. That is one line for many letters, with a partition and a range of offsets if they are of one partition.
+    ``from_offset`` is ``None`` if there was no row, ``to_offset`` if there is none any longer. ``at`` comes from the
+    database's clock, and is ``None`` until the event is written. So is ``db_role``, the role that wrote it, which
+    unlike ``actor`` can't be
     invented; lines from before revision 0006 have none. ``id`` grows from line to line, and is 0 until then.
     """
 
@@ -464,12 +469,16 @@ class Database(Protocol):
         """The first of the rows that another transaction has locked, and its description; ``None`` if unknown."""
         ...
 
+    def identity(self) -> StoreIdentity:
+        """Which store it is, and in which database, as the last `check_schema` read it; claims read it anew."""
+        ...
+
     def store_id(self) -> UUID:
-        """The store's id, which it keeps when it is moved or restored; read once."""
+        """The store's id, of `identity`."""
         ...
 
     def check_schema(self) -> None:
-        """Check that the tables are those of this version.
+        """Check that the tables are those of this version, and read the store's identity.
 
         :raises SchemaMissing, SchemaNotAtHead: they are not.
         """

@@ -60,7 +60,7 @@ def resolve(
         another tool's committed offset lies beyond the end; or the stored one does, and the topic is the same.
     :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
     :raises StoreRewound: Kafka has a copy of ours that is beyond the row, unless ``policy.on_rewound`` allows it.
-    :raises ForeignStore: Kafka has a copy that another store made.
+    :raises ForeignStore: Kafka has a copy that another store made, or this one before it was lost.
     :raises KafkaGroupShared: Kafka has a copy that another group made.
     :raises KafkaGroupContested: another application used the group in Kafka while the job ran, and has an offset there,
         unless ``policy.prefer`` is ``"stored"``.
@@ -170,7 +170,9 @@ class _Facts:
     at_timestamp: int | None
     topic_is_known: bool
     is_contested: bool
-    """Whether another application used the group in Kafka while the job ran."""
+    """Whether another application, or a copy of the database, used the group in Kafka while the job ran."""
+    claimed_epoch: int
+    """The epoch of the group's last claim."""
     policy: StartPolicy
     is_same_log: bool
     """Whether the topic's id is known and equals the stored one."""
@@ -201,6 +203,7 @@ def _starts(
             topic_is_known=bool(rows or adopted),
             # For a new partition, the other application's offset is not adopted either.
             is_contested=rows[tp].contested if tp in rows else any_is_contested,
+            claimed_epoch=max((row.token.epoch for row in rows.values()), default=0),
             policy=asked.policy,
             is_same_log=tp in rows and log.topic_id is not None and rows[tp].topic_id == log.topic_id,
         )
@@ -235,6 +238,19 @@ def _contested(facts: _Facts) -> Start | None:
     raise KafkaGroupContested(what, topic_partition=facts.tp, found=f"{found}, {stored}", expected="a dedicated group")
 
 
+def _copied(facts: _Facts) -> Start | None:
+    """A claim of our own store that is later than our rows', and was seen while the job ran, was made in a copy.
+
+    Or it was lost in a restore. Its offsets belong to results that are not here. Pinned, as after a contest.
+    """
+    if not facts.is_contested or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
+        return None
+    if facts.stamp.epoch <= facts.claimed_epoch:
+        return None
+    at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
+    return _start(facts, at, Reason.COPY_STORED)
+
+
 def _pinned(facts: _Facts) -> Start | None:
     if facts.stored is None or not facts.stored.pinned:
         return None
@@ -244,7 +260,7 @@ def _pinned(facts: _Facts) -> Start | None:
 def _foreign_copy(facts: _Facts) -> Start | None:
     if facts.stamp is not None and facts.store_id is not None and facts.stamp.store_id != facts.store_id:
         raise ForeignStore(
-            "another offsetstore copied its offsets to this group in Kafka",
+            "another offsetstore copied its offsets to this group in Kafka, or this one was lost and made anew",
             topic_partition=facts.tp,
             found=str(facts.stamp),
             expected=f"store {facts.store_id}",
@@ -278,7 +294,7 @@ def _our_copy(facts: _Facts) -> Start | None:
         case _:
             found = "no stored offset" if row is None else f"offset {row.next_offset} stored"
             raise StoreRewound(
-                "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
+                "the database is older than our own copy in Kafka: it was restored, lost rows, or a copy of it runs",
                 topic_partition=facts.tp,
                 found=found,
                 expected=f"at least {committed}, copied by {facts.stamp}",
@@ -329,6 +345,7 @@ def _neither(facts: _Facts) -> Start | None:
 
 
 _RULES: tuple[Callable[[_Facts], Start | None], ...] = (
+    _copied,
     _contested,
     _pinned,
     _foreign_copy,

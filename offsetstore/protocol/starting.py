@@ -21,6 +21,7 @@ class Reason(Enum):
     REWOUND_STORED = "stored; Kafka has a later copy, and on_rewound chose the database"
     REWOUND_KAFKA = "our own copy in Kafka; the database was rewound, and on_rewound chose Kafka"
     CONTEST_STORED = "stored, or the beginning; another application's offset in Kafka was ignored"
+    COPY_STORED = "stored, or the beginning; a copy of this database has copied its offsets to the group in Kafka"
     CHECKPOINT = "the checkpoint of the query that ran before"
     STORED = "stored; what Kafka has committed is not larger, or does not count"
     ONLY_STORED = "stored; nothing is committed in Kafka"

@@ -5,8 +5,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from offsetstore.errors import StoreMoved
+
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
+    from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """Which store it is, and in which database (decision 0050).
+
+    A copy that PostgreSQL makes row by row (TEMPLATE, dump and restore, logical replication), and ``pg_upgrade``, keep
+    ``home`` and change ``here``; a copy of the server's files changes neither.
+
+    :param store_id: the id in the stamps of this store's copies in Kafka.
+    :param home: the database that the offsets belong to, ``None`` if that was not known when it was written.
+    :param here: the database that this is, ``None`` if the role may not know.
+    """
+
+    store_id: UUID
+    home: str | None
+    here: str | None
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether both are known."""
+        return self.home is not None and self.here is not None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the tables are known to be in another database than their home."""
+        return self.is_compared and self.home != self.here
+
+    def expect_home(self) -> None:
+        """Refuse to go on elsewhere.
+
+        :raises StoreMoved: it is another database.
+        """
+        if self.is_elsewhere:
+            raise StoreMoved(
+                "the store's tables are in another database than before: they were moved, upgraded or restored, or "
+                "this is a copy",
+                found=f"database {self.here} (the server's system identifier, and the database's oid)",
+                expected=f"{self.home}, the home of store {self.store_id}",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +113,18 @@ class StoreFactsSession(Protocol):
 
     def store_facts(self) -> StoreFacts:
         """Read them, in one round trip."""
+        ...
+
+    def identity(self) -> StoreIdentity:
+        """Which store it is, and in which database.
+
+        :raises SchemaNotAtHead: that was never written.
+        """
+        ...
+
+    def set_identity(self, store_id: UUID, home: str | None) -> None:
+        """Make it another store, or give it another home. Claims wait until the transaction ends.
+
+        :raises MissingPrivilege: the role does not own the tables.
+        """
         ...

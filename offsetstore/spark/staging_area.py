@@ -132,8 +132,7 @@ class StagingArea:
 
     def _get_owner(self) -> StagingOwner:
         if self._owner is None:
-            store_id = self._claim.database.store_id()
-            self._owner = StagingOwner.of(store_id, self._claim.group, self._claim.token)
+            self._owner = StagingOwner.of(self._claim.store_id, self._claim.group, self._claim.token)
         return self._owner
 
     def _run_tasks(self, run: Callable[[], list[StagingOutcome]]) -> list[StagingOutcome]:

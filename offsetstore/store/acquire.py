@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from offsetstore.offsets import BrokerView, StoredOffset
     from offsetstore.protocol.database import Database, GroupRow, Session
     from offsetstore.protocol.policy import StartPolicy
+    from offsetstore.protocol.store_facts import StoreIdentity
     from offsetstore.store.adoption import QueryCheckpoint
     from offsetstore.store.sessions import Connected
 
@@ -60,11 +61,18 @@ _EVENTS = {
     Reason.REWOUND_STORED: "rewound",
     Reason.REWOUND_KAFKA: "rewound",
     Reason.CONTEST_STORED: "contested",
+    Reason.COPY_STORED: "contested",
 }
 # Recorded even if the offset does not change.
 _DECIDED = {"rewound", "contested"}
 # Kafka's offset must not override these at the next start, until the mirror has overwritten it.
-_PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA, Reason.CONTEST_STORED}
+_PINS = {
+    Reason.RECREATED_RESTART,
+    Reason.REWOUND_STORED,
+    Reason.REWOUND_KAFKA,
+    Reason.CONTEST_STORED,
+    Reason.COPY_STORED,
+}
 
 
 def acquire(store: Connected, request: ClaimRequest) -> Claim:
@@ -101,18 +109,43 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID) -> Cl
     # Find errors here if possible, before this waits for another job's transaction, or ends it.
     if request.takeover != "fence":
         _check_owner(read(store.database, lambda session: session.group(request.group)), request, claim_id)
+    identity = expect_home(store.database)
     # Read before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
     stored = read_offsets(store.database, request.group)
     view = request.view()
     checkpoint = adoption.read_for(request.checkpoint, stored, view)
     if view is not None:
         adopted = checkpoint and checkpoint.starts(request.policy, stored, view.topics)
-        resolve_unlocked(store.database, request.group, stored, view, request.policy, adopted=adopted)
+        resolve_unlocked(
+            store.database, request.group, stored, view, request.policy, store_id=identity.store_id, adopted=adopted
+        )
     has_members = _has_members(request)
     with fencing(store.database, request.group, request.takeover_timeout, name="claim", again=_AGAIN) as session:
-        acquired = _write_claim(request, session, claim_id, store.database.store_id(), checkpoint)
+        acquired = _write_claim(request, session, claim_id, checkpoint)
         failpoints.reach("in_claim")
+    _warn_of_copy(request, acquired.starting)
     return Claim(store, request, acquired, has_members=has_members)
+
+
+def expect_home(database: Database) -> StoreIdentity:
+    """Read which store it is.
+
+    :raises StoreMoved: its tables are in another database than before.
+    """
+    identity = read(database, lambda session: session.identity())
+    identity.expect_home()
+    return identity
+
+
+def _warn_of_copy(request: ClaimRequest, starting: StartingOffsets | None) -> None:
+    if starting is None or all(start.reason is not Reason.COPY_STORED for start in starting.starts.values()):
+        return
+    _log.warning(
+        "a copy of this database copied its offsets to group %r in Kafka while the last job of group %r ran: this job "
+        "starts at the stored offsets. Give the copy an id (`offsetstore store new-id`) and a kafka_group= of its own",
+        request.kafka_group,
+        request.group,
+    )
 
 
 def _has_members(request: ClaimRequest) -> bool:
@@ -141,11 +174,14 @@ def _write_claim(
     request: ClaimRequest,
     session: Session,
     claim_id: uuid.UUID,
-    store_id: uuid.UUID,
     checkpoint: QueryCheckpoint | None,
 ) -> Acquired:
     group = request.group
     before = session.lock_group(group)
+    # Once more: the connection may be another one, and the id may have been changed.
+    identity = session.identity()
+    identity.expect_home()
+    store_id = identity.store_id
     if request.takeover != "fence":
         _check_owner(session.group(group), request, claim_id)
     rows = session.lock_group_partitions(group)
@@ -185,7 +221,7 @@ def _write_claim(
         if ids := {topic: topic_id for topic, topic_id in learned.items() if topic_id is not None}:
             session.adopt_letters(group, ids)
     session.append_history(group, history)
-    return Acquired(token, partitions, starting, owner, metadata, Ahead.read(session, group))
+    return Acquired(token, partitions, starting, owner, metadata, Ahead.read(session, group), store_id)
 
 
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
@@ -207,6 +243,7 @@ def resolve_unlocked(
     view: BrokerView,
     policy: StartPolicy | None,
     *,
+    store_id: uuid.UUID,
     adopted: Mapping[TopicPartition, int] | None = None,
 ) -> StartingOffsets:
     """Resolve while a job may be running, from rows that were read before Kafka was asked.
@@ -214,7 +251,6 @@ def resolve_unlocked(
     A live job advances its row, and then copies it to Kafka. If both happened in between, the copy is above the row
     that we read, as after a restore. Reading the rows again tells the two apart.
     """
-    store_id = database.store_id()
     is_behind = _is_behind(stored, view, store_id)
     deleted = read(database, lambda session: session.deleted_epoch(group)) if is_behind else 0
     try:

@@ -29,6 +29,7 @@ from offsetstore.store.transaction import new_transaction, run_in_transaction
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from types import TracebackType
+    from uuid import UUID
 
     from offsetstore.offsets import BrokerView, StoredOffset, Token, TopicPartition
     from offsetstore.protocol.database import Session
@@ -109,6 +110,7 @@ class Acquired:
     owner: str
     metadata: Mapping[TopicPartition, Text]
     ahead: Ahead
+    store_id: UUID
 
 
 class Claim:
@@ -145,6 +147,7 @@ class Claim:
         self.claim_metadata = ClaimMetadata(request.metadata, acquired.metadata)
         self.starting = acquired.starting
         self.owner = acquired.owner
+        self.store_id = acquired.store_id
         self.name = f"{name_prefix(request.group)}{self.token.epoch}:{self.token.claim_id.hex[:8]}"
         self.checkpoint_base: str | None = None
         self.keeps_checkpoint = False
@@ -187,7 +190,7 @@ class Claim:
         found = {tp: start.committed for tp, start in starts.items() if start.committed is not None}
         ignored = frozenset(self.partitions - starts.keys())
         target = MirrorTarget(broker, request.kafka_group, request.mirror_every, ignored, found, has_members)
-        stamp = Stamp(self.database.store_id(), self.token.epoch, digest(request.group))
+        stamp = Stamp(self.store_id, self.token.epoch, digest(request.group))
         return Mirror(self.database, self, stamp, target, self.observers)
 
     @property

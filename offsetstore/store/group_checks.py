@@ -188,8 +188,9 @@ class _Checks:
         if (ahead := self._of.mirror_lead) and not self._of.owner.is_live:
             text = (
                 f"Kafka's copies are {counted(ahead, 'offset')} ahead of the store: the database is older, as after a "
-                "restore, or another application commits for the group. The next start may be refused. If the results "
-                "are as old as the stored offsets, keep these: reset them to where they stand, which pins them."
+                "restore, or another application or a copy of the database commits for the group. The next start may "
+                "be refused. If the results are as old as the stored offsets, keep these: reset them to where they "
+                "stand, which pins them."
             )
             return Check(name, "bad", text, next_step=self._resolve([*self._of.topics]))
         return self._copied(self._of.mirror_lag)
@@ -294,8 +295,8 @@ class _Checks:
         pinned = self._marked(lambda row: row.pinned)
         if contested:
             text = (
-                "Another application has used the group in Kafka, and the next start may be refused until you choose "
-                f"an offset: {_some(list(map(str, contested)))}."
+                "Another application, or a copy of the database, has used the group in Kafka, and the next start may "
+                f"be refused until you choose an offset: {_some(list(map(str, contested)))}."
             )
             return Check(
                 "pinned offsets", "attention", text, next_step=self._resolve(sorted({tp.topic for tp in contested}))

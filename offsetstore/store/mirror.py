@@ -1,11 +1,12 @@
 """Copies stored offsets to the group in Kafka, so that Kafka's own tools show the job's lag.
 
 The copy follows the store and never leads it: only offsets that are committed in the database are copied, with a stamp
-that identifies them as copies. Failures here do not affect the job. Three things end the mirror for good: another
-claim; a row below its own copy, because the database was restored and only the copy shows that; and another application
-that uses the group, because its offsets must not be overwritten. Members of the group reveal it, or an offset that is
-neither the one that the claim read nor a copy of ours; Kafka is asked before each commit. Kafka can't compare and
-commit at once, so a foreign commit between the two is overwritten.
+that identifies them as copies. Failures here do not affect the job. Four things end the mirror for good: another
+claim; a row below its own copy, because the database was restored and only the copy shows that; another application
+that uses the group, because its offsets must not be overwritten; and a copy of the database, in which the group was
+claimed. Members of the group reveal the application, or an offset that is neither the one that the claim read nor a
+copy of ours. The stamp of a later claim reveals the copy of the database, if our rows, read after it, are still ours.
+Kafka is asked before each commit. It can't compare and commit at once, so a foreign commit in between is overwritten.
 """
 
 from __future__ import annotations
@@ -67,6 +68,14 @@ class MirrorTarget:
     has_members: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Contest:
+    """Who else uses the group in Kafka, for the history; ``foreign`` are offsets that it has committed."""
+
+    foreign: Mapping[TopicPartition, CommittedOffset]
+    what: str
+
+
 class Mirror:
     """Copies in a daemon thread until it is closed or ends for good.
 
@@ -88,7 +97,7 @@ class Mirror:
         self._copied: dict[TopicPartition, CommittedOffset] = {}
         self._highest: dict[TopicPartition, int] = {}
         self._found = dict(target.found)
-        self._unrecorded: Mapping[TopicPartition, CommittedOffset] | None = None
+        self._unrecorded: _Contest | None = None
         self._full_copy_at = time.monotonic() + _FULL_COPY_SECONDS
         self._given_up = False
         self._copies = Background("offsetstore-mirror", self._turn, self._wait, at_end=self._last)
@@ -113,7 +122,7 @@ class Mirror:
     def _turn(self) -> bool:
         """Return whether there is more to do."""
         if self.ended is None and self._target.has_members:
-            self._contest({})
+            self._contest_members()
         elif self._unrecorded is None:
             self._copy()
         else:
@@ -131,17 +140,10 @@ class Mirror:
 
     def _copy(self) -> None:
         try:
-            found = read(
-                self._database,
-                lambda session: session.read_partitions(self._claim.group),
-                name=self._claim.name,
-                lock_timeout=_LOCK_SECONDS,
-                dedicated=True,
-            )
+            rows = self._rows()
         except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database
             _log.debug("the mirror could not read: %s", type(error).__name__)
             return
-        rows = {tp: row for tp, row in found.items() if self._is_ours(tp)}
         if any(row.token != self._claim.token for row in rows.values()):
             self.ended = "the claim has been taken over"
             return
@@ -150,6 +152,16 @@ class Mirror:
             return
         if self._commit(rows) and not self._given_up:
             self._unpin([tp for tp, row in rows.items() if row.pinned or row.contested])
+
+    def _rows(self) -> dict[TopicPartition, StoredOffset]:
+        found = read(
+            self._database,
+            lambda session: session.read_partitions(self._claim.group),
+            name=self._claim.name,
+            lock_timeout=_LOCK_SECONDS,
+            dedicated=True,
+        )
+        return {tp: row for tp, row in found.items() if self._is_ours(tp)}
 
     def _is_ours(self, tp: TopicPartition) -> bool:
         return tp.topic in self._topics and tp not in self._target.ignored
@@ -168,19 +180,42 @@ class Mirror:
         return self.ended is None
 
     def _is_used_by_others(self, partitions: Collection[TopicPartition]) -> bool:
-        """Whether another claim or another application has committed in Kafka; if so, the mirror ends."""
+        """Whether another claim, a copy of the database or another application has committed; then the mirror ends."""
         there = self._target.broker.committed_offsets(self._target.kafka_group, partitions)
         stamps = {tp: Stamp.of(copy) for tp, copy in there.items()}
         ours = {
             tp: stamp for tp, stamp in stamps.items() if stamp and stamp.is_of(self._stamp.store_id, self._stamp.group)
         }
-        if any(stamp.epoch > self._stamp.epoch for stamp in ours.values()):
-            self.ended = "the claim has been taken over"
+        latest = max((stamp.epoch for stamp in ours.values()), default=0)
+        if latest > self._stamp.epoch:
+            self._end_at_later_claim(latest)
         # A stamp of an earlier claim of ours is a late commit.
         foreign = {tp: copy for tp, copy in there.items() if tp not in ours and not _is_same(copy, self._found.get(tp))}
-        if foreign:
-            self._contest(foreign)
+        if foreign and self.ended is None:
+            seen = ", ".join(f"{tp} at {copy.next_offset}" for tp, copy in sorted(foreign.items())[:_SHOWN])
+            more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
+            self._contest_application(f"it has committed {seen}{more}", _Contest(foreign, self._other))
         return self.ended is not None
+
+    def _end_at_later_claim(self, epoch: int) -> None:
+        """A claim writes its token to our rows before it copies: if these, read after its copy, have ours, it did not.
+
+        Then it was made in another database: a copy of this one, or what this one was before a restore or a failover.
+        """
+        rows = self._rows()
+        if not rows or any(row.token != self._claim.token for row in rows.values()):
+            self.ended = "the claim has been taken over"
+            return
+        group = self._target.kafka_group
+        what = (
+            f"a copy of this database, or this one before it was restored, has claimed the group (epoch {epoch}) and "
+            f"copies its offsets to group {group!r} in Kafka"
+        )
+        self._contest(
+            f"{what}; they are not overwritten, and the job goes on; give the copy an id (offsetstore store new-id) "
+            "and a kafka_group= of its own",
+            _Contest({}, what),
+        )
 
     def _commit_changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, CommittedOffset]:
         if time.monotonic() >= self._full_copy_at:
@@ -219,7 +254,7 @@ class Mirror:
             self._end_with_warning(f"Kafka does not accept its stamp ({error.what})")
             return
         if isinstance(error, GroupHasMembers):
-            self._contest({})
+            self._contest_members()
             return
         if isinstance(error, BrokerRefused):
             self._pause = _INTERVALS_AFTER_REFUSAL * self._target.every
@@ -233,37 +268,45 @@ class Mirror:
     def _tell_failure(self, reason: str, *, is_over: bool, error: Exception | None = None) -> None:
         self._observers.on(MirrorFailed(group=self._claim.group, reason=reason, is_over=is_over, error=error))
 
-    def _contest(self, foreign: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """End the mirror: another application uses the group, by these offsets or, without any, by its members."""
-        group = self._target.kafka_group
-        seen = ", ".join(f"{tp} at {copy.next_offset}" for tp, copy in sorted(foreign.items())[:_SHOWN])
-        more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
-        saw = f"it has committed {seen}{more}" if foreign else "the group has members"
-        self._end_with_warning(
-            f"another application uses group {group!r} in Kafka ({saw}); its offsets are not overwritten; "
-            "give this job a group of its own in Kafka (kafka_group=)"
-        )
-        self._pause = min(self._pause, INTERVAL)
-        self._unrecorded = foreign
-        self._record(foreign)
+    def _contest_members(self) -> None:
+        self._contest_application("the group has members", _Contest({}, f"{self._other}: it has members"))
 
-    def _record(self, foreign: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Record it for the next start, which must not adopt the other application's offsets."""
-        claim, kafka_group = self._claim, self._target.kafka_group
+    def _contest_application(self, saw: str, contest: _Contest) -> None:
+        """End the mirror: another application uses the group, by its offsets or by its members."""
+        self._contest(
+            f"another application uses group {self._target.kafka_group!r} in Kafka ({saw}); its offsets are not "
+            "overwritten; give this job a group of its own in Kafka (kafka_group=)",
+            contest,
+        )
+
+    @property
+    def _other(self) -> str:
+        return f"another application uses the group {self._target.kafka_group!r} in Kafka"
+
+    def _contest(self, why: str, contest: _Contest) -> None:
+        self._end_with_warning(why)
+        self._pause = min(self._pause, INTERVAL)
+        self._unrecorded = contest
+        self._record(contest)
+
+    def _record(self, contest: _Contest) -> None:
+        """Record it for the next start, which must not adopt the others' offsets."""
+        claim, foreign = self._claim, contest.foreign
 
         def write(session: Session) -> None:
             rows = {tp: row for tp, row in session.lock_group_partitions(claim.group).items() if self._is_ours(tp)}
             if foreign.keys() - rows.keys() or any(row.token != claim.token for row in rows.values()):
                 return  # renamed, or taken over
             session.contest(claim.group, claim.token, rows)
-            what = f"another application uses the group {kafka_group!r} in Kafka"
             events = [
-                HistoryEvent("contested", tp, at, at, claim.token, claim.owner, f"{what}: it has committed {there}")
+                HistoryEvent(
+                    "contested", tp, at, at, claim.token, claim.owner, f"{contest.what}: it has committed {there}"
+                )
                 for tp, copy in sorted(foreign.items())
                 for at, there in [(rows[tp].next_offset, copy.next_offset)]
             ]
-            members = HistoryEvent("contested", None, None, None, claim.token, claim.owner, f"{what}: it has members")
-            session.append_history(claim.group, events or [members])
+            whole = HistoryEvent("contested", None, None, None, claim.token, claim.owner, contest.what)
+            session.append_history(claim.group, events or [whole])
 
         if self._write(write):
             self._unrecorded = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _Line = TypeVar("_Line", "HistoryEvent", "JobError")
 
-_DECISIONS: Final = frozenset({"reset", "rename", "copy", "delete"})
+_DECISIONS: Final = frozenset({"reset", "rename", "copy", "delete", "new-id"})
 _INTERVAL: Final = 1.0
 _OVERLAP: Final = timedelta(hours=1)
 
@@ -77,9 +77,10 @@ class PartitionState:
 class GroupState:
     """A group at one moment, ``read_at`` by the database's clock; what Kafka has was asked for right after it.
 
-    ``owner`` is the last claim, ``None`` if there was none. ``decision`` is ``"reset"``, ``"rename"``, ``"copy"`` or
-    ``"delete"`` if an operator has decided that since the last claim: the owner is then the operator and not a job.
-    ``partitions`` are those that the store or the log of a stored topic has, in order of (topic, partition).
+    ``owner`` is the last claim, ``None`` if there was none. ``decision`` is ``"reset"``, ``"rename"``, ``"copy"``,
+    ``"delete"`` or ``"new-id"`` if an operator has decided that since the last claim: the owner is then the operator
+    and not a job. ``partitions`` are those that the store or the log of a stored topic has, in order of (topic,
+    partition).
     ``broker_error`` is the error of a broker that was asked and could not answer. ``dead_letters`` counts those whose
     record is not in the results, and may still get there: ``dead`` and ``requested``.
     """

@@ -39,8 +39,11 @@ def resolve_starting_offsets(
             "no topics to resolve", expected='topics=["..."], or a broker made from Spark\'s options'
         )
     stored = store.offsets(group) if store else {}
+    identity = store.database.identity() if store else None
+    if identity is not None:
+        identity.expect_home()
     timestamp_ms = policy.timestamp_ms if policy else None
     view = broker.view(kafka_group or group, tuple(names), timestamp_ms=timestamp_ms)
-    if store is None:
+    if store is None or identity is None:
         return resolve(stored, view, policy)
-    return resolve_unlocked(store.database, group, stored, view, policy)
+    return resolve_unlocked(store.database, group, stored, view, policy, store_id=identity.store_id)

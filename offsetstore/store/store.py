@@ -20,7 +20,7 @@ from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.samples import Selection
 from offsetstore.protocol.stored_letters import LetterFilter
-from offsetstore.store import admin, names, reads
+from offsetstore.store import admin, home, names, reads
 from offsetstore.store.acquire import acquire
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
     from offsetstore.protocol.runs import JobError, Run, Source
     from offsetstore.protocol.samples import Sample
-    from offsetstore.protocol.store_facts import StoreFacts
+    from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity
     from offsetstore.protocol.stored_letters import ErrorGroup
     from offsetstore.store.admin import Reset, ResetTarget
     from offsetstore.store.identity import ClaimInfo
@@ -387,6 +387,41 @@ class OffsetStore:
         :raises UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `pause`.
         """
         return admin.resume(self.database, admin.Decision(group, reason, actor, self.timeouts.lock))
+
+    def identity(self) -> StoreIdentity:
+        """Which store it is, and whether it is in the database that its offsets belong to."""
+        return self._read(lambda session: session.identity())
+
+    def moved(self, *, reason: str, actor: str | None = None) -> StoreIdentity:
+        """Answer `StoreMoved`: it is the same store, in another database now, and the other one runs no jobs any more.
+
+        For a `pg_upgrade`, a switch to a logical replica, or a backup that was restored in place. The history of each
+        group records it. If the store is at home already, nothing is written.
+
+        :param reason: for those who read the history.
+        :param actor: who decides; by default user, host and process.
+        :raises ConfigurationError: no reason.
+        :raises MissingPrivilege: the role does not own the tables, or may not read which database this is.
+        :raises LockTimeout: a claim or another decision takes longer than `Timeouts.lock`.
+        :raises TransactionLost: the connection broke; the history shows whether it happened.
+        """
+        return home.moved(self.database, reason=reason, actor=actor, lock_timeout=self.timeouts.lock)
+
+    def new_id(self, *, reason: str, actor: str | None = None) -> StoreIdentity:
+        """Answer `StoreMoved`: this database is a copy, and the original goes on. It becomes a store of its own.
+
+        Jobs that run in this database are fenced. What the groups have in Kafka is the original's: give each of this
+        database's jobs a ``kafka_group=`` of its own, or the start is refused (`ForeignStore`, `KafkaGroupContested`).
+        Also for a copy of the server's files, which PostgreSQL can't tell from the original.
+
+        :param reason: for those who read the history.
+        :param actor: who decides; by default user, host and process.
+        :raises ConfigurationError: no reason.
+        :raises MissingPrivilege: the role does not own the tables.
+        :raises LockTimeout: a job's transaction, a claim or another decision takes longer than `Timeouts.lock`.
+        :raises TransactionLost: the connection broke; the history shows whether it happened.
+        """
+        return home.new_id(self.database, reason=reason, actor=actor, lock_timeout=self.timeouts.lock)
 
     def offsets(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """The group's rows, in order of (topic, partition), in one query and without a lock."""

@@ -86,6 +86,21 @@ def offsetstore_template(offsetstore_postgres: PostgresServer) -> str:
     return _TEMPLATE
 
 
+def copy_database(server: PostgresServer, name: str, *, template: str) -> str:
+    """Copy a migrated database that has no jobs, as one of its own, and return its URL."""
+    from offsetstore.postgres.statements import TAKE_HOME, for_psycopg  # noqa: PLC0415
+    from offsetstore.postgres.url import make_engine  # noqa: PLC0415
+
+    url = server.create_database(name, template=template)
+    engine = make_engine(url)
+    try:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(for_psycopg(TAKE_HOME, ""))
+    finally:
+        engine.dispose()
+    return url
+
+
 @pytest.fixture
 def offsetstore_new_database(offsetstore_postgres: PostgresServer, offsetstore_template: str) -> Iterator[NewDatabase]:
     """Make databases with our tables, for a test that needs more than one."""
@@ -93,9 +108,8 @@ def offsetstore_new_database(offsetstore_postgres: PostgresServer, offsetstore_t
 
     def make() -> str:
         name = f"test_{uuid4().hex[:12]}"
-        url = offsetstore_postgres.create_database(name, template=offsetstore_template)
         made.append(name)
-        return url
+        return copy_database(offsetstore_postgres, name, template=offsetstore_template)
 
     yield make
     _drop(offsetstore_postgres, made)

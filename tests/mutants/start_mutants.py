@@ -14,6 +14,8 @@ _SQL: Final = "offsetstore/postgres/statements.py"
 
 _RESOLVED: Final = "tests/unit/protocol/test_resolver.py::"
 _MIRRORED: Final = "tests/unit/store/test_mirror.py::"
+_CONTINUITY: Final = "tests/unit/spark/test_continuity.py::"
+_ADMIN: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _BOTH_LOOKS: Final = (
     (
         "offsetstore/store/acquire.py",
@@ -80,8 +82,8 @@ START: Final[tuple[Mutant, ...]] = (
         "pin-of-an-override",
         (
             _DECISIONS,
-            "_PINS = {Reason.RECREATED_RESTART, Reason.REWOUND_STORED, Reason.REWOUND_KAFKA, Reason.CONTEST_STORED}",
-            "_PINS = {Reason.RECREATED_RESTART}",
+            "    Reason.REWOUND_STORED,\n    Reason.REWOUND_KAFKA,\n    Reason.CONTEST_STORED,\n",
+            "",
         ),
         tests=("tests/unit/store/test_pins.py::test_a_decision_about_a_rewound_database_is_made_once",),
         why="A decision about a rewound database would have to be made at every start anew, or be undone.",
@@ -215,5 +217,87 @@ START: Final[tuple[Mutant, ...]] = (
         ),
         tests=("tests/unit/kafka/test_options.py::test_another_start_than_the_claims_and_an_end_are_refused_by_name",),
         why="Spark would begin at that time: above what is stored it would end in a gap, below it read for nothing.",
+    ),
+    mutant(
+        "home-before-anybody-is-asked",
+        (_TAKING, "    identity.expect_home()\n    return identity\n", "    return identity\n"),
+        tests=(f"{_ADMIN}test_a_store_in_another_database_starts_no_job_before_somebody_says_why",),
+        why="A clone's job would wait for, and terminate, what holds its locks, before it is told that it is a clone.",
+    ),
+    mutant(
+        "home-under-the-lock",
+        (
+            _TAKING,
+            "    identity.expect_home()\n    store_id = identity.store_id\n",
+            "    store_id = identity.store_id\n",
+        ),
+        tests=(f"{_ADMIN}test_a_store_in_another_database_starts_no_job_before_somebody_says_why",),
+        why="A connection that reaches the clone after the first look would claim there.",
+    ),
+    mutant(
+        "copy-of-the-database-is-met",
+        (
+            _MIRROR,
+            "        if not rows or any(row.token != self._claim.token for row in rows.values()):\n",
+            "        if rows is not None:\n",
+        ),
+        tests=(
+            f"{_MIRRORED}test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_start_names_the_copy",
+        ),
+        why="The original would be told that it was taken over, and its next start that it was rewound.",
+    ),
+    mutant(
+        "takeover-is-no-copy",
+        (
+            _MIRROR,
+            "        if not rows or any(row.token != self._claim.token for row in rows.values()):\n",
+            "        if not rows:\n",
+        ),
+        tests=(f"{_MIRRORED}test_a_late_copy_of_an_earlier_claim_is_overwritten_and_one_of_a_later_claim_is_not",),
+        why="Each takeover would be blamed on a copy of the database.",
+    ),
+    mutant(
+        "copy-of-the-database-is-ignored",
+        (_RESOLVER, "    _copied,\n", ""),
+        tests=(f"{_RESOLVED}test_a_copy_of_the_database_that_was_seen_under_the_job_is_ignored",),
+        why='The original would be told that it was rewound; with on_rewound="kafka" it would skip records.',
+    ),
+    mutant(
+        "copy-of-the-database-by-its-epoch",
+        (
+            _RESOLVER,
+            "    if facts.stamp.epoch <= facts.claimed_epoch:\n",
+            "    if facts.stamp.epoch < facts.claimed_epoch:\n",
+        ),
+        tests=(f"{_RESOLVED}test_a_copy_of_ours_that_no_later_claim_made_is_of_this_database",),
+        why="A database that was restored under the job would start as if nothing were lost, without asking.",
+    ),
+    mutant(
+        "pin-of-an-ignored-copy",
+        (_DECISIONS, "    Reason.COPY_STORED,\n}", "}"),
+        tests=(f"{_MIRRORED}test_what_the_copy_still_copies_after_that_counts_at_no_start",),
+        why="A last commit of the copy's job would count at the original's next start.",
+    ),
+    mutant(
+        "new-id-fences",
+        (
+            "offsetstore/store/home.py",
+            "            write_token(session, group, token, who)",
+            "            assert token, who",
+        ),
+        tests=(f"{_ADMIN}test_a_copy_is_a_store_of_its_own_and_adopts_nothing_of_the_original_s_group_in_kafka",),
+        why="A job that runs in the copy would go on to stamp its commits with the original's id.",
+    ),
+    mutant(
+        "new-id-adopts-nothing",
+        ("offsetstore/store/home.py", "            session.contest(group, token, rows)\n", ""),
+        tests=(f"{_ADMIN}test_a_copy_is_a_store_of_its_own_and_adopts_nothing_of_the_original_s_group_in_kafka",),
+        why="With a pinned row, a copy would overwrite the original's offsets in Kafka.",
+    ),
+    mutant(
+        "marked-batch-planned-anew",
+        ("offsetstore/spark/ways/continuity.py", "        _expect_same(batch_id, end, stored)\n", ""),
+        tests=(f"{_CONTINUITY}test_the_marked_batch_with_another_end_was_planned_anew_by_an_older_checkpoint",),
+        why="Records that an older checkpoint adds to a batch of that number would be dropped with its rows.",
     ),
 )

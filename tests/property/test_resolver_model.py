@@ -30,6 +30,8 @@ P0 = TopicPartition("payments", 0)
 US, THEM = UUID(int=7), UUID(int=8)
 OURS, OTHERS = digest("billing"), digest("invoicing")
 END = 6
+CLAIMED = 2
+"""The epoch of the row's claim."""
 
 numbers = st.integers(0, END + 1)
 # Offset, pinned, the epoch of the pin, contested; offset, and whose copy of which epoch it is.
@@ -60,6 +62,8 @@ def expected(  # noqa: C901, PLR0911, PLR0912 - the table as it stands, row afte
         if others or policy.prefer != "stored":
             return others or "KafkaGroupContested"
         start = row[0]
+    elif row is not None and row[3] and stamp is not None and not others and stamp[1] > CLAIMED:
+        start = row[0]  # a copy of the database
     elif row is not None and row[1]:
         start = row[0]
     elif others:
@@ -91,7 +95,9 @@ def expected(  # noqa: C901, PLR0911, PLR0912 - the table as it stands, row afte
     return start
 
 
-@pytest.mark.behaviour("START-1", "START-2", "START-3", "START-4", "START-6", "START-9", "START-20", "START-21")
+@pytest.mark.behaviour(
+    "START-1", "START-2", "START-3", "START-4", "START-6", "START-9", "START-20", "START-21", "START-27"
+)
 @given(
     rows,
     copies,
@@ -103,6 +109,7 @@ def expected(  # noqa: C901, PLR0911, PLR0912 - the table as it stands, row afte
 )
 @example((4, False, 2, False), (6, (US, 1, OURS)), None, 0, "larger", "fail", "fail")  # a copy of before a reset
 @example((4, False, 2, False), (6, (US, 2, OURS)), None, 0, "larger", "fail", "fail")  # a rewound row
+@example((4, False, 0, True), (6, (US, 3, OURS)), None, 0, "larger", "fail", "kafka")  # a copy of the database
 @example(None, (6, (US, 2, OURS)), 3, 0, "larger", "fail", "fail")  # a lost row, although there is a checkpoint
 def test_it_starts_where_the_table_says(  # noqa: PLR0917 - hypothesis fills them in
     row: tuple[int, bool, int, bool] | None,
@@ -115,7 +122,11 @@ def test_it_starts_where_the_table_says(  # noqa: PLR0917 - hypothesis fills the
 ) -> None:
     policy = StartPolicy(prefer, on_data_loss=on_data_loss, on_rewound=on_rewound)
     stored = (
-        {P0: StoredOffset(row[0], Token(9, US), topic_id="id", pinned=row[1], pinned_epoch=row[2], contested=row[3])}
+        {
+            P0: StoredOffset(
+                row[0], Token(CLAIMED, US), topic_id="id", pinned=row[1], pinned_epoch=row[2], contested=row[3]
+            )
+        }
         if row
         else {}
     )

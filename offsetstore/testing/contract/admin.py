@@ -7,17 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from offsetstore.errors import (
     ConfigurationError,
+    ForeignStore,
     GroupBusy,
     GroupRenamed,
+    KafkaGroupContested,
     LettersOpen,
     NoStartingOffset,
     StaleClaim,
+    StoreMoved,
     StoreRewound,
     UnknownGroup,
 )
@@ -26,8 +29,11 @@ from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store.admin import ShiftBy
+from offsetstore.store.resolving import resolve_starting_offsets
 from offsetstore.store.sessions import read as reading
+from offsetstore.store.sessions import transaction
 from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, held
 
 if TYPE_CHECKING:
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     from offsetstore.testing.contract.parts import Give, Read
 
 OTHER = "invoicing"
+NEW_NAME = "billing-v2"
 REASON = "ticket 17"
 
 
@@ -665,3 +672,92 @@ class AdminContract(ContractParts):
             assert advanced.token.epoch < session.deleted_epoch(GROUP) < after.token.epoch
         finally:
             session.rollback()
+
+    # -- the store in another database
+
+    @staticmethod
+    def _set_home(store: OffsetStore, home: str | None) -> None:
+        with transaction(store.database, name="test") as session:
+            session.set_identity(session.identity().store_id, home)
+        store.database.check_schema()
+
+    @pytest.mark.behaviour("START-27", "START-23")
+    def test_a_store_in_another_database_starts_no_job_before_somebody_says_why(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give
+    ) -> None:
+        before, asked = store.history(GROUP), len(broker.asked)
+        here = store.identity().here
+        self._set_home(store, "elsewhere")
+        for given in (broker, None):
+            with pytest.raises(StoreMoved, match="elsewhere, the home of store") as caught:
+                store.claim(GROUP, given, topics=["payments"], mirror_every=None)
+            assert all(way in caught.value.next_step for way in ("store moved", "store new-id", "kafka_group="))
+        assert len(broker.asked) == asked
+        self._set_home(store, here)
+        broker.script = [lambda: self._set_home(store, "elsewhere")]  # meanwhile: it is compared under the locks, too
+        with pytest.raises(StoreMoved):
+            store.claim(GROUP, broker, mirror_every=None)
+        assert store.history(GROUP) == before
+        with pytest.raises(StoreMoved):
+            resolve_starting_offsets(broker, group=GROUP, store=store)
+        give(advanced, {P0: OffsetRange(40, 41)})  # who runs already is not fenced
+
+        with pytest.raises(ConfigurationError, match="reason"):
+            store.moved(reason=" ")
+        after = store.moved(reason=REASON, actor="ana")
+        assert after == store.identity() == StoreIdentity(store.database.store_id(), here, here)
+        [line] = store.history(GROUP, events=["moved"])
+        assert (line.actor, line.token) == ("ana", advanced.token)
+        assert line.reason == f"from database elsewhere to {here}: {REASON}"
+        assert store.moved(reason=REASON) == after  # it is at home: nothing is written
+        assert len(store.history(GROUP, events=["moved"])) == 1
+        assert resolve_starting_offsets(broker, group=GROUP, store=store).offsets[P0] == 41
+        assert store.claim(GROUP, broker, mirror_every=None).token.epoch == advanced.token.epoch + 1
+
+    @pytest.mark.behaviour("START-27")
+    def test_a_home_that_is_not_known_is_not_compared(self, store: OffsetStore, broker: StaticBroker) -> None:
+        self._set_home(store, None)
+        assert not store.identity().is_compared
+        store.claim(GROUP, broker, mirror_every=None)
+        assert store.moved(reason=REASON).is_compared
+
+    @pytest.mark.behaviour("START-27", "START-9")
+    def test_a_copy_is_a_store_of_its_own_and_adopts_nothing_of_the_original_s_group_in_kafka(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give
+    ) -> None:
+        store.reset(GROUP, {P1: 10}, reason=REASON)  # pinned, which counts more than other commits
+        running = store.claim(GROUP, broker, mirror_every=None)
+        store.rename_group(store.claim(OTHER, broker, mirror_every=None).group, NEW_NAME, reason=REASON)
+        of_original = {P0: copied(store, advanced, 60), P1: copied(store, advanced, 70)}
+        original = store.database.store_id()
+        self._set_home(store, "elsewhere")
+
+        with pytest.raises(ConfigurationError, match="reason"):
+            store.new_id(reason="")
+        after = store.new_id(reason=REASON, actor="ana")
+        assert after.store_id not in {original, UUID(int=0)}
+        assert after == store.identity() == store.database.identity()
+        assert after.home == after.here
+        with pytest.raises(StaleClaim):
+            give(running, {P0: OffsetRange(40, 41)})
+        [line] = store.history(GROUP, events=["new-id"])
+        assert (line.actor, line.token.epoch) == ("ana", running.token.epoch + 1)
+        assert line.reason == (
+            f"this database is a copy of store {original}, and is store {after.store_id} now: {REASON}"
+        )
+        assert store.group_state(GROUP).decision == "new-id"
+        assert store.history(OTHER, events=["new-id"]) == []  # it has no offsets, and no job
+        assert len(store.history(NEW_NAME, events=["new-id"])) == 1
+
+        for tp in (P0, P1):
+            broker.current = replace(broker.current, committed={tp: of_original[tp]})
+            with pytest.raises(ForeignStore):
+                store.claim(GROUP, broker, mirror_every=None)
+            broker.current = replace(broker.current, committed={tp: CommittedOffset(80)})
+            with pytest.raises(KafkaGroupContested):
+                store.claim(GROUP, broker, mirror_every=None)
+        broker.current = replace(broker.current, committed={})
+        own = store.claim(GROUP, broker, kafka_group="own", mirror_every=None)
+        assert own.starting is not None
+        assert own.starting.offsets == {P0: 40, P1: 10, P2: 0}
+        assert own.store_id == after.store_id

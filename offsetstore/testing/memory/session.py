@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from offsetstore.errors import ConnectionLost
 from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
@@ -25,7 +25,7 @@ from offsetstore.protocol.database import (
     StoreOverview,
 )
 from offsetstore.protocol.letters import OPEN
-from offsetstore.protocol.store_facts import StoreFacts, TableFacts
+from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity, TableFacts
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.letters import LetterContents, LetterRow
 from offsetstore.testing.memory.locks import Mode, RowLocks
@@ -67,6 +67,7 @@ class Contents:
     of_letters: LetterContents = field(default_factory=LetterContents)
     of_runs: RunContents = field(default_factory=RunContents)
     of_samples: SampleContents = field(default_factory=SampleContents)
+    identity: tuple[UUID, str | None] | None = None
 
     def apply(self, changes: Contents) -> None:
         """Take over what a transaction wrote."""
@@ -83,6 +84,7 @@ class Contents:
         self.of_letters.apply(changes.of_letters)
         self.of_runs.apply(changes.of_runs)
         self.of_samples.apply(changes.of_samples)
+        self.identity = changes.identity or self.identity
 
 
 @dataclass(slots=True)
@@ -105,6 +107,7 @@ class Changes(Contents):
             self.of_letters.copy(),
             self.of_runs.copy(),
             self.of_samples.copy(),
+            self.identity,
             self.moved,
         )
 
@@ -115,7 +118,8 @@ class Shared:
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self.clock = clock
         self.changed = threading.Condition()
-        self.contents = Contents()
+        self.here = f"memory:{uuid4()}"
+        self.contents = Contents(identity=(uuid4(), self.here))
         self.locks = RowLocks(self.changed)
 
 
@@ -308,6 +312,16 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
             }
         tables = tuple(TableFacts(name, rows, 0) for name, rows in sorted(counts.items()))
         return StoreFacts(self.now(), "memory", None, None, None, tables, timedelta(0), sees_all=True)
+
+    def identity(self) -> StoreIdentity:
+        with self._statement() as committed:
+            written = self._changes.identity or committed.identity
+            assert written is not None
+            return StoreIdentity(*written, self._shared.here)
+
+    def set_identity(self, store_id: UUID, home: str | None) -> None:
+        with self._statement():
+            self._changes.identity = (store_id, home)
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
         with self._statement():

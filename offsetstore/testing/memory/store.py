@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from copy import deepcopy
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from offsetstore.store.store import OffsetStore
 from offsetstore.testing.memory.session import MemorySession, Shared
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.database import Session
     from offsetstore.protocol.observers import Observer
     from offsetstore.protocol.retries import Retries, Timeouts
+    from offsetstore.protocol.store_facts import StoreIdentity
 
 
 def _now() -> datetime:
@@ -41,7 +42,6 @@ class MemoryDatabase:
     def __init__(self, clock: Callable[[], datetime] = _now) -> None:
         self.schema: str | None = None
         self._shared = Shared(clock)
-        self._store_id = uuid4()
 
     def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> MemorySession:  # noqa: ARG002 - nothing is used up in memory
         return MemorySession(self._shared, name, lock_timeout)
@@ -71,8 +71,23 @@ class MemoryDatabase:
         with self._shared.changed:
             return [row for name, row in self._shared.contents.rows if name == table]
 
+    def identity(self) -> StoreIdentity:
+        return self.begin(name="offsetstore:connect").identity()
+
     def store_id(self) -> UUID:
-        return self._store_id
+        return self.identity().store_id
+
+    def copy(self, *, physical: bool = False) -> MemoryDatabase:
+        """Copy what is committed, to test what a job does in a copy of its database.
+
+        :param physical: as a copy of the server's files, which is taken for the same database.
+        """
+        copied = MemoryDatabase(self._shared.clock)
+        with self._shared.changed:
+            copied._shared.contents = deepcopy(self._shared.contents)
+            if physical:
+                copied._shared.here = self._shared.here
+        return copied
 
     def check_schema(self) -> None:
         """Nothing to check."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from offsetstore.postgres.database import PostgresDatabase
     from offsetstore.postgres.session import PostgresSession
     from offsetstore.protocol.database import Session
+    from offsetstore.protocol.store_facts import StoreIdentity
     from tests.faults.interleavings.interleaving import Actor
 
 _STEPS: Final = {
@@ -55,6 +56,9 @@ class SteppedDatabase:
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         return self._inner.lock_holder(group, partitions)
+
+    def identity(self) -> StoreIdentity:
+        return self._inner.identity()
 
     def store_id(self) -> UUID:
         return self._inner.store_id()

@@ -21,6 +21,7 @@ from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import make_engine
 from offsetstore.testing import StaticBroker
+from offsetstore.testing.fixtures import copy_database
 from tests.faults.interleavings.jobs import CLAIM, KNOWN, NEW, P0, P1, P2, TABLES, UNKNOWN, Job, Jobs
 from tests.support.postgres import Database
 
@@ -45,7 +46,7 @@ SHORT_CLAIM = ("claim's lock group", "claim's lock", "claim's commit")
 def jobs(offsetstore_postgres: PostgresServer, offsetstore_template: str) -> Iterator[Jobs]:
     """One database for all tests of this file: each order has a group of its own."""
     name = f"test_{uuid4().hex[:12]}"
-    database = Database(offsetstore_postgres.create_database(name, template=offsetstore_template))
+    database = Database(copy_database(offsetstore_postgres, name, template=offsetstore_template))
     database.execute(TABLES)
     engine = make_engine(database.url)
     with OffsetStore.connect(engine) as store:

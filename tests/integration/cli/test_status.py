@@ -43,7 +43,8 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
     arguments = ["status", "-g", billing, "--format", "json"]
     result = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
     found: dict[str, Any] = json.loads(result.stdout)
-    assert found.keys() == {"group", "owner", "paused", "dead_letters", "lag", "partitions"}
+    assert found.keys() == {"group", "owner", "paused", "database", "dead_letters", "lag", "partitions"}
+    assert found["database"] == "home"
     assert found["owner"].keys() == {"name", "epoch", "claim_id", "claimed_at", "heartbeat_age_seconds", "live"}
     assert found["owner"]["live"] is True
     first = found["partitions"][0]

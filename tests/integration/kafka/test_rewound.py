@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
 import psycopg
 import pytest
 from confluent_kafka import Producer
 
 from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
-from offsetstore.errors import ForeignStore, OffsetOutOfRange, StoreRewound
+from offsetstore.errors import ForeignStore, OffsetOutOfRange, StoreMoved, StoreRewound
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.offsets import CommittedOffset
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
+from offsetstore.testing.fixtures import copy_database
+from tests.support.consumer_groups import delete_by_tool, reset_by_tool
 from tests.support.mirrored_job import copied, process
 from tests.support.waiting import wait_until
 
@@ -79,7 +82,7 @@ def start(store: OffsetStore, group: str, broker: Broker, tp: TopicPartition, **
     return one.offset, one.reason
 
 
-@pytest.mark.behaviour("START-6")
+@pytest.mark.behaviour("START-6", "START-27")
 @pytest.mark.parametrize("override", ["stored", "kafka"])
 def test_a_restored_backup_stops_the_start_until_somebody_decides_and_the_decision_sticks(  # noqa: PLR0917 - fixtures
     offsetstore_postgres: PostgresServer, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str,
@@ -96,6 +99,9 @@ def test_a_restored_backup_stops_the_start_until_somebody_decides_and_the_decisi
 
     group = offsetstore_group
     with OffsetStore.connect(url) as store:
+        with pytest.raises(StoreMoved):
+            start(store, group, broker, p0)
+        store.moved(reason="restored in place, ticket 17")
         before = store.owner(group), store.history(group)
         with pytest.raises(StoreRewound, match="older than our own copy in Kafka") as caught:
             start(store, group, broker, p0)
@@ -180,6 +186,90 @@ def test_what_another_store_has_copied_is_refused_and_a_group_of_one_s_own_in_ka
         own = f"{offsetstore_group}-own"
         assert start(store, offsetstore_group, broker, p0, kafka_group=own)[0] == 0
     run_job(other, offsetstore_group, broker, p0, 45)
+
+
+@pytest.mark.behaviour("START-9", "START-27")
+def test_a_database_that_was_lost_and_made_anew_is_told_so_and_goes_on_as_the_page_says(  # noqa: PLR0917 - fixtures
+    offsetstore_kafka: KafkaBroker, offsetstore_postgres: PostgresServer, url: str, broker: Broker,
+    p0: TopicPartition, offsetstore_group: str,
+) -> None:  # fmt: skip
+    group, name = offsetstore_group, url.rpartition("/")[2]
+    run_job(url, group, broker, p0, 40)
+    offsetstore_postgres.drop_database(name)
+    offsetstore_postgres.create_database(name)
+    migrate(url)
+
+    with OffsetStore.connect(url) as store:
+        with pytest.raises(ForeignStore, match="or this one was lost and made anew") as caught:
+            start(store, group, broker, p0)
+        assert all(way in caught.value.next_step for way in ("--delete-offsets", "--to-current", "kafka_group="))
+        reset_by_tool(offsetstore_kafka, group, "--topic", p0.topic, "--to-current", "--execute")
+        found = resolve_starting_offsets(broker, group=group, topics=[p0.topic], store=store)
+        assert (found.offsets[p0], found.starts[p0].reason) == (40, Reason.ONLY_COMMITTED)
+        broker.commit(group, {p0: CommittedOffset(40, Stamp(UUID(int=7), 1).text())})
+        with pytest.raises(ForeignStore):
+            start(store, group, broker, p0)
+        delete_by_tool(offsetstore_kafka, group, p0.topic)
+        assert start(store, group, broker, p0) == (0, Reason.EARLIEST)
+
+
+@pytest.mark.behaviour("START-27")
+def test_a_clone_beside_the_original_is_told_at_its_first_claim_and_the_original_goes_on(
+    offsetstore_postgres: PostgresServer, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
+) -> None:
+    group, name = offsetstore_group, url.rpartition("/")[2]
+    run_job(url, group, broker, p0, 20)
+    clone = offsetstore_postgres.create_database(f"{name}_clone", template=name)
+    try:
+        with OffsetStore.connect(url) as original, OffsetStore.connect(clone) as copy:
+            claim = original.claim(group, broker, topics=[p0.topic], mirror_every=0.02)
+            with pytest.raises(StoreMoved):
+                start(copy, group, broker, p0)
+            copy.new_id(reason="staging")
+            process(original, claim, p0, 30)
+            wait_until(lambda: copied(broker, group, p0.topic) == {0: 30})
+            with pytest.raises(ForeignStore):
+                start(copy, group, broker, p0)
+            own = f"{group}-staging"
+            of_copy = copy.claim(group, broker, topics=[p0.topic], kafka_group=own, mirror_every=0.02)
+            process(copy, of_copy, p0, 45)
+            wait_until(lambda: copied(broker, own, p0.topic) == {0: 45})
+            process(original, claim, p0, 35)
+            wait_until(lambda: copied(broker, group, p0.topic) == {0: 35})
+            assert claim.mirror is not None
+            assert claim.mirror.ended is None
+    finally:
+        offsetstore_postgres.drop_database(f"{name}_clone")
+
+
+@pytest.mark.behaviour("START-27", "MIRROR-7")
+def test_a_copy_of_the_files_is_met_by_the_running_original_which_goes_on_at_its_own_offsets(
+    offsetstore_postgres: PostgresServer, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
+) -> None:
+    group, name = offsetstore_group, url.rpartition("/")[2]
+    run_job(url, group, broker, p0, 20)
+    # At home in itself, as a copy of the server's files is.
+    physical = copy_database(offsetstore_postgres, f"{name}_files", template=name)
+    try:
+        with OffsetStore.connect(url) as original:
+            claim = original.claim(group, broker, topics=[p0.topic], mirror_every=0.02)
+            wait_until(lambda: copied(broker, group, p0.topic) == {0: 20})
+            run_job(physical, group, broker, p0, 45)
+            mirror = claim.mirror
+            assert mirror is not None
+            wait_until(lambda: mirror.ended)
+            assert "a copy of this database" in str(mirror.ended)
+            process(original, claim, p0, 30)
+            claim.close()
+            assert copied(broker, group, p0.topic) == {0: 45}
+            assert start(original, group, broker, p0, mirror_every=600) == (30, Reason.COPY_STORED)
+        assert copied(broker, group, p0.topic) == {0: 30}
+        with OffsetStore.connect(physical) as copy:
+            copy.new_id(reason="it was forgotten")
+            with pytest.raises(ForeignStore):
+                start(copy, group, broker, p0)
+    finally:
+        offsetstore_postgres.drop_database(f"{name}_files")
 
 
 @pytest.mark.behaviour("START-21")

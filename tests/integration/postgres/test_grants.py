@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore
 from offsetstore.cli.commands import cli
-from offsetstore.errors import MissingPrivilege, SinkError, StaleClaim, TransactionLost
+from offsetstore.errors import MissingPrivilege, SinkError, StaleClaim, StoreMoved, TransactionLost
 from offsetstore.monitoring.dashboard.snapshots import Snapshots
 from offsetstore.postgres.schema import metadata, quoted
 from offsetstore.protocol.letters import NewLetter, Payload
@@ -44,6 +45,7 @@ FORBIDDEN = (
     ),
     "UPDATE offsetstore_version SET version_num = '9999'",
     "UPDATE store_identity SET store_id = '00000000-0000-0000-0000-000000000000'",
+    "UPDATE store_identity SET home = NULL",
     *(f"{verb} {table}" for table in metadata.tables for verb in ("DROP TABLE", "TRUNCATE")),
 )
 
@@ -187,6 +189,55 @@ def test_letters_need_no_more_but_that_only_the_owner_prunes_them(deploy: Deploy
     with OffsetStore.connect(deploy.url_of("migrator"), schema=deploy.schema) as owner:
         assert owner.prune(GROUP, older_than=timedelta(0), reason="old").count == 1
         assert owner.letter_counts(GROUP) == {}
+
+
+@pytest.mark.behaviour("START-27", "OPS-8")
+def test_any_role_knows_a_copy_and_only_the_owner_says_what_it_is(deploy: Deploy) -> None:
+    with deploy.store() as store, OffsetStore.connect(deploy.url_of("migrator"), schema=deploy.schema) as owner:
+        assert store.identity().is_compared
+        assert store.identity() == owner.identity()
+        claim = store.claim(GROUP, broker())
+        deploy.run("migrator", "UPDATE store_identity SET home = '1:2'")
+        with pytest.raises(StoreMoved):
+            store.claim(GROUP, broker())
+        for say in (store.moved, store.new_id):
+            with pytest.raises(MissingPrivilege, match="may not change which store this is; nothing was written"):
+                say(reason="ticket 17")
+        with store.transaction(claim) as tx:  # who runs goes on
+            tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
+        assert owner.moved(reason="ticket 17").home == store.identity().here
+        assert store.claim(GROUP, broker()).token.epoch == 2
+        assert owner.new_id(reason="ticket 17").store_id == store.identity().store_id
+
+
+@pytest.mark.behaviour("START-27", "OPS-8")
+def test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same(
+    offsetstore_empty_database: str, offsetstore_postgres: PostgresServer
+) -> None:
+    """As a provider may have it."""
+    name = offsetstore_empty_database.rpartition("/")[2]
+    role = f"migrator_{name}"
+    offsetstore_postgres.sql(
+        f"CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE {name} TO {role}; GRANT CREATE ON SCHEMA public TO {role};"
+        "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC",
+        database=name,
+    )
+    url = offsetstore_empty_database.replace("postgres@", f"{role}@")
+    offsetstore("migrate", "--url", url)
+    with OffsetStore.connect(url) as store:
+        found = store.identity()
+        assert (found.home, found.here, found.is_compared) == (None, None, False)
+        with store.transaction(store.claim(GROUP, broker())) as tx:
+            tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
+        with pytest.raises(MissingPrivilege, match=r"may not read which database this is.*GRANT EXECUTE"):
+            store.moved(reason="ticket 17")
+        assert "a copy of the database is not noticed" in offsetstore("status", "-g", GROUP, "--url", url)
+        document = json.loads(offsetstore("status", "-g", GROUP, "--url", url, "--format", "json"))
+        assert document["database"] == "unknown"
+        assert store.new_id(reason="a copy").store_id != found.store_id
+    with OffsetStore.connect(offsetstore_empty_database) as other:
+        other.claim(GROUP, broker())  # who may, has nothing to compare with
+    offsetstore_postgres.sql(f"DROP OWNED BY {role}; DROP ROLE {role}", database=name)
 
 
 @pytest.mark.behaviour("OPS-3", "OPS-8")

@@ -78,6 +78,7 @@ def test_after_a_restored_backup_two_equal_epochs_are_told_apart(
         offsetstore_postgres.create_database(name, template=backup)
         offsetstore_postgres.drop_database(backup)
 
+        store.moved(reason="restored")
         winner = store.claim("billing", broker())
 
         assert lost.token.epoch == winner.token.epoch == 2

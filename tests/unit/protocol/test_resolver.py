@@ -385,6 +385,40 @@ def test_a_partition_without_a_row_is_not_adopted_where_the_topic_s_others_are_c
     assert (adopted.starts[P1].offset, adopted.starts[P1].reason) == (50, Reason.CHECKPOINT)
 
 
+@pytest.mark.behaviour("START-27")
+@pytest.mark.parametrize("policy", [StartPolicy(), StartPolicy(on_rewound="kafka"), StartPolicy(prefer="agree")])
+@pytest.mark.parametrize("committed", [30, 60])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_copy_of_the_database_that_was_seen_under_the_job_is_ignored(
+    committed: int, policy: StartPolicy, *, pinned: bool
+) -> None:
+    stored = {P0: replace(CONTESTED, pinned=pinned)}
+    view = copy(kafka({0: (0, 100)}), committed, 2, group="billing")
+
+    assert only(resolve(stored, view, policy, store_id=US, group="billing")) == (40, Reason.COPY_STORED)
+    with pytest.raises(KafkaGroupShared):
+        resolve(stored, copy(view, committed, 2, group="invoicing"), policy, store_id=US, group="billing")
+
+
+@pytest.mark.behaviour("START-27", "START-6")
+def test_a_copy_of_ours_that_no_later_claim_made_is_of_this_database() -> None:
+    view = kafka({0: (0, 100)})
+    with pytest.raises(StoreRewound):  # it was seen by nobody
+        resolve({P0: row(40)}, copy(view, 60, 2), store_id=US)
+    with pytest.raises(StoreRewound):  # of the same claim: the rows went back
+        resolve({P0: CONTESTED}, copy(view, 60, 1), store_id=US)
+    assert only(resolve({P0: CONTESTED}, copy(view, 30, 1), store_id=US)) == (40, Reason.STORED)
+
+
+@pytest.mark.behaviour("START-27")
+def test_a_partition_that_only_the_copy_of_the_database_knows_begins_at_its_beginning() -> None:
+    view = copy(kafka({0: (5, 100), 1: (0, 100)}), 60, 2)
+    start = resolve({P1: CONTESTED}, view, store_id=US)
+    assert (start.starts[P0].offset, start.starts[P0].reason) == (5, Reason.COPY_STORED)
+    with pytest.raises(StoreRewound):
+        resolve({P1: row(40)}, view, store_id=US)
+
+
 @pytest.mark.behaviour("START-7", "START-21")
 @pytest.mark.parametrize("policy", [StartPolicy(), StartPolicy(on_recreated="restart")], ids=["fail", "restart"])
 def test_a_reset_beyond_the_end_reads_nothing_again(policy: StartPolicy) -> None:

@@ -77,7 +77,7 @@ CASES = [
     ),
     Case(
         "ForeignStore",
-        "another offsetstore copied its offsets to this group in Kafka",
+        "another offsetstore copied its offsets to this group in Kafka, or this one was lost and made anew",
         f"store {THEM}, epoch 3",
         f"store {US}",
         view=copy(LOG, 60, 3, store_id=THEM),
@@ -107,7 +107,7 @@ CASES = [
     ),
     Case(
         "StoreRewound",
-        "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
+        "the database is older than our own copy in Kafka: it was restored, lost rows, or a copy of it runs",
         "offset 40 stored",
         f"at least 60, copied by store {US}, epoch 3",
         stored={P0: row(40)},
@@ -115,7 +115,7 @@ CASES = [
     ),
     Case(
         "StoreRewound",
-        "the database is older than our own copy in Kafka: it was restored, or has lost its rows",
+        "the database is older than our own copy in Kafka: it was restored, lost rows, or a copy of it runs",
         "no stored offset",
         f"at least 60, copied by store {US}, epoch 3",
         view=copy(LOG, 60, 3),

@@ -642,6 +642,7 @@ def test_offsets_that_have_expired_are_no_other_application_s(store: InMemoryOff
 def test_a_late_copy_of_an_earlier_claim_is_overwritten_and_one_of_a_later_claim_is_not(
     store: InMemoryOffsetStore, broker: StaticBroker, group: str | None
 ) -> None:
+    """The later claim is made between the mirror's read of the rows and its look at Kafka."""
     store.claim(GROUP, broker, mirror_every=None)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: broker.commits)
@@ -650,12 +651,133 @@ def test_a_late_copy_of_an_earlier_claim_is_overwritten_and_one_of_a_later_claim
     advance(store, claim, P0, 40)
     wait_until(lambda: copied(broker)[P0] == 40)
     later = CommittedOffset(45, Stamp(store_id, 3, group).text())
-    broker.commit(GROUP, {P0: later})
+    ask = broker.committed_offsets
+
+    def claimed_meanwhile(kafka_group: str, partitions: Any) -> Any:
+        broker.committed_offsets = ask  # type: ignore[method-assign]
+        store.claim(GROUP, broker, mirror_every=None)
+        broker.commit(GROUP, {P0: later})
+        return ask(kafka_group, partitions)
+
+    broker.committed_offsets = claimed_meanwhile  # type: ignore[method-assign]
     wait_until(lambda: of(claim).ended)
 
     assert of(claim).ended == "the claim has been taken over"
     assert broker.current.committed[P0] == later
     assert contested(store) == []
+
+
+# -- a copy of the database, which claims the same group
+
+
+@pytest.mark.behaviour("START-27", "MIRROR-7")
+def test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_start_names_the_copy(
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    advance(store, claim, P0, 40)
+    wait_until(lambda: copied(broker).get(P0) == 40)
+    with InMemoryOffsetStore(store.memory.copy(physical=True)) as copy:
+        of_copy = copy.claim(GROUP, broker, mirror_every=SELDOM)
+        assert of_copy.token.epoch == claim.token.epoch + 1
+        advance(copy, of_copy, P0, 70)
+    wait_until(lambda: of(claim).ended)
+
+    assert "a copy of this database" in str(of(claim).ended)
+    [failed] = seen.of(MirrorFailed)
+    assert failed.is_over
+    assert "offsetstore store new-id" in failed.reason
+    [(of_partition, reason)] = contested(store)
+    assert of_partition is None
+    assert reason == (
+        "a copy of this database, or this one before it was restored, has claimed the group (epoch 2) and copies its "
+        "offsets to group 'billing' in Kafka"
+    )
+    advance(store, claim, P0, 50)  # undisturbed
+    claim.close()
+    assert copied(broker)[P0] == 70
+
+    caplog.clear()
+    broker.set_log(TopicPartition("payments", 3), 5, 100)
+    late = CommittedOffset(9, (broker.current.committed[P0]).metadata)
+    broker.commit(GROUP, {TopicPartition("payments", 3): late})  # the copy has read a partition that is new
+    resolved = resolve_starting_offsets(broker, group=GROUP, store=store)
+    again = store.claim(GROUP, broker, mirror_every=OFTEN)
+    assert again.starting is not None
+    assert resolved.offsets == again.starting.offsets == {P0: 50, P1: 0, P2: 0, TopicPartition("payments", 3): 5}
+    assert again.starting.starts[P0].reason is Reason.COPY_STORED
+    assert caplog.text.count("a copy of this database copied its offsets to group 'billing'") == 1
+    assert (P0, Reason.COPY_STORED.value) in contested(store)
+    wait_until(lambda: copied(broker)[P0] == 50)  # a claim above the copy's
+    assert of(again).ended is None
+
+
+@pytest.mark.behaviour("START-27", "START-21")
+def test_what_the_copy_still_copies_after_that_counts_at_no_start(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    advance(store, claim, P0, 40)
+    store_id = store.database.store_id()
+    of_copy = CommittedOffset(70, Stamp(store_id, 2, digest(GROUP)).text())
+    wait_until(lambda: copied(broker).get(P0) == 40)
+    broker.commit(GROUP, {P0: of_copy})
+    wait_until(lambda: of(claim).ended)
+    claim.close()
+
+    for _ in range(2):  # it dies before its mirror has had a turn
+        again = store.claim(GROUP, broker, mirror_every=None)
+        assert again.starting is not None
+        assert again.starting.offsets[P0] == 40
+    store.claim(GROUP, broker, mirror_every=SELDOM).close()
+    assert copied(broker)[P0] == 40
+    broker.commit(GROUP, {P0: replace(of_copy, next_offset=80)})
+    last = store.claim(GROUP, broker, mirror_every=None)
+    assert last.starting is not None
+    assert last.starting.offsets[P0] == 40
+
+
+@pytest.mark.behaviour("START-27", "START-6")
+def test_an_original_that_was_stopped_is_told_of_the_copy_and_its_way_out_loses_nothing(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
+        advance(store, claim, P0, 40)
+    with InMemoryOffsetStore(store.memory.copy(physical=True)) as copy:
+        advance(copy, copy.claim(GROUP, broker, mirror_every=SELDOM), P0, 70)
+
+    with pytest.raises(StoreRewound, match="it was restored, lost rows, or a copy of it runs") as caught:
+        store.claim(GROUP, broker)
+    assert "offsetstore store new-id" in caught.value.next_step
+    assert 'start the original with on_rewound="stored", which loses nothing' in caught.value.next_step
+    again = store.claim(GROUP, broker, policy=StartPolicy(on_rewound="stored"), mirror_every=None)
+    assert again.starting is not None
+    assert again.starting.offsets[P0] == 40
+
+
+@pytest.mark.behaviour("START-27")
+def test_a_mirror_that_can_t_read_its_rows_again_does_not_decide(
+    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    advance(store, claim, P0, 40)
+    wait_until(lambda: copied(broker).get(P0) == 40)
+    failed: list[None] = []
+    rows, mirror = of(claim)._rows, of(claim)
+    looks = iter([True, False] * 3)
+
+    def sometimes() -> Any:
+        if next(looks, True):
+            return rows()
+        failed.append(None)
+        raise errors.StoreUnavailable("no connection")
+
+    monkeypatch.setattr(mirror, "_rows", sometimes)
+    broker.commit(GROUP, {P0: CommittedOffset(70, Stamp(store.database.store_id(), 2, digest(GROUP)).text())})
+    wait_until(lambda: mirror.ended)
+    assert len(failed) == 3
+    assert "a copy of this database" in str(mirror.ended)
+    assert len(contested(store)) == 1
 
 
 @pytest.mark.behaviour("MIRROR-7")

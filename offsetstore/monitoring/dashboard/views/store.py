@@ -37,7 +37,7 @@ def store(request: Request) -> Response:
         request,
         "store.html",
         facts=facts,
-        store_id=dashboard.store.database.store_id(),
+        identity=dashboard.store.identity(),
         began=began if facts.oldest_transaction >= timedelta(seconds=1) else None,
         is_old=facts.oldest_transaction > OLD,
         has_few_hot=share is not None and share < FEW,

@@ -1,13 +1,15 @@
-"""The database goes back in time, or loses our tables, while Kafka keeps the copies of the offsets."""
+"""The database goes back in time, loses our tables, or is cloned, while Kafka keeps the copies of the offsets."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.postgres.migrate import downgrade, upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.stamp import Stamp
+from offsetstore.testing.fixtures import copy_database
 from tests.faults.chaos.harness.expected import Stretch
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.tables import TRIGGER
@@ -28,6 +30,9 @@ LONG: Final = '"' + "x" * 5000 + '"'
 """Metadata that a copy in Kafka has no room for."""
 
 _ALL_ROWS: Final = "TRUNCATE kafka_partitions, consumer_groups, heartbeats, batch_marks, offset_history"
+_CONTESTED: Final = (
+    "SELECT reason FROM offset_history WHERE event = 'contested' AND reason LIKE '%copy of this database%'"
+)
 _OBSERVING: Final = "SELECT 1 FROM pg_stat_activity WHERE state <> 'idle' AND application_name = 'observer'"
 
 
@@ -105,6 +110,54 @@ def tables_lost(scene: Scene) -> None:
     ones have on_rewound="stored" or "kafka"."""
     _migrate_anew(scene)  # or the store's identity would be that of the template which the database was copied from
     _lost(scene, lambda: _migrate_anew(scene))
+
+
+@fault(
+    row="the database cloned beside the original",
+    must="the clone is told; the original undisturbed",
+    variants=("template", "files"),
+    seeds=6,
+)
+def database_cloned(scene: Scene) -> None:
+    """CREATE DATABASE ... TEMPLATE between two runs; then a job starts in the clone while the original's runs, which is
+    killed after that and starts again. Of two variants, in one the clone's home is set to be itself, as it is in a copy
+    of the server's files: its job claims, and the original's mirror meets it."""
+    _run(scene, batches=scene.random.randint(1, 3))
+    name = scene.url.rpartition("/")[2]
+    for sql in (
+        f"ALTER DATABASE {name} ALLOW_CONNECTIONS false",
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'",
+    ):
+        scene.postgres.sql(sql)
+    is_told = scene.variant == "template"
+    make = scene.postgres.create_database if is_told else partial(copy_database, scene.postgres)
+    clone = make(f"{name}_clone", template=name)
+    scene.at_end.callback(scene.postgres.drop_database, f"{name}_clone")
+    scene.postgres.sql(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    own = {"url": clone, "base": f"{scene.checkpoints}-clone", "policy": {"on_rewound": "stored"}, "mirror_every": 0.3}
+    scene.expect("StoreUnavailable", "TransactionLost")
+    with scene.producing(), scene.supervise(mirror_every=0.3) as supervisor:
+        job = supervisor.job
+        job.wait_for("done", scene.random.randint(1, 3))
+        scene.mirror_watch.is_exempt = not is_told  # Kafka has what the clone has stored
+        in_clone = scene.start(**own)
+        if is_told:
+            report = scene.expect_error(in_clone, "StoreMoved")
+            scene.fired(f"the clone was told: {report.text}")
+            in_clone.wait_for("ended")
+        else:
+            scene.allow("contested")
+            in_clone.wait_for("done", 2)
+            wait_until(lambda: scene.database.rows(_CONTESTED), timeout=60)
+            scene.fired(f"the original's mirror met the clone: {scene.database.rows(_CONTESTED)}")
+            in_clone.stop()
+            scene.jobs.remove(in_clone)  # the run's own account is of the run's own database
+        job.kill("both")
+        again = supervisor.next_job(job, timeout=180)
+        again.wait_for("claimed", timeout=180)
+        again.wait_for("done", scene.random.randint(1, 3), timeout=90)
+    with scene.supervise(records_per_trigger=1000):
+        scene.caught_up()
 
 
 def _lost(scene: Scene, lose: Callable[[], None]) -> None:

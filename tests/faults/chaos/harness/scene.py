@@ -18,6 +18,7 @@ from offsetstore.errors import OffsetStoreError
 from offsetstore.kafka import admin
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
+from offsetstore.testing.fixtures import copy_database
 from tests.faults.chaos.harness.errors import Report
 from tests.faults.chaos.harness.job import Work
 from tests.faults.chaos.harness.ledger import Ledger
@@ -240,7 +241,7 @@ class Scene:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.checkpoints = str(self.directory / "checkpoints")
         self._database_name = f"fault_{name}"
-        self.url = self.postgres.create_database(self._database_name, template=self.template)
+        self.url = copy_database(self.postgres, self._database_name, template=self.template)
         admin.create_topic(self.kafka.bootstrap_servers, self.topic, partitions=self.partitions)
         self.ledger = Ledger(self.kafka.bootstrap_servers, random.Random(self.random.random()))  # noqa: S311 - the same
         self._prepare()

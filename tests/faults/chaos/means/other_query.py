@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import psycopg
 
+from offsetstore.testing.fixtures import copy_database
 from tests.faults.chaos.harness.tables import DDL
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def run_other(scene: Scene, batches: int, **settings: Any) -> dict[int, int]:
 @contextmanager
 def _database(scene: Scene) -> Generator[str]:
     name = f"other_{uuid4().hex[:12]}"
-    url = scene.postgres.create_database(name, template=scene.template)
+    url = copy_database(scene.postgres, name, template=scene.template)
     try:
         with psycopg.connect(url) as connection:
             connection.execute(DDL.encode())

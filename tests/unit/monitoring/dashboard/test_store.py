@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offsetstore.protocol.store_facts import TableFacts
+from offsetstore.store.sessions import transaction
 from tests.unit.monitoring.dashboard.conftest import P0, give, text_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,18 @@ def test_it_says_what_is_not_well(
     monkeypatch.setattr(store, "facts", lambda: replace(facts, **changes))
 
     assert said not in before
+    assert said in text_of(client.get("/store"))
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.behaviour("START-27")
+@pytest.mark.parametrize(("home", "said"), [("1:2", "in another database than before"), (None, "is not noticed")])
+def test_it_says_whether_it_is_the_database_that_the_store_belongs_to(
+    store: OffsetStore, client: httpx.Client, home: str | None, said: str
+) -> None:
+    assert said not in text_of(client.get("/store"))
+    with transaction(store.database, name="test") as session:
+        session.set_identity(store.identity().store_id, home)
     assert said in text_of(client.get("/store"))
 
 
