@@ -1,11 +1,13 @@
-"""The one place that names drivers' errors and turns them into ours, by SQLSTATE.
+"""The one place that names drivers' errors and turns them into ours.
 
 They come wrapped by SQLAlchemy, or from psycopg itself (COPY). `translated` is for the store's statements, `refusals`
-for those that write results.
+for those that write results. An SQLSTATE tells about the server only if the server itself raised the error: functions
+and triggers can raise any.
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -36,17 +38,16 @@ WRONG_OBJECT: Final = psycopg.errors.WrongObjectType
 
 LOCK_NOT_AVAILABLE = "55P03"
 _REPEATABLE = frozenset({"40001", "40P01"})
-# The server ended the connection: shutdowns (57P01 to 57P03), and the idle-in-transaction limit.
-_CONNECTION_ENDED = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
+# After an error of these severities the server has closed the connection; no function can raise one.
+_FATAL = frozenset({"FATAL", "PANIC"})
+_OF_POOLER = ("08", "57P")
 # Out of disk, memory, connections or locks; errors of the server's operating system.
 _SHORTAGE = ("53", "58")
 _READ_ONLY = "25006"
 _CANCELLED = "57014"
 _NOT_NULL = "23502"
-# Connections, transactions, resources, locks, operators, the disk, the server: never a row's fault.
-_NOT_THE_ROWS = ("08", "25", "28", "40", "53", "55", "57", "58", "XX")
-# Features, prepared statements, cursors, databases, schemas, and what is missing or not allowed: the SQL's fault, if it
-# is the user's own.
+# Features, prepared statements, cursors, databases, schemas, and what is missing or not allowed: user's own SQL that
+# can't be given single rows to try is then told to be wrong, and is not called again.
 _OF_THE_SQL = ("0A", "26", "34", "3D", "3F", "42")
 _NOT_GRANTED = "42501"
 # "syntax error at or near" quotes the statement, which may contain values.
@@ -59,9 +60,14 @@ _NEXT_STEPS = {
 
 # Source files of PostgreSQL's languages: a function or trigger raised the error, and its author wrote the message.
 _LANGUAGES = ("pl_", "plperl", "plpy", "pltcl")
-# The fields that an error keeps: names from the catalog, never DETAIL, HINT or CONTEXT, which quote rows.
+# The language whose functions pass the server's own errors on as they are: only those that RAISE makes come from here.
+_PLPGSQL = "pl_"
+# The fields that an error keeps: names from the catalog, and where it comes from; never DETAIL, HINT or CONTEXT, which
+# quote rows.
 _NAMES: Final = (
     DiagnosticField.SQLSTATE,
+    DiagnosticField.SEVERITY_NONLOCALIZED,
+    DiagnosticField.SOURCE_FILE,
     DiagnosticField.SCHEMA_NAME,
     DiagnosticField.TABLE_NAME,
     DiagnosticField.COLUMN_NAME,
@@ -97,27 +103,61 @@ def translated() -> Generator[None]:
 
 
 @contextmanager
-def refusals(table: object, columns: Collection[str] = (), *, sql_of: str | None = None) -> Generator[None]:
+def refusals(
+    table: object,
+    columns: Collection[str] = (),
+    *,
+    sql_of: str | None = None,
+    is_splittable: bool = False,
+    copied: str | None = None,
+) -> Generator[None]:
     """Turn what the database refuses into `RowsRefused`.
 
     Nothing that leaves the block has a cause: py4j and `logging` print causes.
 
     :param table: its name; ``None`` if only the database can tell which one it is.
     :param columns: names to look for in the error's context, if the error itself names no column.
-    :param sql_of: whose SQL it is, if it is the user's own: its errors are then not the rows' fault.
+    :param sql_of: whose SQL it is, if it is the user's own.
+    :param is_splittable: whether that SQL can be given the rows of single records, so that trying them tells.
+    :param copied: the name of the table that the rows are copied to, in their order: the error gets the hint.
     :raises RowsRefused: the database refuses the data or the statement, or the driver can't send a value. PostgreSQL
         quotes values in messages, DETAIL and CONTEXT, so nothing of the original is kept.
     :raises SinkError: the database refuses the user's own SQL.
-    :raises psycopg.Error: stripped, if the rows are not the reason; SQLAlchemy's instead, if that was raised.
+    :raises psycopg.Error: stripped, if the server can't do the work now; SQLAlchemy's instead, if that was raised.
     """
     try:
         yield
     except (psycopg.Error, StatementError) as error:
-        raise _refusal(error, table, columns, sql_of) from None
+        refused = _refusal(error, table, columns, sql_of, is_splittable=is_splittable)
+        inner = driver_error(error)
+        if isinstance(refused, RowsRefused) and copied is not None and inner is not None:
+            refused.row = _row_in_context(inner.diag.context, copied)
+        raise refused from None
     except Exception as error:
         strip_chain(error)  # the user's own may have been raised from the database's
         raise_stripped(error)  # or be a group of them
         raise
+
+
+@contextmanager
+def before_rows(table: object) -> Generator[None]:
+    """Turn what the database refuses before it has got any row into `SinkError`: no record is to blame for that.
+
+    :param table: the one that is to be written.
+    :raises SinkError: the database refuses it.
+    """
+    try:
+        yield
+    except (psycopg.Error, StatementError) as error:
+        inner = driver_error(error)
+        state = None if inner is None else inner.sqlstate
+        if state is None or _ours(error) is not None:
+            raise
+        raise SinkError(
+            f"the database lets no row into {table}; nothing was written",
+            found=f"SQLSTATE {state}, {words(error)}",
+            next_step=_NEXT_STEPS.get(state, "See PostgreSQL's log."),
+        ) from None
 
 
 @contextmanager
@@ -131,7 +171,7 @@ def refusing_letters() -> Generator[None]:
     except (psycopg.Error, StatementError) as error:
         inner = driver_error(error)
         state = None if inner is None else inner.sqlstate
-        if state is None or state.startswith(_NOT_THE_ROWS):
+        if state is None or _ours(error) is not None:
             raise
         raise SinkError(
             "the database refused to store dead letters; nothing was written",
@@ -280,14 +320,12 @@ def _stripped_alchemy(error: StatementError) -> StatementError:
 
 def is_lock_timeout(error: BaseException) -> bool:
     """Whether a lock could not be acquired within ``lock_timeout``; the transaction is aborted."""
-    inner = driver_error(error)
-    return inner is not None and inner.sqlstate == LOCK_NOT_AVAILABLE
+    return _state_of_server(error) == LOCK_NOT_AVAILABLE
 
 
 def is_repeatable(error: BaseException) -> bool:
     """Whether it is a serialization failure or a deadlock: the whole transaction may be retried."""
-    inner = driver_error(error)
-    return inner is not None and inner.sqlstate in _REPEATABLE
+    return _state_of_server(error) in _REPEATABLE
 
 
 def unavailable(error: BaseException) -> StoreUnavailable | None:
@@ -296,9 +334,8 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
     It is out of resources or has a system error (classes 53 and 58), it is read-only (25006), or the statement was
     cancelled (57014). The transaction is aborted.
     """
-    inner = driver_error(error)
-    state = None if inner is None else inner.sqlstate
-    if inner is None or state is None:
+    state = _state_of_server(error)
+    if state is None:
         return None
     if state.startswith(_SHORTAGE):
         what = "the server ran out of disk, memory or connections, or had a system error; nothing was written"
@@ -317,7 +354,7 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
         )
     else:
         return None
-    return StoreUnavailable(what, found=f"SQLSTATE {state}, {words(inner)}", next_step=step)
+    return StoreUnavailable(what, found=f"SQLSTATE {state}, {words(error)}", next_step=step)
 
 
 def is_connection_lost(error: BaseException) -> bool:
@@ -325,22 +362,36 @@ def is_connection_lost(error: BaseException) -> bool:
     inner = driver_error(error)
     if inner is None:
         return False
-    state = inner.sqlstate
-    if state is None:
+    if inner.sqlstate is None:
         # libpq's own errors have no SQLSTATE; neither do those that psycopg raises itself, such as a closed cursor.
         return isinstance(inner, psycopg.OperationalError)
-    return state.startswith("08") or state in _CONNECTION_ENDED
+    # What names no source file is a pooler's: it may close the connection after a mere ERROR.
+    severity, is_of_pooler = inner.diag.severity_nonlocalized, inner.diag.source_file is None
+    return severity in _FATAL or (is_of_pooler and inner.sqlstate.startswith(_OF_POOLER))
+
+
+def _state_of_server(error: BaseException) -> str | None:
+    """The SQLSTATE, if the server itself raised the error, and not a function, which can raise any."""
+    inner = driver_error(error)
+    if inner is None or (inner.diag.source_file or "").startswith(_PLPGSQL):
+        return None
+    return inner.sqlstate
 
 
 def _refusal(
-    error: psycopg.Error | StatementError, table: object, columns: Collection[str], sql_of: str | None
+    error: psycopg.Error | StatementError,
+    table: object,
+    columns: Collection[str],
+    sql_of: str | None,
+    *,
+    is_splittable: bool,
 ) -> Exception:
     inner = driver_error(error)
     state = None if inner is None else inner.sqlstate
     if inner is not None and state is not None:
-        if state.startswith(_NOT_THE_ROWS):
+        if _ours(error) is not None:
             return stripped(error)
-        if sql_of is not None and state.startswith(_OF_THE_SQL):
+        if sql_of is not None and not is_splittable and state.startswith(_OF_THE_SQL):
             return _wrong_sql(inner, state, sql_of)
         return _refused(inner, state, table, columns)
     of_client = inner or cast("StatementError", error).orig
@@ -402,6 +453,16 @@ def _rows_refused(
         sqlstate=sqlstate,
         next_step=_NEXT_STEPS.get(sqlstate, _NEXT_STEPS.get(sqlstate[:2])),
     )
+
+
+def _row_in_context(context: str | None, table: str) -> int | None:
+    """Find the number in ``COPY payments, line 3: "12x"``, the last line; its second word is translated.
+
+    A row can write a line that looks so, and the table may be another one of that name: this is a hint.
+    """
+    _, _, last = f"\n{context or ''}".rpartition("\n")
+    found = re.match(rf"COPY {re.escape(table)}, [^\W\d]+ (\d{{1,18}})(?![^:,])", last)
+    return None if found is None else int(found[1])
 
 
 def _column_in_context(context: str | None, columns: Collection[str]) -> str | None:

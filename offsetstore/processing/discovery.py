@@ -2,7 +2,8 @@
 
 A record is dead if it was refused, alone, on top of everything that was accepted. `sweep` decides what is tried and in
 which order; it needs no database. `discover` gives it one: all tries are made under the locks of the offsets, in one
-transaction that is always rolled back. See docs/decisions/0036.
+transaction that is always rolled back. Whatever the error, the dead are to blame only if another record is accepted
+after they were refused. See docs/decisions/0036 and 0047.
 
 `isolate` finds one record, for jobs without dead letters.
 """
@@ -14,12 +15,13 @@ import random
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from offsetstore.errors import RowsRefused
 from offsetstore.processing.cycle import lock_as_planned
-from offsetstore.processing.isolate import is_of_records
+from offsetstore.processing.isolate import speaks_for_itself
 from offsetstore.protocol import failpoints
 
 if TYPE_CHECKING:
@@ -73,6 +75,18 @@ class TooManyRefused(Exception):
         self.refused = refused
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The dead, each with its last refusal.
+
+    :param doubtful: those of them that may be refused for something that any record would meet: their refusals don't
+        speak for themselves, and no other record was accepted after them.
+    """
+
+    dead: Mapping[int, RowsRefused]
+    doubtful: Collection[int] = ()
+
+
 class Trials(Protocol):
     """What `sweep` tries records with. Errors other than a record's refusal pass."""
 
@@ -101,32 +115,43 @@ def sweep(
     limit: int | None,
     suspects: Collection[int] = (),
     check: Callable[[], None] = lambda: None,
+    hint: Callable[[RowsRefused, Sequence[int]], int | None] = lambda _, __: None,
 ) -> dict[int, RowsRefused]:
     """Find the dead among the records, from all of them at once to halves, quarters and single ones.
 
     The sum of accepted parts grows, and never shrinks: a larger part that was refused is not tried again as such, since
-    its halves are. Units are tried until nothing more is accepted; only those that are still refused are then split.
+    its halves are. Where a refusal hints at a record, the part is tried again without it instead. Units are tried until
+    nothing more is accepted; only those that are still refused are then split.
 
     :param units: in order of their first records.
     :param suspects: records that were refused before. The others are tried first, all at once, and then each of these:
         a second search needs hardly more tries than there are bad records.
     :param limit: how many may be dead; ``None`` for all of them: they are known to be bad, and each is tried alone.
     :param check: called before each try; what it raises passes.
+    :param hint: the record that the refusal of these records may be about. Each such record is tried alone, later.
     :return: the dead in ascending order, each with its last refusal: after it nothing was accepted any more.
     :raises NothingAccepted: of ten or more records none was accepted. If no 64th of them was accepted, sixteen single
         ones tell, which are chosen by chance, but the same each time.
     :raises TooManyRefused: more than ``limit`` are dead. If as many single ones are refused in a row, and more than
         1,000, the rest is not tried.
     """
-    return _Sweep(units, trials, limit, check).run(frozenset(suspects))
+    return _Sweep(units, trials, limit, check, hint).run(frozenset(suspects))
 
 
 class _Sweep:
-    def __init__(self, units: Sequence[Unit], trials: Trials, limit: int | None, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        trials: Trials,
+        limit: int | None,
+        check: Callable[[], None],
+        hint: Callable[[RowsRefused, Sequence[int]], int | None],
+    ) -> None:
         self._units = units
         self._trials = trials
         self._limit = limit
         self._check = check
+        self._hint = hint
         self._refusals: dict[int, RowsRefused] = {}
         """The last refusal of each record that was tried alone."""
         self._in_a_row = 0
@@ -136,12 +161,12 @@ class _Sweep:
 
     def run(self, suspects: frozenset[int]) -> dict[int, RowsRefused]:
         others = [unit for unit in self._units if suspects.isdisjoint(unit)]
-        suspected = [[unit] for unit in self._units if not suspects.isdisjoint(unit)]
-        refused = self._until_nothing_is_accepted(self._down_to_one([others, *suspected]))
+        singles = [unit for unit in self._units if not suspects.isdisjoint(unit)]
+        singles += self._singles_of(others)
+        refused = self._until_nothing_is_accepted(sorted(singles))
         if any(len(unit) > 1 for unit in refused):
             singles = [unit for unit in refused if len(unit) == 1]
-            keys = [[(record,) for record in unit] for unit in refused if len(unit) > 1]
-            singles += self._down_to_one([half for key in keys for half in _halves(key)])
+            singles += self._singles_of([(record,) for unit in refused if len(unit) > 1 for record in unit])
             refused = self._until_nothing_is_accepted(sorted(singles))
         dead = {record: self._refusals[record] for (record,) in sorted(refused)}
         if self._limit is None:
@@ -151,6 +176,48 @@ class _Sweep:
         if len(dead) > self._limit:
             raise TooManyRefused(self._limit, next(iter(dead.values())))
         return dead
+
+    def _singles_of(self, units: Sequence[Unit]) -> list[Unit]:
+        """Try the units, from all of them at once; return those that were left out, or have come down to be alone."""
+        if len(units) == 1:
+            return [*units]
+        hinted, parts = self._without_hinted(units)
+        return hinted + self._down_to_one([half for part in parts for half in _halves(part)])
+
+    def _without_hinted(self, units: Sequence[Unit]) -> tuple[list[Unit], list[Sequence[Unit]]]:
+        """Try the units, first all at once; leave out those that refusals hint at, and try the others again.
+
+        Each try sends all rows of its part. So a part with a second bad unit is cut in half, and the next ones are as
+        small, until one is accepted at once.
+
+        :return: the units that were left out, and the parts that were refused without a hint.
+        """
+        waiting, size = [*reversed(units)], len(units)
+        hinted: list[Unit] = []
+        parts: list[Sequence[Unit]] = []
+        while waiting:
+            part: Sequence[Unit] = waiting[: -size - 1 : -1]
+            del waiting[-size:]
+            hints = 0
+            while part and (refused := self._refusal_of(part)) is not None:
+                unit = self._hinted(part, refused)
+                if unit is None:
+                    parts.append(part)
+                    break
+                hinted.append(unit)
+                hints += 1
+                part = [one for one in part if one is not unit]
+                if hints > 1:
+                    part, later = _halves(part)
+                    waiting += reversed(later)
+                    size = max(1, len(part))
+            else:
+                size *= 1 if hints else 2
+        return hinted, parts
+
+    def _hinted(self, part: Sequence[Unit], refused: RowsRefused) -> Unit | None:
+        record = self._hint(refused, sorted(chain.from_iterable(part)))
+        return None if record is None else next(unit for unit in part if record in unit)
 
     def _down_to_one(self, parts: Sequence[Sequence[Unit]]) -> list[Unit]:
         """Try parts of several units, the largest first, and halve those that are refused; return what is left.
@@ -181,13 +248,16 @@ class _Sweep:
         return list(waiting)
 
     def _accepts(self, part: Sequence[Unit]) -> bool:
+        return self._refusal_of(part) is None
+
+    def _refusal_of(self, part: Sequence[Unit]) -> RowsRefused | None:
         self._check()
         records = sorted(chain.from_iterable(part))
         self._tries += 1
         refused = self._trials.accept(records)
         if refused is None:
             self._has_accepted, self._in_a_row = True, 0
-            return True
+            return None
         if len(records) == 1:
             self._refusals[records[0]] = refused
             self._in_a_row += 1
@@ -195,7 +265,7 @@ class _Sweep:
                 raise TooManyRefused(self._limit, refused)
         if self._limit is not None and self._tries == _TRIES_DOWN_TO_A_64TH and not self._has_accepted:
             self._sample()
-        return False
+        return refused
 
     def _sample(self) -> None:
         """Try single records; if all of them are refused too, no further one is tried."""
@@ -227,7 +297,8 @@ def discover(
     limit: int | None,
     suspects: Collection[int] = (),
     check: Callable[[], None] = lambda: None,
-) -> dict[int, RowsRefused]:
+    hint: Callable[[RowsRefused, Sequence[int]], int | None] = lambda _, __: None,
+) -> Found:
     """Find the records that the database refuses. Nothing is written for good; the offsets are locked meanwhile.
 
     :param decisions: of the batch's plan.
@@ -240,17 +311,18 @@ def discover(
     :param limit: how many may be dead; ``None`` for all of them, see `sweep`.
     :param suspects: records that were refused before; see `sweep`.
     :param check: called before each try; raises if the query is being stopped.
-    :return: the dead, each with its refusal when it was tried alone, on top of everything that was accepted. Empty if
+    :param hint: see `sweep`.
+    :return: the dead, each with its refusal when it was tried alone, on top of everything that was accepted. None if
         the refusal did not recur.
     :raises DiscoveryEnded: the time is up, or rows that were accepted are refused when they are written again.
     :raises NothingAccepted, TooManyRefused: see `sweep`.
     :raises StaleClaim, PlanOutdated: as a batch's transaction does.
-    :raises OffsetStoreError: any other error, also a `RowsRefused` that no record can cause; no record is to blame.
+    :raises OffsetStoreError: any other error; no record is to blame.
         A claim that takes over ends the connection: then it is `TransactionLost`, and the next transaction finds out.
     """
     if not records:
-        return {}
-    dead: dict[int, RowsRefused] = {}
+        return Found({})
+    found = Found({})
     _log.warning("looking for the refused ones among %d records", len(records))
     with suppress(_RollBack), claim.transaction() as tx:
         lock_as_planned(tx, decisions)
@@ -266,12 +338,17 @@ def discover(
                 raise DiscoveryEnded("the time is up")
 
         try:
-            dead = sweep(units_of(records, keys), trials, limit=limit, suspects=suspects, check=proceed)
+            units = units_of(records, keys)
+            dead = sweep(units, trials, limit=limit, suspects=suspects, check=proceed, hint=hint)
+            doubtful = [record for record, refused in dead.items() if not speaks_for_itself(refused)]
+            if limit is not None and doubtful and trials.tells_apart(doubtful[-1]):
+                doubtful.clear()
+            found = Found(dead, doubtful)
         finally:
             took = time.monotonic() - began
             _log.warning("tried %d parts in %.1f s, of which %d were accepted", trials.tried, took, trials.accepted)
         raise _RollBack
-    return dead
+    return found
 
 
 class _RollBack(Exception):
@@ -317,6 +394,17 @@ class KeptTrials:
             self._savepoints.rollback_to(len(self._kept))
         return refused
 
+    def tells_apart(self, record: int) -> bool:
+        """Whether the record is refused, and others are accepted after it, in the place of the last that were.
+
+        It is the last call: what was accepted may not be there any more.
+        """
+        if not self._kept:
+            return False
+        others = self._kept.pop()
+        self._savepoints.rollback_to(len(self._kept))
+        return self.probe([record]) is not None and self._keep(others) is None
+
     def _keep(self, writes: list[Sequence[int]]) -> RowsRefused | None:
         kept = len(self._kept)
         try:
@@ -324,8 +412,6 @@ class KeptTrials:
                 self._write(self._tx, records)
             self._savepoints.check_and_save(kept + 1)
         except RowsRefused as refused:
-            if not is_of_records(refused):
-                raise
             self._savepoints.rollback_to(kept)
             return refused
         self._kept.append(writes)

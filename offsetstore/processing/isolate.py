@@ -42,19 +42,14 @@ if TYPE_CHECKING:
     from offsetstore.store.transaction import Transaction
 
 Record: TypeAlias = tuple[TopicPartition, int]
-Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], object]
-"""Writes the records of the ranges except the given ones, rolls back, and raises as the batch did."""
+Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], int]
+"""Writes the records of the ranges except the given ones, rolls back, and returns their rows; raises as the batch."""
 
 SECONDS: Final = 60.0
 """The search tries no further part after this time."""
 
 _MAX_OTHERS: Final = 4
 """A record can be shown to be the cause only if the batch has at most this many other bad records."""
-
-# A record can cause errors of cardinality, data, constraints, view checks, limits of a row or value, and what functions
-# and triggers raise, with any code. It can't cause a missing privilege or table, for example.
-_NOT_OF_RECORDS: Final = ("0", "2B", "2D", "2F", "24", "25", "26", "27", "28", "3", "4", "5", "7", "F", "H", "X")
-_OF_RECORDS: Final = ("21", "22", "23", "38", "44", "54", "P0")
 
 _log = logging.getLogger(__name__)
 
@@ -85,12 +80,6 @@ class Verdict:
     accepted: Ranges
     suspects: Ranges
     record: Record | None
-
-
-def is_of_records(refused: RowsRefused) -> bool:
-    """Tell whether a record can have caused the refusal."""
-    state = None if isinstance(refused, FunctionFailed) else refused.sqlstate
-    return state is None or state.startswith(_OF_RECORDS) or not state.startswith(_NOT_OF_RECORDS)
 
 
 def speaks_for_itself(refused: RowsRefused) -> bool:
@@ -126,7 +115,7 @@ def isolate(
 ) -> Verdict:
     """Search for the record that caused a refusal.
 
-    :param refused: the error of the whole batch; a record can have caused it.
+    :param refused: the error of the whole batch.
     :param ranges: the batch's records.
     :param proof: tells, from the refusal of the smallest part, what it takes to show its cause.
     :param seconds: how long to search; with 0 no part is tried.
@@ -141,7 +130,7 @@ def isolate(
         if not search.refuses(search.size):
             raise PlanOutdated("rows were refused, and accepted a moment later")
         needed = proof(search.error)
-        if needed is Proof.ROW or (needed is Proof.BATCH and search.is_cause(first)):
+        if needed is Proof.ROW or (needed is Proof.BATCH and search.is_cause(first, search.error)):
             record = search.record(first)
     except _SearchEnded as why:
         _log.warning("gave up the search: %s", why)
@@ -180,22 +169,26 @@ def conclude(
     return verdict.error.among(suspects, place, stored=stored, next_step=next_step)
 
 
-def try_out(claim: Claim, decisions: Decisions, write: Callable[[Work], object]) -> None:
+def try_out(claim: Claim, decisions: Decisions, write: Callable[[Work], int]) -> int:
     """Write under the locks of the planned offsets, as for a batch, in a transaction that always rolls back.
 
+    :return: what ``write`` returned: how many rows there were.
     :raises StaleClaim: another claim has taken over.
     :raises PlanOutdated: the stored offsets have changed.
     :raises RowsRefused: by ``write``, or by a deferred constraint.
     """
+    rows = 0
 
     def work(tx: Transaction) -> None:
+        nonlocal rows
         lock_as_planned(tx, decisions)
-        write(tx)
+        rows = write(tx)
         tx.check_deferred()
         raise _RollBack
 
     with suppress(_RollBack):
         claim.run(work)
+    return rows
 
 
 class _RollBack(Exception):
@@ -216,6 +209,8 @@ class _Search:
         self.error = refused
         self.size = count_offsets(ranges)
         self.accepted = 0
+        self.rows = 0
+        """Of the last part that was accepted."""
         self._fewest = self.size
         self._ranges = ranges
         self._attempt = attempt
@@ -237,9 +232,10 @@ class _Search:
                 self.accepted = accepted
         return refused
 
-    def is_cause(self, first: int) -> bool:
+    def is_cause(self, first: int, refused: RowsRefused) -> bool:
         """Tell whether the batch is accepted without the record and its other bad records.
 
+        If nothing is left to accept, only the refusal itself can tell: what would be refused of any record blames none.
         With the record, the batch must be refused regardless of the others: a record that another one compensates
         is not the cause, even if each alone is refused, like the two legs of a ledger entry.
         """
@@ -250,6 +246,8 @@ class _Search:
                 return False
             first = self.bisect(first, self.size, [record, *others])
             others.append(self.record(first))
+        if not self.rows and not speaks_for_itself(refused):
+            return False
         return all(
             self.refuses(self.size, left_out)
             for count in range(1, len(others) + 1)
@@ -264,11 +262,11 @@ class _Search:
         if time.monotonic() >= self._deadline:
             raise _SearchEnded("the time is up")
         try:
-            self._attempt(cut(self._ranges, 0, count), without)
+            self.rows = self._attempt(cut(self._ranges, 0, count), without)
         except (StaleClaim, PlanOutdated, StagedRowsLost):
             raise
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
-            if not (isinstance(error, RowsRefused) and is_of_records(error)):
+            if not isinstance(error, RowsRefused):
                 raise _SearchEnded(type(error).__name__) from None
             if not without and count <= self._fewest:
                 self.error, self._fewest = error, count

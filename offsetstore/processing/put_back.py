@@ -22,7 +22,6 @@ from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import write_all
 from offsetstore.processing.dead_letters import cause_of, described, name_of, rejected
 from offsetstore.processing.discovery import DiscoveryEnded, discover
-from offsetstore.processing.isolate import is_of_records
 from offsetstore.processing.pause import is_paused
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.recovery import CarefulPart, Halve
@@ -189,8 +188,6 @@ class PutBack:
             try:
                 self._commit(letters, part, kept, failed)
             except RowsRefused as refused:
-                if not is_of_records(refused):
-                    raise
                 if is_searched:
                     raise Halve(refused) from None
                 found = self._discover(run, letters, part, kept, refused)
@@ -224,16 +221,19 @@ class PutBack:
         decisions = {tp: decide(at.from_, at) for tp, at in self._stored(letters).items()}
         numbers = sorted({*kept}.intersection(part.with_rows))
         try:
-            return discover(
-                self._claim,
-                decisions,
-                numbers,
-                part.keys,
-                lambda work, some: write_all(part.rows_of(some), work),
-                seconds=self._settings.seconds,
-                limit=None,
-                check=run.check,
-            )
+            return self._claim.repeat(
+                lambda _: discover(
+                    self._claim,
+                    decisions,
+                    numbers,
+                    part.keys,
+                    lambda work, some: write_all(part.rows_of(some), work),
+                    seconds=self._settings.seconds,
+                    limit=None,
+                    check=run.check,
+                    hint=part.hinted,
+                )
+            ).dead
         except DiscoveryEnded:
             raise Halve(refused) from None
 

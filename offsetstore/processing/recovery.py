@@ -21,13 +21,12 @@ from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, write_all
 from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, cause_of, described, name_of, rejected
 from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover
-from offsetstore.processing.isolate import cut, is_of_records, speaks_for_itself
+from offsetstore.processing.isolate import cut, speaks_for_itself
 from offsetstore.processing.pause import read_offsets
-from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
+from offsetstore.processing.plan import Plan, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.letters import Failed, LetterError, NewLetter
-from offsetstore.protocol.retries import may_pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from offsetstore.offsets import TopicPartition
     from offsetstore.processing.batch_metadata import BatchMetadata
     from offsetstore.processing.dead_letters import DeadLetters
+    from offsetstore.processing.discovery import Found
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Ranges
     from offsetstore.protocol.letters import Cause, Payload
@@ -117,6 +117,10 @@ class CarefulPart(Protocol):
         """The rows of some records, which are in ascending order, by output."""
         ...
 
+    def hinted(self, refused: RowsRefused, numbers: Sequence[int]) -> int | None:
+        """The record that the refusal of these records' rows hints at, if it does."""
+        ...
+
     def payloads(self, numbers: Sequence[int]) -> Mapping[int, Payload]:
         """The records themselves.
 
@@ -151,6 +155,19 @@ class Halve(Exception):
         self.why = why
         self.place = place
         self.suspects = suspects
+
+
+class _Stopped(Exception):
+    """The strategy stops at a record.
+
+    :param first: the first record that is neither good nor decided about: those before it can be written.
+    """
+
+    def __init__(self, error: RowsRefused, record: Record, first: Record) -> None:
+        super().__init__("the strategy stops")
+        self.error = error
+        self.record = record
+        self.first = first
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +257,9 @@ class Recovery:
         :param sleep: sleeps, and raises if the query is being stopped.
         :return: ``None`` if all of it was in the results already.
         :raises TooManyLetters: see `DeadLetters`; parts before it are stored.
-        :raises RowsRefused: of a single record that discovery accepts and the real transaction refuses, or because the
-            strategy says so.
+        :raises RowsRefused: of a single record that discovery accepts and the real transaction refuses, or that may be
+            refused for what any record would meet, or because the strategy says so; the records before that one are
+            then stored.
         :raises PlanOutdated: the stored offsets have changed.
         """
         run = self._begin(number, ranges, compute, sleep)
@@ -284,6 +302,12 @@ class Recovery:
             _log.warning("batch %d: %s is cut: %s", run.number, describe(ranges), halve)
             run.suspects.update(halve.suspects)
             place = halve.place or size // 2
+        except _Stopped as stopped:
+            if before := _up_to(ranges, stopped.first):
+                self._write_part(run, before)
+            raise _ended_at(
+                stopped.record, stopped.error, "the strategy stops at record", run
+            ) from stopped.error.__cause__
         else:
             return
         self._write_part(run, cut(ranges, 0, place))
@@ -319,7 +343,7 @@ class Recovery:
         dead: dict[int, _Dead] = {}
         failed = part.failed
         doubtful = [] if part.with_rows else [n for n, error in failed.items() if not speaks_for_itself(error)]
-        while failed and self._count(run, plan, part, failed, dead, doubtful):
+        while failed and self._count(run, plan, part, failed, dead, doubtful=doubtful):
             waiting = [number for number in failed if number not in dead]
             failed = part.fail_again(waiting)
             if len(failed) < len(waiting):
@@ -350,14 +374,12 @@ class Recovery:
                 dead |= _named(part, left_out, named)
                 continue
             except RowsRefused as refused:
-                if not is_of_records(refused):
-                    raise
                 if is_searched:  # discovery has accepted these rows
                     raise Halve(refused) from None
                 found = self._discover(run, plan, part, left_out, refused)
             else:
                 return
-            is_searched = not self._count(run, plan, part, found, dead)
+            is_searched = not self._count(run, plan, part, found.dead, dead, doubtful=found.doubtful)
 
     def _commit(
         self,
@@ -463,7 +485,7 @@ class Recovery:
 
     def _discover(
         self, run: _Run, plan: Plan, part: CarefulPart, dead: Mapping[int, _Dead], refused: RowsRefused
-    ) -> Mapping[int, RowsRefused]:
+    ) -> Found:
         """Find the bad records among those that are not known to be.
 
         :raises Halve: there was not enough time.
@@ -473,45 +495,47 @@ class Recovery:
         known = self._known()
         run.watch.lap("write")
         try:
-            return discover(
-                self._claim,
-                plan.decisions,
-                numbers,
-                part.keys,
-                lambda work, some: write_all(part.rows_of(some), work),
-                seconds=self._settings.seconds,
-                limit=self._settings.limit - run.letters - _letters_in(dead),
-                suspects=[number for number in numbers if part.record(number) in known],
-                check=lambda: run.sleep(0),
+            return self._claim.repeat(
+                lambda _: discover(
+                    self._claim,
+                    plan.decisions,
+                    numbers,
+                    part.keys,
+                    lambda work, some: write_all(part.rows_of(some), work),
+                    seconds=self._settings.seconds,
+                    limit=self._settings.limit - run.letters - _letters_in(dead),
+                    suspects=[number for number in numbers if part.record(number) in known],
+                    check=lambda: run.sleep(0),
+                    hint=part.hinted,
+                )
             )
         except DiscoveryEnded:
             raise Halve(refused) from None
         except (NothingAccepted, TooManyRefused) as why:
             raise self._too_many(why.refused, f"{why}, of {len(numbers)} tried") from None
-        except Exception as error:
-            if not may_pass(error):
-                raise
-            raise PlanOutdated(f"the search for refused records ended: {type(error).__name__}") from None
         finally:
             run.watch.lap("search")
 
-    def _count(  # noqa: PLR0917
+    def _count(
         self,
         run: _Run,
         plan: Plan,
         part: CarefulPart,
         found: Mapping[int, RowsRefused],
         dead: dict[int, _Dead],
+        *,
         doubtful: Collection[int] = (),
     ) -> bool:
         """Count an attempt at each record, and add those to ``dead`` that are not tried again.
 
-        :param doubtful: the records that become no letters: no other was accepted after them.
+        :param doubtful: the records that become no letters: see `Found`.
         :return: whether others are to be tried again; it has waited for them.
         """
         before, highest = self._before(plan)
         failed: dict[Record, Failed] = {}
         waits: list[float] = []
+        undecided: list[Record] = []
+        ending: Exception | None = None
         for number, error in found.items():
             if isinstance(error, RecordsRejected):  # nothing to try: a function has said so
                 dead |= _named(part, dead, error, only=number)
@@ -526,19 +550,18 @@ class Recovery:
             match decision:
                 case Retry():
                     waits.append(self._claim.retries.wait(attempt) if decision.after is None else decision.after)
+                    undecided.append(record)
                 case DeadLetter() if number in doubtful:
-                    place = f"no other record was accepted after it; the batch is refused at record {tp}@{offset}"
-                    at = {tp: OffsetRange(offset, offset + 1)}
-                    raise error.among(at, place, stored=run.stored, next_step=error.next_step) from error.__cause__
+                    place = "no other record was accepted after it; the batch is refused at record"
+                    ending = ending or _ended_at(record, error, place, run)
                 case DeadLetter():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total())
                 case Skip():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total(), decision.reason)
                 case _:
-                    place = f"the strategy stops at record {tp}@{offset}"
-                    at = {tp: OffsetRange(offset, offset + 1)}
-                    raise error.among(at, place, stored=run.stored, next_step=error.next_step)
-        if not waits:
+                    undecided.append(record)
+                    ending = ending or _Stopped(error, record, undecided[0])
+        if ending is None and not waits:
             return False
         if self._settings.independent:  # what was accepted this time starts again
             known = failed.keys() | {part.record(number) for number in dead}
@@ -549,6 +572,8 @@ class Recovery:
                 if (tp, offset) not in known and offset < remaining[tp].until
             }
         self._store(plan, failed)
+        if ending is not None:
+            raise ending from ending.__cause__
         failpoints.reach("failures_written")
         run.sleep(max(waits))
         run.watch.lap("wait")
@@ -642,6 +667,20 @@ def _named(
             expected="the record of a row",
         )
     return {given[record]: _Dead("rejected", rejected(reason)) for record, reason in named.reasons.items()}
+
+
+def _up_to(ranges: Ranges, record: Record) -> Ranges:
+    """What comes before the record, in the order in which records are written."""
+    tp, offset = record
+    before = {one: range_ for one, range_ in ranges.items() if one < tp}
+    return before | ({tp: OffsetRange(ranges[tp].from_, offset)} if offset > ranges[tp].from_ else {})
+
+
+def _ended_at(record: Record, error: RowsRefused, place: str, run: _Run) -> RowsRefused:
+    """The error of a record at which the query ends."""
+    tp, offset = record
+    at = {tp: OffsetRange(offset, offset + 1)}
+    return error.among(at, f"{place} {tp}@{offset}", stored=run.stored, next_step=error.next_step)
 
 
 def _of_record(why: Exception, ranges: Ranges, run: _Run) -> Exception:

@@ -79,6 +79,12 @@ class _Rows:
         slices = [self.table.slice(begin, end - begin) for begin, end in runs]
         return pa.concat_tables(slices) if slices else self.table.slice(0, 0)
 
+    def nth(self, numbers: Sequence[int], row: int) -> int | None:
+        """The record of a row among the rows `of` these records; both are counted from 0."""
+        ends = [*accumulate(self.first[number + 1] - self.first[number] for number in numbers)]
+        place = bisect_right(ends, row)
+        return numbers[place] if place < len(numbers) else None
+
     def number_of(self, row: int) -> int:
         """The record of a row."""
         return bisect_right(self.first, row) - 1
@@ -203,6 +209,11 @@ class Careful:
             if (why := self._computation.fails(number, number + 1)) is not None:
                 raise why from why.__cause__
         return failed
+
+    def hinted(self, refused: RowsRefused, numbers: Sequence[int]) -> int | None:
+        """The record that the refusal of these records' rows hints at."""
+        output = None if refused.output is None else self._outputs.get(refused.output)
+        return None if output is None or refused.row is None else output.nth(numbers, refused.row - 1)
 
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         """Read the records themselves.

@@ -18,7 +18,6 @@ from pyspark.errors import AnalysisException
 from pyspark.errors.exceptions.captured import CapturedException
 
 from offsetstore.errors import FunctionFailed, RowsRefused
-from offsetstore.processing.isolate import is_of_records
 from offsetstore.protocol.outages import is_outage
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Cause:
 def may_be_of_records(error: Exception) -> bool:
     """Whether it takes a look at the single records to tell."""
     if isinstance(error, RowsRefused):
-        return is_of_records(error)
+        return True
     failed = function_failed(error)
     if failed is not None:
         _log.warning("looking for the records that can't be computed: %s", failed.what)

@@ -87,7 +87,8 @@ class Append:
         if stream is None:
             return 0
         driver = driver_connection(work.connection)
-        with refusals(self.table, stream.schema.names), locked_target(driver, self.table) as columns:
+        copying = refusals(self.table, stream.schema.names, copied=self.table.name)
+        with copying, locked_target(driver, self.table) as columns:
             encoding = Encoding(self.table, self._match(columns, stream.schema))
             copy_batches(driver, self.table.identifier, encoding, map(drop_kafka, stream))
         return stream.rows

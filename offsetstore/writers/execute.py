@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
-from offsetstore.postgres.errors import driver_error, refusals
+from offsetstore.postgres.errors import refusals, translate
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.protocol.outages import chain, tells_of_outage
+from offsetstore.protocol.retries import may_pass
 from offsetstore.writers.arrow.kafka_column import drop_kafka
 from offsetstore.writers.arrow.streaming import Stream
 
@@ -89,7 +90,7 @@ class Execute:
     def _call_split(self, work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         rejecting = _Rejecting(work)
         try:
-            with _failing(repr(self)), refusals(None, sql_of=repr(self)):
+            with _failing(repr(self)), refusals(None, sql_of=repr(self), is_splittable=True):
                 self.function(cast("Work", rejecting), batches)
         except RowsRefused:
             if not rejecting.reasons:
@@ -128,7 +129,8 @@ def _failing(whose: str) -> Generator[None]:
     except OffsetStoreError:
         raise
     except Exception as error:
-        if tells_of_outage(error) or any(driver_error(one) is not None for one in chain(error)):
+        # What was raised from the database's error is the function's, unless the server can't do the work now.
+        if tells_of_outage(error) or any(may_pass(translate(one)) for one in chain(error)):
             raise
         name = type(error).__name__
         raise FunctionFailed(

@@ -61,23 +61,84 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "outages-as-refusals",
-        (
-            _ERRORS,
-            '_NOT_THE_ROWS = ("08", "25", "28", "40", "53", "55", "57", "58", "XX")',
-            '_NOT_THE_ROWS = ("42",)',
-        ),
+        (_ERRORS, "        if _ours(error) is not None:\n            return stripped(error)\n", ""),
         tests=(f"{_POSTGRES}test_an_outage_counts_for_no_record",),
         why="While the disk is full, each record would become a letter.",
     ),
     mutant(
-        "states-that-no-record-causes",
+        "states-that-functions-raise",
+        (_ERRORS, '_PLPGSQL = "pl_"', '_PLPGSQL = "none"'),
+        tests=(f"{_POSTGRES}test_a_record_is_a_letter_whatever_a_trigger_raises_for_it",),
+        why="A record for which a trigger raises 40001 would be repeated without end.",
+    ),
+    mutant(
+        "connections-that-functions-lose",
+        (
+            _ERRORS,
+            "    return severity in _FATAL or (is_of_pooler and inner.sqlstate.startswith(_OF_POOLER))\n",
+            "    return severity in _FATAL or inner.sqlstate.startswith(_OF_POOLER)\n",
+        ),
+        tests=(f"{_POSTGRES}test_a_record_is_a_letter_whatever_a_trigger_raises_for_it",),
+        why="So would one for which a trigger raises 08006, on a connection that is sound.",
+    ),
+    mutant(
+        "blame-without-another-that-is-accepted",
         (
             _DISCOVERY,
-            "            if not is_of_records(refused):\n                raise\n            self._savepoints",
-            "            self._savepoints",
+            "            if limit is not None and doubtful and trials.tells_apart(doubtful[-1]):\n",
+            "            if 1:\n",
         ),
-        tests=(f"{_UNIT}test_a_refusal_that_no_record_can_cause_is_raised_as_it_is",),
-        why="A privilege that is revoked during discovery would make letters of the records that are left.",
+        tests=(
+            f"{_UNIT}test_where_no_other_record_is_accepted_the_query_ends_after_the_retries",
+            f"{_POSTGRES}test_a_grant_that_is_missing_inside_a_trigger_blames_no_record",
+        ),
+        why="A grant that is missing inside a trigger would make letters of good records.",
+    ),
+    mutant(
+        "blame-after-the-last-that-is-accepted",
+        (
+            _DISCOVERY,
+            "        return self.probe([record]) is not None and self._keep(others) is None\n",
+            "        return self.probe([record]) is not None\n",
+        ),
+        tests=("tests/unit/processing/test_discovery.py::test_what_begins_in_the_middle_of_the_search_blames_none",),
+        why="A sequence that comes to its end during the search would make letters of good records.",
+    ),
+    mutant(
+        "blame-in-another-place",
+        (
+            _DISCOVERY,
+            "        return self.probe([record]) is not None and self._keep(others) is None\n",
+            "        return self._keep(others) is None\n",
+        ),
+        tests=("tests/unit/processing/test_discovery.py::test_of_more_records_than_a_table_takes_none_is_to_blame",),
+        why="Records beyond what a trigger allows would become letters, although any of them would have been accepted.",
+    ),
+    mutant(
+        "cause-without-another-that-is-accepted",
+        (
+            "offsetstore/processing/isolate.py",
+            "        if not self.rows and not speaks_for_itself(refused):\n            return False\n",
+            "",
+        ),
+        tests=("tests/unit/processing/test_isolate.py::test_what_any_record_is_refused_for_names_none",),
+        why="Without dead letters, the error would tell to pass over a good record.",
+    ),
+    mutant(
+        "attempts-that-end-in-a-stop",
+        (
+            _RECOVERY,
+            "        self._store(plan, failed)\n        if ending is not None:\n",
+            "        if ending is None:\n            self._store(plan, failed)\n        else:\n",
+        ),
+        tests=(f"{_UNIT}test_starts_that_each_end_in_a_stop_are_one_attempt_after_the_other",),
+        why="A strategy that stops until the tenth attempt would stop for ever.",
+    ),
+    mutant(
+        "stored-before-a-stop",
+        (_RECOVERY, "_up_to(ranges, stopped.first)", "_up_to(ranges, stopped.record)"),
+        tests=(f"{_UNIT}test_what_is_stored_before_a_stop_ends_at_the_first_record_that_is_not_decided_about",),
+        why="A record that was to be tried again would be decided about without its tries.",
     ),
     mutant(
         "lock-during-discovery",

@@ -164,7 +164,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "accepted-without-the-record",
-        (_POISON, "(needed is Proof.BATCH and search.is_cause(first))", "needed is Proof.BATCH"),
+        (_POISON, "(needed is Proof.BATCH and search.is_cause(first, search.error))", "needed is Proof.BATCH"),
         tests=(f"{_SEARCHES}test_a_record_that_a_later_one_makes_good_is_not_blamed",),
         why="The error would offer to pass over a good record, which a later one makes good.",
     ),
@@ -375,7 +375,7 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "search-with-marks",
-        (_BATCH, 'if self._marking == "manual" or not is_of_records', "if not is_of_records"),
+        (_BATCH, '        if self._marking == "manual":\n            return refused\n', ""),
         tests=(f"{_MARKING}test_refused_rows_are_not_searched_for",),
         why="A function that keeps rows would be given them again and again.",
     ),

@@ -114,6 +114,10 @@ class FakePart:
         chosen = [rows[number] for number in numbers if rows[number] not in none]
         return {UNNAMED: Rows(chosen, self.write_rows)}
 
+    def hinted(self, refused: RowsRefused, numbers: Sequence[int]) -> int | None:
+        chosen = [number for number in numbers if self._rows[number] not in self.records.rowless]
+        return None if refused.row is None else chosen[refused.row - 1]
+
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         rows = self._rows
         self.read_again.extend(rows[number] for number in numbers)

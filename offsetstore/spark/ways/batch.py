@@ -19,16 +19,7 @@ from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.offsets import count_offsets
 from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, write_all
-from offsetstore.processing.isolate import (
-    Proof,
-    Verdict,
-    conclude,
-    is_of_records,
-    is_of_values,
-    isolate,
-    schema_of,
-    try_out,
-)
+from offsetstore.processing.isolate import Proof, Verdict, conclude, is_of_values, isolate, schema_of, try_out
 from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import may_pass
@@ -221,13 +212,13 @@ class BatchWay:
 
         Not with manual marking: the search would deliver records again and again, in other batches.
         """
-        if self._marking == "manual" or not is_of_records(refused):
+        if self._marking == "manual":
             return refused
         create_rows(self._claim, plan)
 
-        def attempt(part: Ranges, without: Collection[Record]) -> None:
+        def attempt(part: Ranges, without: Collection[Record]) -> int:
             computed = self._compute(within(batch.frame, part, without), part)
-            try_out(self._claim, plan.decisions, lambda work: write_all(computed, work))
+            return try_out(self._claim, plan.decisions, lambda work: sum(write_all(computed, work).values()))
 
         def store(part: Ranges) -> None:
             self._compute_and_commit(plan.up_to(part), within(batch.frame, part), batch.number, Stopwatch())

@@ -24,7 +24,6 @@ from offsetstore.processing.isolate import (
     SECONDS,
     Proof,
     conclude,
-    is_of_records,
     is_of_values,
     isolate,
     schema_of,
@@ -154,7 +153,7 @@ class PartitionWay:
         try:
             self._retryable = _raise_failed(results)
         except RowsRefused as refused:
-            if self._recovery is not None and is_of_records(refused):
+            if self._recovery is not None:
                 return _with_rows_of(results, self._driver.write_carefully(batch), watch.seconds)
             raise self._isolate(refused, batch, plan) from None
         if self._retryable is not None:
@@ -192,7 +191,7 @@ class PartitionWay:
     def _isolate(self, refused: RowsRefused, batch: MicroBatch, plan: Plan) -> RowsRefused:
         """Find the refused record, and store those before it; on the driver, as a task would."""
         tp = refused.topic_partition
-        if tp is None or tp not in plan.decisions or not is_of_records(refused):
+        if tp is None or tp not in plan.decisions:
             return refused
         decision = plan.decisions[tp]
         ranges = {tp: decision.remaining}
@@ -204,8 +203,8 @@ class PartitionWay:
             [frame] = self._outputs.transform(given, keep_kafka=True).values()
             return on_driver(self._writer, frame, count_offsets(part))
 
-        def attempt(part: Ranges, without: Collection[Record]) -> None:
-            try_out(self._claim, {tp: decision}, rows(part, without).write)
+        def attempt(part: Ranges, without: Collection[Record]) -> int:
+            return try_out(self._claim, {tp: decision}, rows(part, without).write)
 
         def store(part: Ranges) -> None:
             computed = rows(part)

@@ -9,7 +9,7 @@ from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
 from offsetstore.errors import UnsafeTarget
-from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT
+from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT, before_rows
 from offsetstore.postgres.together import execute_together
 from offsetstore.protocol import failpoints
 from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS
@@ -60,16 +60,17 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
 
 @contextmanager
 def _lock_errors(table: TableName) -> Generator[None]:
-    try:
-        yield
-    except NO_TABLE:
-        raise missing(table) from None
-    except WRONG_OBJECT as error:
-        raise UnsafeTarget(
-            f"{table} can't be locked as a table (is it a foreign table, or a materialized view?)",
-            found=error.diag.message_detail or error.diag.message_primary,
-            next_step="Name a table of this database.",
-        ) from None
+    with before_rows(table):
+        try:
+            yield
+        except NO_TABLE:
+            raise missing(table) from None
+        except WRONG_OBJECT as error:
+            raise UnsafeTarget(
+                f"{table} can't be locked as a table (is it a foreign table, or a materialized view?)",
+                found=error.diag.message_detail or error.diag.message_primary,
+                next_step="Name a table of this database.",
+            ) from None
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from offsetstore.writers.staging import Staging
 from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
 from tests.integration.writers.writing import batch
 from tests.support.background import in_background
+from tests.support.server_errors import OF_SERVER, held
 from tests.support.shown import shown
 
 if TYPE_CHECKING:
@@ -137,10 +138,10 @@ def test_a_database_that_became_read_only_is_left_for_a_new_connection(
 
 
 STATES = {
-    "lock": ("RAISE EXCEPTION '%', NEW.name USING ERRCODE = '55P03';", LockTimeout),
-    "cancelled": ("RAISE EXCEPTION '%', NEW.name USING ERRCODE = '57014';", StoreUnavailable),
-    "full": ("RAISE EXCEPTION '%', NEW.name USING ERRCODE = '53100';", StoreUnavailable),
-    "terminated": ("PERFORM pg_terminate_backend(pg_backend_pid());", TransactionLost),
+    "lock": ("55P03", LockTimeout),
+    "cancelled": ("57014", StoreUnavailable),
+    "full": ("53400", StoreUnavailable),
+    "terminated": ("57P01", TransactionLost),
 }
 
 
@@ -148,11 +149,19 @@ STATES = {
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "at commit"])
 @pytest.mark.parametrize("state", STATES)
 def test_what_became_ours_was_raised_from_nothing_that_quotes_a_row(
-    store: OffsetStore, claim: Claim, query: Query, caplog: pytest.LogCaptureFixture, state: str, *, deferred: bool
+    store: OffsetStore,
+    claim: Claim,
+    query: Query,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    offsetstore_database: str,
+    state: str,
+    deferred: bool,
 ) -> None:
-    body, kind = STATES[state]
+    sqlstate, kind = STATES[state]
     query("CREATE TABLE people (name text, address inet)")
-    query(f"CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$")
+    body = f"{OF_SERVER[sqlstate]} RETURN NEW;"
+    query(f"CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
     when = "CONSTRAINT TRIGGER meet AFTER INSERT ON people DEFERRABLE INITIALLY DEFERRED"
     query(f"CREATE {when if deferred else 'TRIGGER meet BEFORE INSERT ON people'} FOR EACH ROW EXECUTE FUNCTION meet()")
     rows = [batch({"name": [CANARY], "address": ["10.0.0.1"]})]
@@ -163,7 +172,7 @@ def test_what_became_ours_was_raised_from_nothing_that_quotes_a_row(
         tx.advance(left)
 
     caplog.set_level(logging.DEBUG)
-    with pytest.raises(OffsetStoreError) as caught:
+    with psycopg.connect(offsetstore_database) as other, held(other), pytest.raises(OffsetStoreError) as caught:
         store.run(claim, work)
     logging.getLogger("test").error("it failed", exc_info=caught.value)
 

@@ -6,22 +6,37 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
+import pyarrow as pa
 import pytest
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 
-from offsetstore import DeadLetters, OffsetRange, OffsetStore, Retries, TopicPartition
-from offsetstore.errors import RowsRefused
+from offsetstore import DeadLetters, Execute, OffsetRange, OffsetStore, Retries, TopicPartition
+from offsetstore.errors import LockTimeout, RowsRefused, StoreUnavailable, TransactionLost
+from offsetstore.postgres.grants import grant_runtime
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.cycle import with_replanning
 from offsetstore.processing.recovery import Recovery
+from tests.support.careful_part import FakePart
 from tests.support.recovering_job import compute
+from tests.support.server_errors import OF_SERVER, held
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+
+    from offsetstore import Work
+    from offsetstore.processing.plan import Ranges
+    from offsetstore.processing.recovery import Compute
     from tests.integration.conftest import Query
+    from tests.support.careful_part import Row
 
 P0 = TopicPartition("payments", 0)
+OUTAGES = (LockTimeout, StoreUnavailable, TransactionLost)
 ROOT = Path(__file__).parents[3]
 FAILURES = "SELECT record_offset, attempts, errors FROM failures ORDER BY 1"
 LETTERS = "SELECT record_offset, attempts, sqlstate, convert_from(value, 'UTF8') FROM dead_letters"
@@ -108,33 +123,24 @@ def test_a_kill_after_the_commit_writes_no_second_letter(query: Query, offsetsto
     assert query("SELECT times FROM dead_letters") == [(1,)]
 
 
-@pytest.mark.behaviour("DLQ-6")
-@pytest.mark.parametrize(
-    "sqlstate",
-    [
-        "08006",
-        "25006",
-        "25P04",
-        "28000",
-        "40001",
-        "40P01",
-        "53100",
-        "53200",
-        "55P03",
-        "57014",
-        "57P01",
-        "58030",
-        "XX000",
-    ],
-)
-def test_an_outage_counts_for_no_record(offsetstore_database: str, query: Query, sqlstate: str) -> None:
-    query("CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
-          f"$$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END $$")  # fmt: skip
-    query("CREATE TRIGGER fail BEFORE INSERT ON results FOR EACH ROW WHEN (NEW.record = 1) EXECUTE FUNCTION fail()")
+def fails_for(query: Query, body: str, when: str = "NEW.record = 1") -> None:
+    """Have a trigger run this, instead of the table's CHECK."""
+    query(f"CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$")
+    query(f"CREATE TRIGGER fail BEFORE INSERT ON results FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION fail()")
     query("ALTER TABLE results DROP CONSTRAINT results_record_check")
 
-    with OffsetStore.connect(offsetstore_database, retries=Retries(attempts=2, shortest=0.0)) as store:
-        with pytest.raises(Exception) as ended:  # noqa: PT011 - which one, is the errors' own tests' concern
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("sqlstate", OF_SERVER)
+def test_an_outage_counts_for_no_record(offsetstore_database: str, query: Query, sqlstate: str) -> None:
+    fails_for(query, OF_SERVER[sqlstate])
+
+    with (
+        psycopg.connect(offsetstore_database) as other,
+        held(other),
+        OffsetStore.connect(offsetstore_database, retries=Retries(attempts=2, shortest=0.0)) as store,
+    ):
+        with pytest.raises(OUTAGES) as ended:
             write(store)
         assert not isinstance(ended.value, RowsRefused)
         assert store.offsets("billing")[P0].next_offset == 0
@@ -142,30 +148,158 @@ def test_an_outage_counts_for_no_record(offsetstore_database: str, query: Query,
 
 
 @pytest.mark.behaviour("DLQ-6")
-@pytest.mark.parametrize("sqlstate", ["40001", "53100", "55P03", "57014", "XX000"])
+@pytest.mark.parametrize("sqlstate", OF_SERVER)
 def test_an_outage_in_the_middle_of_discovery_counts_for_no_record(
     offsetstore_database: str, query: Query, sqlstate: str
 ) -> None:
     """Record 3 is refused in any company, and the server fails once it is tried without record 0."""
     query("CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
           "IF (SELECT count(*) FROM fresh) > 1 AND NOT EXISTS (SELECT FROM fresh WHERE record = 0) THEN "
-          f"RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END IF; RETURN NULL; END $$")  # fmt: skip
+          f"{OF_SERVER[sqlstate]} END IF; RETURN NULL; END $$")  # fmt: skip
     query("CREATE TRIGGER fail AFTER INSERT ON results REFERENCING NEW TABLE AS fresh "
           "FOR EACH STATEMENT EXECUTE FUNCTION fail()")  # fmt: skip
     query("ALTER TABLE results DROP CONSTRAINT results_record_check, "
           "ADD CONSTRAINT late UNIQUE (record) DEFERRABLE INITIALLY DEFERRED")  # fmt: skip
     query("INSERT INTO results VALUES (3)")
 
-    with OffsetStore.connect(offsetstore_database, retries=Retries(attempts=2, shortest=0.0)) as store:
-        with pytest.raises(Exception) as ended:  # noqa: PT011 - see above
+    with (
+        psycopg.connect(offsetstore_database) as other,
+        held(other),
+        OffsetStore.connect(offsetstore_database, retries=Retries(attempts=2, shortest=0.0)) as store,
+    ):
+        with pytest.raises(OUTAGES):
             write(store)
-        assert not isinstance(ended.value, RowsRefused)
         assert store.offsets("billing")[P0].next_offset == 0
     assert (query(LETTERS), query(FAILURES)) == ([], [])
     assert query("SELECT * FROM results") == [(3,)]
 
 
-def write(store: OffsetStore) -> None:
+# -- who is to blame
+
+CLASSES = {
+    "server": ["25006", "28000", "55000", "HV000", "XX000"],
+    "outage": ["08006", "25P04", "40001", "40P01", "53100", "55P03", "57014", "57P01", "58030"],
+    "own": ["0A000", "2200H", "42501", "45001", "50001"],
+}
+RAISED = [state for states in CLASSES.values() for state in states]
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("sqlstate", RAISED)
+def test_a_record_is_a_letter_whatever_a_trigger_raises_for_it(store: OffsetStore, query: Query, sqlstate: str) -> None:
+    fails_for(query, f"RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}';")
+
+    write(store)
+
+    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (2,), (3,), (4,)]
+    assert query(LETTERS) == [(1, 1, sqlstate, "(0, 1)")]
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("sqlstate", ["42501", "40001", "XX000"])
+def test_what_a_trigger_raises_for_every_record_blames_none(store: OffsetStore, query: Query, sqlstate: str) -> None:
+    fails_for(query, f"RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}';", "true")
+
+    with pytest.raises(RowsRefused, match=rf"{sqlstate}.*no other record was accepted"):
+        write(store)
+
+    assert (query(LETTERS), query("SELECT * FROM results")) == ([], [])
+    assert query(FAILURES) == [(offset, 1, {sqlstate: 1}) for offset in range(5)]
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_a_record_that_a_policy_refuses_is_a_letter(offsetstore_database: str, query: Query) -> None:
+    """As an ordinary role: policies don't concern a superuser."""
+    query("ALTER TABLE results DROP CONSTRAINT results_record_check, ENABLE ROW LEVEL SECURITY")
+    query("CREATE POLICY even ON results WITH CHECK (record <> 1)")
+    with as_ordinary_role(offsetstore_database, query) as url, OffsetStore.connect(url) as store:
+        write(store, by_inserts)
+    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (2,), (3,), (4,)]
+    assert query("SELECT record_offset, cause FROM dead_letters") == [(1, "raised")]
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_a_grant_that_is_missing_inside_a_trigger_blames_no_record(offsetstore_database: str, query: Query) -> None:
+    query("CREATE TABLE notes (record bigint)")
+    fails_for(query, "INSERT INTO notes VALUES (NEW.record);", "true")
+    with (
+        as_ordinary_role(offsetstore_database, query) as url,
+        OffsetStore.connect(url) as store,
+        pytest.raises(RowsRefused, match=r"42501.*no other record was accepted"),
+    ):
+        write(store)
+    assert (query(LETTERS), query("SELECT * FROM results")) == ([], [])
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("left", [1, 4, 7, 12])
+def test_a_sequence_that_comes_to_its_end_blames_no_record(store: OffsetStore, query: Query, left: int) -> None:
+    """Its values are used up by tries, too; record 3 is bad, and is a letter only if it is known to be."""
+    query(f"CREATE SEQUENCE ids MAXVALUE {left + 1}; SELECT nextval('ids')")
+    query("ALTER TABLE results ADD COLUMN id bigint DEFAULT nextval('ids')")
+
+    with pytest.raises(RowsRefused) as ended:
+        write(store)
+
+    assert ended.value.sqlstate in {"2200H", "23514"}
+    assert (query(LETTERS), query("SELECT * FROM results")) == ([], [])
+
+
+@contextmanager
+def as_ordinary_role(url: str, query: Query) -> Generator[str]:
+    """A role of its own that may write into the results, and do what a job does; gives the URL with it."""
+    [(database,)] = query("SELECT current_database()")
+    role = f"writer_{database}"
+    query(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT INSERT ON results TO {role}")
+    for grant in grant_runtime(role, schema="public"):
+        query(grant)
+    try:
+        yield make_url(url).set(username=role, password="secret").render_as_string(hide_password=False)
+    finally:
+        query(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def insert_each(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    for batch in batches:
+        for row in batch.to_pylist():
+            try:
+                work.connection.exec_driver_sql("INSERT INTO results VALUES (%s)", (row["record"],))
+            except DBAPIError as error:
+                raise ValueError("a text with the row") from error
+
+
+@contextmanager
+def by_inserts(ranges: Ranges, *, has_rows: bool = True) -> Generator[FakePart]:
+    """With an Execute that raises its own error from the database's; COPY can't be used where there are policies."""
+    assert has_rows
+    writer = Execute(insert_each, splittable=True)
+
+    def write_rows(work: Work, rows: Sequence[Row]) -> None:
+        writer.write(work, [pa.record_batch({"record": pa.array([offset for _, offset in rows], pa.int64())})])
+
+    yield FakePart(ranges, write_rows)
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("sqlstate", ["23505", "42501", "XX000"])
+def test_a_function_may_raise_its_own_error_from_the_databases(store: OffsetStore, query: Query, sqlstate: str) -> None:
+    fails_for(query, f"RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}';")
+    write(store, by_inserts)
+    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (2,), (3,), (4,)]
+    assert query("SELECT record_offset, cause, error_class FROM dead_letters") == [(1, "raised", "ValueError")]
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_an_error_that_a_function_raises_from_an_outage_is_no_records(
+    store: OffsetStore, query: Query, offsetstore_database: str
+) -> None:
+    fails_for(query, OF_SERVER["55P03"])
+    with psycopg.connect(offsetstore_database) as other, held(other), pytest.raises(ValueError, match="a text"):
+        write(store, by_inserts)
+    assert (query(LETTERS), query(FAILURES), query("SELECT * FROM results")) == ([], [], [])
+
+
+def write(store: OffsetStore, compute: Compute = compute) -> None:
     claim = store.claim("billing", topics=["payments"])
     recovery = Recovery(claim, DeadLetters(max_retries=0), BatchMetadata(claim, None))
     with_replanning(lambda: recovery.write(0, {P0: OffsetRange(0, 5)}, compute, lambda _: None), "batch 0")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import MetaData, Table
 
-from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused
+from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused, SinkError
 from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.writers import Append, Upsert
 from offsetstore.writers.arrow.encoding import CHUNK_ROWS
@@ -255,9 +255,9 @@ def test_a_role_without_permission_is_told_what_to_grant(database: Database) -> 
     database.run("CREATE ROLE writers_nobody; GRANT USAGE ON SCHEMA public TO writers_nobody")
     with database.engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL ROLE writers_nobody")
-        with pytest.raises(RowsRefused, match="Grant the role INSERT") as caught:
+        with pytest.raises(SinkError, match=r"no row into .*t; .*42501.*Grant the role INSERT") as caught:
             Append("t").write(work_on(connection), [batch({"n": [1]})])
-    assert caught.value.sqlstate == "42501"
+    assert not isinstance(caught.value, RowsRefused)
     database.run("DROP OWNED BY writers_nobody; DROP ROLE writers_nobody")
 
 

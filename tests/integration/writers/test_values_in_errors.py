@@ -14,6 +14,7 @@ from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.postgres import errors as ours
 from offsetstore.writers import Append, Execute, Upsert
 from tests.integration.writers.writing import Database, batch
+from tests.support.server_errors import OF_SERVER, held
 from tests.support.shown import shown
 from tests.support.work import work_on
 
@@ -68,28 +69,31 @@ def refused(database: Database, writer: Writer, rows: pa.RecordBatch, *settings:
     return caught.value
 
 
-STATES: dict[str, tuple[str, type[psycopg.Error]]] = {
-    "cancelled": ("PERFORM pg_sleep(30);", errors.QueryCanceled),
-    "lock timeout": ("RAISE EXCEPTION 'no lock for %', NEW.name USING ERRCODE = '55P03';", errors.LockNotAvailable),
-    "serialization": ("RAISE EXCEPTION 'not now, %', NEW.name USING ERRCODE = '40001';", errors.SerializationFailure),
-    "disk full": ("RAISE EXCEPTION 'no room for %', NEW.name USING ERRCODE = '53100';", errors.DiskFull),
-    "terminated": ("PERFORM pg_terminate_backend(pg_backend_pid());", errors.AdminShutdown),
-}
-
-
 @pytest.mark.behaviour("OPS-7")
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", OF_SERVER)
 @pytest.mark.parametrize("rows", [NAMED, IN_TEXT], ids=["binary", "text"])
 def test_an_error_that_is_not_the_rows_keeps_class_and_state_and_no_value(
     people: Database, state: str, rows: pa.RecordBatch
 ) -> None:
-    body, kind = STATES[state]
-    on_insert(people, body)
-    error = refused(people, Append("people"), rows, "SET LOCAL statement_timeout = '300ms'")
-    assert isinstance(error, kind)
-    assert error.sqlstate == kind.sqlstate
+    on_insert(people, OF_SERVER[state])
+    with people.engine.connect() as other, held(other.connection.driver_connection):  # type: ignore[arg-type] - psycopg's
+        error = refused(people, Append("people"), rows)
+    assert isinstance(error, errors.lookup(state))
+    assert error.sqlstate == state
     judges = (ours.is_repeatable, ours.is_connection_lost, ours.unavailable, ours.is_lock_timeout)
     assert sum(bool(judge(error)) for judge in judges) == 1
+
+
+@pytest.mark.behaviour("OPS-7", "DLQ-15")
+@pytest.mark.parametrize("state", [*OF_SERVER, "40001", "08006", "XX000"])
+@pytest.mark.parametrize("rows", [NAMED, IN_TEXT], ids=["binary", "text"])
+def test_the_same_state_raised_by_a_trigger_is_the_rows_and_shows_no_value(
+    people: Database, state: str, rows: pa.RecordBatch
+) -> None:
+    on_insert(people, f"RAISE EXCEPTION 'no, %', NEW.name USING ERRCODE = '{state}';")
+    error = refused(people, Append("people"), rows)
+    assert isinstance(error, RowsRefused)
+    assert (error.sqlstate, error.row) == (state, 2)
 
 
 def test_a_statement_that_is_cancelled_in_mid_copy_says_why(people: Database) -> None:

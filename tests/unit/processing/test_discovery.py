@@ -383,7 +383,7 @@ def discovered(
 ) -> Collection[int]:
     decisions = {P0: decide(0, OffsetRange(0, size))}
     options = {"limit": LIMIT, **options}
-    return discover(claim, decisions, range(size), {}, writing(rule), seconds=seconds, **options).keys()
+    return discover(claim, decisions, range(size), {}, writing(rule), seconds=seconds, **options).dead.keys()
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -395,7 +395,7 @@ def test_discovery_finds_the_refused_records_and_leaves_nothing(store: InMemoryO
 
 def test_discovery_among_no_records_begins_no_transaction(store: InMemoryOffsetStore, claim: Claim) -> None:
     store.claim("billing", topics=["payments"])
-    assert discover(claim, {}, [], {}, writing(without()), seconds=60, limit=LIMIT) == {}
+    assert discover(claim, {}, [], {}, writing(without()), seconds=60, limit=LIMIT).dead == {}
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -428,7 +428,7 @@ def test_what_is_kept_is_written_again_few_times(claim: Claim) -> None:
             raise refusal()
 
     decisions = {P0: decide(0, OffsetRange(0, size))}
-    assert discover(claim, decisions, range(size), {}, write, seconds=60, limit=LIMIT).keys() == bad
+    assert discover(claim, decisions, range(size), {}, write, seconds=60, limit=LIMIT).dead.keys() == bad
     assert sum(written) < 13 * size
 
 
@@ -498,9 +498,7 @@ def test_discovery_ends_with_the_error_of_a_query_that_is_being_stopped(claim: C
 
 
 @pytest.mark.behaviour("DLQ-6")
-@pytest.mark.parametrize(
-    "error", [LockTimeout("no lock"), refusal("42501"), MemoryError()], ids=lambda e: type(e).__name__
-)
+@pytest.mark.parametrize("error", [LockTimeout("no lock"), MemoryError()], ids=lambda e: type(e).__name__)
 def test_an_error_that_no_record_causes_passes(claim: Claim, error: BaseException) -> None:
     tries: list[Sequence[int]] = []
 
@@ -555,3 +553,151 @@ def test_a_second_search_begins_with_all_but_the_suspects() -> None:
 @pytest.mark.behaviour("DLQ-8")
 def test_a_suspect_that_is_accepted_now_is_not_dead_and_one_that_was_not_suspected_is_found() -> None:
     assert set(sweep(units_of(range(100), {}), Table(without(3, 50)), limit=LIMIT, suspects=[3, 4])) == {3, 50}
+
+
+# -- hints
+
+
+class Hinting(Table):
+    """Its refusals name the row, as the context of a COPY does.
+
+    :param bad: the records that are refused for their own values.
+    """
+
+    def __init__(self, bad: set[int], rule: Callable[[list[int]], bool] = lambda _: True) -> None:
+        super().__init__(rule)
+        self.bad = bad
+
+    def probe(self, records: Sequence[int]) -> RowsRefused | None:
+        refused = super().probe(records)
+        first = next((place for place, record in enumerate(records, 1) if record in self.bad), None)
+        if first is not None:
+            refused = refusal()
+            refused.row = first
+        return refused
+
+
+def hinted(refused: RowsRefused, records: Sequence[int]) -> int | None:
+    return None if refused.row is None else records[refused.row - 1]
+
+
+def find_by_hints(table: Table, size: int, keys: Mapping[int, Hashable] | None = None) -> set[int]:
+    return set(sweep(units_of(range(size), keys or {}), table, limit=LIMIT, hint=hinted))
+
+
+@pytest.mark.behaviour("DLQ-8")
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {number * 499 + number % 7 for number in range(200)},
+        {*range(50_000, 51_000)},
+        {*range(0, 100_000, 50)},
+        {0},
+        {99_999},
+    ],
+    ids=["scattered", "in a row", "many", "the first", "the last"],
+)
+def test_with_hints_a_bad_record_costs_four_tries_at_most(bad: set[int]) -> None:
+    class LargeTable(Hinting):
+        def accept(self, records: Sequence[int]) -> RowsRefused | None:
+            return self.probe(records)
+
+    table = LargeTable(bad)
+    assert find_by_hints(table, 100_000) == bad
+    assert len(table.tries) <= 4 * len(bad)
+    assert sum(map(len, table.tries)) < 7 * 100_000
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_records_with_a_hint_and_without_one_are_both_found() -> None:
+    named, unnamed = {*range(0, 2000, 97)}, {*range(50, 2000, 211)}
+    table = Hinting(named, without(*unnamed))
+    assert find_by_hints(table, 2000) == named | unnamed
+
+
+@pytest.mark.behaviour("DLQ-8")
+@given(st.sets(st.integers(0, 99), max_size=10), st.dictionaries(st.integers(0, 99), st.sampled_from("abc")))
+def test_a_hint_is_never_a_verdict(bad: set[int], keys: dict[int, str]) -> None:
+    """Each names another row than the bad one."""
+
+    def misled(_: RowsRefused, records: Sequence[int]) -> int:
+        return records[len(records) // 3]
+
+    table = Table(without(*bad))
+    assert set(sweep(units_of(range(100), keys), table, limit=LIMIT, hint=misled)) == bad
+
+
+@pytest.mark.behaviour("DLQ-8")
+@given(worlds(), st.dictionaries(RECORDS, st.sampled_from("ab")), st.sets(RECORDS, max_size=3))
+def test_with_hints_too_the_dead_are_refused_on_top_of_the_rest(
+    rule: Callable[[list[int]], bool], keys: dict[int, str], bad: set[int]
+) -> None:
+    table = Hinting(bad, rule)
+    dead = find_by_hints(table, SIZE, keys)
+
+    assert {*table.rows} == {*range(SIZE)} - dead
+    assert not table.rows or rule(table.rows)
+    assert not any(record not in bad and rule([*table.rows, record]) for record in dead)
+
+
+@pytest.mark.behaviour("DLQ-13")
+def test_with_hints_too_it_takes_few_tries_to_say_that_every_record_is_refused() -> None:
+    table = Hinting({*range(100_000)})
+    with pytest.raises(NothingAccepted):
+        find_by_hints(table, 100_000)
+    assert len(table.tries) == 127 + 16
+
+
+# -- who is to blame
+
+
+def doubted(claim: Claim, write: Callable[[Work, Sequence[int]], object], size: int) -> tuple[set[int], set[int]]:
+    """The dead, and those of them that may be innocent."""
+    decisions = {P0: decide(0, OffsetRange(0, size))}
+    found = discover(claim, decisions, range(size), {}, write, seconds=60, limit=LIMIT)
+    return {*found.dead}, {*found.doubtful}
+
+
+def refusing(rule: Callable[[list[int]], bool], sqlstate: str = "42501") -> Callable[[Work, Sequence[int]], None]:
+    def write(work: Work, records: Sequence[int]) -> None:
+        work.connection.extend("results", records)
+        if not rule(work.connection.rows("results")):
+            raise refusal(sqlstate)
+
+    return write
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("bad", [{0}, {7}, {0, 3, 7}, {*range(1, 8)}], ids=str)
+def test_records_are_to_blame_whatever_the_error_if_another_is_accepted_after_them(claim: Claim, bad: set[int]) -> None:
+    assert doubted(claim, refusing(without(*bad)), 8) == (bad, set())
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_what_every_record_is_refused_for_blames_none_unless_it_speaks_for_itself(claim: Claim, size: int) -> None:
+    every = {*range(size)}
+    assert doubted(claim, refusing(lambda _: False), size) == (every, every)
+    assert doubted(claim, refusing(lambda _: False, "23514"), size) == (every, set())
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("accepted", [1, 2, 3])
+def test_what_begins_in_the_middle_of_the_search_blames_none(claim: Claim, accepted: int) -> None:
+    """A sequence comes to its end, or a right is taken away: from then on nothing is accepted."""
+    left = [accepted]
+
+    def write(work: Work, records: Sequence[int]) -> None:
+        refusing(lambda rows: 2 not in rows and left[0] > 0)(work, records)
+        left[0] -= 1
+
+    dead, doubtful = doubted(claim, write, 9)
+    assert dead == doubtful
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_of_more_records_than_a_table_takes_none_is_to_blame(claim: Claim) -> None:
+    """Any would be accepted in the place of another."""
+    dead, doubtful = doubted(claim, refusing(lambda rows: len(rows) <= 6), 10)
+    assert len(dead) == 4
+    assert dead == doubtful

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offsetstore import Append, Execute, OffsetRange, TopicPartition, Upsert
-from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
-from offsetstore.processing.isolate import Proof, conclude, is_of_records, is_of_values, isolate
+from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
+from offsetstore.processing.isolate import Proof, conclude, is_of_values, isolate, speaks_for_itself
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.writers.staging import StagedRowsLost
 
@@ -38,14 +38,17 @@ def records_of(ranges: Ranges, without: Collection[Record] = ()) -> set[Record]:
 class Table:
     """Refuses what ``rule`` says of a set of records; counts how often it was asked."""
 
-    def __init__(self, rule: Callable[[set[Record]], bool]) -> None:
+    def __init__(self, rule: Callable[[set[Record]], bool], sqlstate: str | None = None) -> None:
         self.rule = rule
+        self.sqlstate = sqlstate
         self.asked = 0
 
-    def attempt(self, ranges: Ranges, without: Collection[Record] = ()) -> None:
+    def attempt(self, ranges: Ranges, without: Collection[Record] = ()) -> int:
         self.asked += 1
-        if self.rule(records_of(ranges, without)):
-            raise refused()
+        records = records_of(ranges, without)
+        if self.rule(records):
+            raise refused(sqlstate=self.sqlstate)
+        return len(records)
 
 
 def with_any(*poison: Record) -> Table:
@@ -160,9 +163,8 @@ def test_a_refusal_that_goes_away_during_the_search_names_no_record() -> None:
     """As the parent of a child is inserted by another job."""
     table = with_any((P0, 7))
 
-    def attempt(ranges: Ranges, without: Collection[Record]) -> None:
-        if table.asked < 3:
-            table.attempt(ranges, without)
+    def attempt(ranges: Ranges, without: Collection[Record]) -> int:
+        return table.attempt(ranges, without) if table.asked < 3 else 8
 
     with pytest.raises(PlanOutdated):
         isolate(refused(), {P0: OffsetRange(0, 8)}, attempt, proof=lambda _: Proof.ROW)
@@ -173,12 +175,13 @@ def test_a_refusal_that_goes_away_during_the_search_names_no_record() -> None:
 def test_bad_records_of_two_kinds_are_told_one_after_the_other(known: Proof) -> None:
     """The NUL at 5 is refused before anything is sent, the CHECK at 2 by the database."""
 
-    def attempt(ranges: Ranges, without: Collection[Record]) -> None:
+    def attempt(ranges: Ranges, without: Collection[Record]) -> int:
         records = records_of(ranges, without)
         if (P0, 5) in records:
             raise refused(column="name")
         if (P0, 2) in records:
             raise refused(sqlstate="23514", constraint="positive")
+        return len(records)
 
     verdict = isolate(refused(column="name"), {P0: OffsetRange(0, 8)}, attempt, proof=lambda _: known)
 
@@ -186,18 +189,48 @@ def test_bad_records_of_two_kinds_are_told_one_after_the_other(known: Proof) -> 
     assert verdict.accepted == {P0: OffsetRange(0, 2)}
 
 
-@pytest.mark.parametrize("error", [refused(sqlstate="42501"), LockTimeout("another session is in the way")])
-def test_what_no_record_can_cause_ends_the_search(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    def attempt(ranges: Ranges, _: Collection[Record]) -> None:
+def test_what_no_record_can_cause_ends_the_search(caplog: pytest.LogCaptureFixture) -> None:
+    def attempt(ranges: Ranges, _: Collection[Record]) -> int:
         """The upper half lets the lower one pass."""
         if ranges[P0].until > 32:
-            raise refused() if ranges[P0].until > 48 else error
+            raise refused() if ranges[P0].until > 48 else LockTimeout("another session is in the way")
+        return ranges[P0].size
 
     verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, attempt)
 
     assert (verdict.suspects, verdict.record) == ({P0: OffsetRange(32, 64)}, None)
     assert verdict.accepted == {P0: OffsetRange(0, 32)}
-    assert f"gave up the search: {type(error).__name__}" in caplog.text
+    assert "gave up the search: LockTimeout" in caplog.text
+
+
+STRANGE = ["42501", "45001", "50001", "55000", "0A000", "HV000", "28000", "XX000", "40001", "57014", "53100", "2200H"]
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("sqlstate", STRANGE)
+def test_a_record_is_named_whatever_it_is_refused_for_if_the_others_are_accepted(sqlstate: str) -> None:
+    table = Table(lambda records: (P0, 5) in records, sqlstate)
+    verdict = isolate(refused(sqlstate=sqlstate), {P0: OffsetRange(0, 64)}, table.attempt)
+    assert named(verdict) == (P0, 5)
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("sqlstate", STRANGE)
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_what_any_record_is_refused_for_names_none(sqlstate: str, size: int) -> None:
+    table = Table(bool, sqlstate)
+    verdict = isolate(refused(sqlstate=sqlstate), {P0: OffsetRange(0, size)}, table.attempt)
+    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(0, size)})
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_records_without_rows_do_not_show_that_others_are_accepted() -> None:
+    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+        if (P0, 5) in records_of(ranges, without):
+            raise refused(sqlstate="42501")
+        return 0
+
+    assert named(isolate(refused(sqlstate="42501"), {P0: OffsetRange(0, 64)}, attempt)) is None
 
 
 @pytest.mark.behaviour("TX-18")
@@ -244,22 +277,26 @@ def test_a_transform_that_makes_other_rows_each_time_names_no_record() -> None:
 def test_a_refusal_that_tells_less_is_the_same() -> None:
     original = refused(sqlstate="22003", column=None, table=None)
 
-    def attempt(ranges: Ranges, without: Collection[Record]) -> None:
+    def attempt(ranges: Ranges, without: Collection[Record]) -> int:
         if (P0, 5) in records_of(ranges, without):
             raise refused(sqlstate="22003", column="amount", table=None)
+        return 1
 
     verdict = isolate(original, {P0: OffsetRange(0, 64)}, attempt)
     assert (verdict.error.column, named(verdict)) == ("amount", (P0, 5))
 
 
-@pytest.mark.parametrize("sqlstate", ["42501", "42P01", "0A000", "09000", "25006", "34000", "40001", "53100", "XX000"])
-def test_no_record_is_blamed_for_what_none_can_cause(sqlstate: str) -> None:
-    assert not is_of_records(refused(sqlstate=sqlstate))
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("sqlstate", [None, "22003", "23505", "P0001"])
+def test_values_and_constraints_speak_for_themselves(sqlstate: str | None) -> None:
+    assert speaks_for_itself(refused(sqlstate=sqlstate))
 
 
-@pytest.mark.parametrize("sqlstate", [None, "21000", "22003", "23505", "38000", "44000", "54000", "P0001", "BR001"])
-def test_for_what_a_record_can_cause_one_is_looked_for(sqlstate: str | None) -> None:
-    assert is_of_records(refused(sqlstate=sqlstate))
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("sqlstate", [*STRANGE, "21000", "38000", "44000", "54000", "P0002"])
+def test_other_refusals_do_not_speak_for_themselves(sqlstate: str) -> None:
+    assert not speaks_for_itself(refused(sqlstate=sqlstate))
+    assert not speaks_for_itself(FunctionFailed("failed", error_class="ValueError", text="", traceback=""))
 
 
 APPEND, UPSERT = Append("payments"), Upsert("payments", key=["id"])
@@ -285,7 +322,7 @@ def test_only_a_value_that_was_refused_before_it_was_sent_is_proven_by_itself(
 
 @pytest.mark.parametrize("error", [StaleClaim, PlanOutdated, StagedRowsLost])
 def test_a_batch_that_is_ours_no_more_ends_the_search_with_that_error(error: type[Exception]) -> None:
-    def attempt(_: Ranges, __: Collection[Record]) -> None:
+    def attempt(_: Ranges, __: Collection[Record]) -> int:
         raise error("another job has it")
 
     with pytest.raises(error):

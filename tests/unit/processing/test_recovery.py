@@ -610,6 +610,17 @@ def test_a_try_counts_once_for_its_partition_however_many_of_its_records_failed(
 
 
 @pytest.mark.behaviour("DLQ-4")
+@pytest.mark.parametrize("independent", [True, False])
+def test_bad_records_of_one_batch_that_fail_together_have_as_many_tries_either_way(
+    store: InMemoryOffsetStore, *, independent: bool
+) -> None:
+    job = Job(store, replace(PATIENT, independent=independent), bad=dict.fromkeys(rows(1, 2, 4), "23514"))
+    job.write(up_to(6))
+    assert {row: one.attempts for row, one in job.letters.items()} == dict.fromkeys(rows(1, 2, 4), 4)
+    assert len(job.waits) == 3
+
+
+@pytest.mark.behaviour("DLQ-4")
 def test_attempts_of_a_partition_add_up_until_it_moves_on(store: InMemoryOffsetStore) -> None:
     """First one record fails, then another: neither has been tried four times, the partition has."""
     job = Job(store, PATIENT, bad={(0, 1): "23514"})
@@ -775,11 +786,12 @@ def test_a_strategy_that_stops_ends_the_batch_with_the_record_s_error(store: InM
 
     assert (stopped.value.topic_partition, stopped.value.offsets) == (P0, OffsetRange(1, 2))
     assert "the strategy stops at record" in str(stopped.value)
-    assert (job.results, job.letters, job.stored()) == ([], {}, 0)
+    assert stopped.value.stored == up_to(1)
+    assert (job.results, job.letters, job.stored()) == (rows(0), {}, 1)
 
 
 @pytest.mark.behaviour("DLQ-5")
-def test_a_strategy_that_stops_says_what_is_stored_of_the_batch(
+def test_a_strategy_that_stops_leaves_the_records_before_it_stored_and_says_so(
     store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PART", 4)
@@ -788,8 +800,62 @@ def test_a_strategy_that_stops_says_what_is_stored_of_the_batch(
     with pytest.raises(RowsRefused) as stopped:
         job.write(up_to(12))
 
-    assert stopped.value.stored == up_to(8)
-    assert job.results == rows(*range(8))
+    assert stopped.value.stored == up_to(9)
+    assert job.results == rows(*range(9))
+
+
+@pytest.mark.behaviour("DLQ-5")
+def test_what_is_stored_before_a_stop_ends_at_the_first_record_that_is_not_decided_about(
+    store: InMemoryOffsetStore,
+) -> None:
+    """Records of other partitions come first, and bad ones that were given up have letters."""
+
+    def strategy(failure: Failure) -> Choice:
+        return {1: DeadLetter(), 3: Retry(1.0)}.get(failure.offset, Stop())
+
+    job = Job(store, DeadLetters(strategy=strategy), bad=dict.fromkeys([(0, 1), (1, 1), (1, 3), (1, 4)], "23514"))
+
+    with pytest.raises(RowsRefused) as stopped:
+        job.write({**up_to(3), **up_to(6, tp=P1)})
+
+    assert (stopped.value.topic_partition, stopped.value.offsets) == (P1, OffsetRange(4, 5))
+    assert stopped.value.stored == {**up_to(3), **up_to(3, tp=P1)}
+    assert job.results == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    assert job.letters.keys() == {(0, 1), (1, 1)}
+    assert (job.stored(), job.stored(P1)) == (3, 3)
+    assert job.attempts() == {(1, 3): 1, (1, 4): 1}
+
+
+@pytest.mark.behaviour("DLQ-3", "DLQ-5")
+@pytest.mark.parametrize("independent", [True, False])
+@pytest.mark.parametrize("offset", [0, 2])
+def test_starts_that_each_end_in_a_stop_are_one_attempt_after_the_other(
+    store: InMemoryOffsetStore, *, independent: bool, offset: int
+) -> None:
+    attempts: list[int] = []
+
+    def strategy(failure: Failure) -> Choice:
+        attempts.append(failure.attempt)
+        return Stop()
+
+    job = Job(store, DeadLetters(strategy=strategy, independent=independent), bad={(0, offset): "23514"})
+    for _ in range(3):
+        with pytest.raises(RowsRefused):
+            job.write(up_to(3, job.stored() if (0, 0) in job.results else 0))
+        job.restart()
+
+    assert attempts == [1, 2, 3]
+    assert job.attempts() == {(0, offset): 3}
+
+
+@pytest.mark.behaviour("DLQ-3", "DLQ-5")
+def test_a_function_s_attempts_survive_a_stop_too(store: InMemoryOffsetStore) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: Stop()), raises={(0, 0): "ValueError"})
+    for _ in range(2):
+        with pytest.raises(FunctionFailed):
+            job.write(up_to(3))
+        job.restart()
+    assert job.attempts() == {(0, 0): 2}
 
 
 @pytest.mark.behaviour("DLQ-5")
@@ -861,7 +927,7 @@ def test_a_group_that_is_paused_while_a_record_waits_is_not_written(store: InMem
 @pytest.mark.parametrize(
     "outage", [LockTimeout("locked"), TransactionLost("lost"), StoreUnavailable("no disk")], ids=type
 )
-def test_an_outage_in_discovery_counts_for_no_record_and_the_batch_is_planned_again(
+def test_an_outage_in_discovery_counts_for_no_record_and_the_search_begins_again(
     store: InMemoryOffsetStore, outage: Exception
 ) -> None:
     job = Job(store, DeadLetters(strategy=lambda one: DeadLetter() if one.attempt == 1 else Stop()))
@@ -870,36 +936,95 @@ def test_an_outage_in_discovery_counts_for_no_record_and_the_batch_is_planned_ag
 
     job.write(up_to(4))
 
-    assert len(job.parts) == 2
+    assert len(job.parts) == 1
     assert job.letters[0, 1].attempts == 1
     assert job.results == rows(0, 2, 3)
 
 
-@pytest.mark.behaviour("DLQ-6")
-def test_an_outage_that_does_not_end_blames_no_record(store: InMemoryOffsetStore) -> None:
+@pytest.mark.behaviour("DLQ-6", "DLQ-20")
+def test_an_outage_that_does_not_end_blames_no_record_and_is_told_as_it_is(store: InMemoryOffsetStore) -> None:
     job = Job(store, bad={(0, 1): "23514"})
-    job.answers = [None, LockTimeout("locked")] * 20
+    job.answers = [None, *[LockTimeout("locked")] * 20]
 
-    with pytest.raises(SinkError, match="plans of batch 0"):
+    with pytest.raises(LockTimeout, match="results' tables"):
         job.write(up_to(4))
 
+    assert len(job.written) == 1 + WAIT.attempts
     assert (job.results, job.letters, job.failures, job.stored()) == ([], {}, {}, 0)
 
 
-@pytest.mark.behaviour("DLQ-6")
-def test_a_refusal_that_no_record_can_cause_is_raised_as_it_is(store: InMemoryOffsetStore) -> None:
-    job = Job(store, bad={(0, 1): "42501"})
-    with pytest.raises(RowsRefused) as refused:
-        job.write(up_to(4))
-    assert refused.value.sqlstate == "42501"
-    assert len(job.written) == 1
+# -- who is to blame
 
-    job.bad[0, 1] = "23514"
-    job.answers = [None, None, refusal("42501")]
-    with pytest.raises(RowsRefused) as refused:
+STRANGE = ["42501", "45001", "50001", "55000", "0A000", "HV000", "28000", "XX000", "40001", "57014", "53100", "2200H"]
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("sqlstate", STRANGE)
+@pytest.mark.parametrize("offset", [0, 2, 4], ids=["first", "middle", "last"])
+def test_a_record_is_a_letter_whatever_it_is_refused_for_if_others_are_accepted(
+    store: InMemoryOffsetStore, sqlstate: str, offset: int
+) -> None:
+    job = Job(store, DeadLetters(max_retries=2), bad={(0, offset): sqlstate})
+
+    job.write(up_to(5))
+
+    assert job.results == [row for row in rows(*range(5)) if row != (0, offset)]
+    assert job.letters[0, offset].error.sqlstate == sqlstate
+    assert job.letters[0, offset].attempts == 3
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("sqlstate", STRANGE)
+def test_where_no_other_record_is_accepted_the_query_ends_after_the_retries(
+    store: InMemoryOffsetStore, sqlstate: str, size: int
+) -> None:
+    job = Job(store, PATIENT, bad=dict.fromkeys(rows(*range(size)), sqlstate))
+
+    with pytest.raises(RowsRefused, match="no other record was accepted") as ended:
+        job.write(up_to(size))
+
+    assert (ended.value.sqlstate, ended.value.topic_partition, ended.value.offsets) == (sqlstate, P0, OffsetRange(0, 1))
+    assert len(job.waits) == 3
+    assert (job.results, job.letters, job.stored()) == ([], {}, 0)
+    assert job.attempts() == dict.fromkeys(rows(*range(size)), 4)
+
+    job.restart()
+    with pytest.raises(RowsRefused, match="no other record was accepted"):
+        job.write(up_to(size))
+    assert len(job.waits) == 3
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("sqlstate", ["22003", "23503", "P0001"])
+def test_a_single_record_is_a_letter_if_its_refusal_speaks_for_itself(
+    store: InMemoryOffsetStore, sqlstate: str
+) -> None:
+    job = Job(store, bad={(0, 0): sqlstate})
+    job.write(up_to(1))
+    assert job.letters[0, 0].error.sqlstate == sqlstate
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_records_without_rows_are_not_accepted(store: InMemoryOffsetStore) -> None:
+    job = Job(store, bad={(0, 1): "42501"}, records=Records(rowless=rows(0, 2, 3)))
+    with pytest.raises(RowsRefused, match="no other record was accepted"):
         job.write(up_to(4))
-    assert refused.value.sqlstate == "42501"
-    assert (job.letters, job.failures) == ({}, {})
+    assert job.letters == {}
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_a_strategy_makes_no_letter_where_no_other_record_is_accepted_but_may_skip_it(
+    store: InMemoryOffsetStore,
+) -> None:
+    job = Job(store, DeadLetters(strategy=lambda _: DeadLetter()), bad={(0, 0): "42501"})
+    with pytest.raises(RowsRefused, match="no other record was accepted"):
+        job.write(up_to(1))
+
+    job.settings = DeadLetters(strategy=lambda _: Skip("our policy"))
+    job.restart()
+    job.write(up_to(1))
+    assert (job.letters, job.stored()) == ({}, 1)
 
 
 @pytest.mark.behaviour("DLQ-6")
