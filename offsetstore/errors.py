@@ -414,9 +414,19 @@ class OffsetGap(TransactionError):
 
 
 class LockTimeout(TransactionError):
-    """A partition's row is locked by another transaction. Nothing was written."""
+    """A partition's row, or what the results are written to, is locked by another transaction. Nothing was written.
+
+    ``table`` is the table that could not be locked as a whole, quoted; ``None`` if it was something else.
+    """
+
+    table: str | None = None
 
     default_next_step = "See what the holder is doing (pg_stat_activity), or raise lock_timeout."
+
+    def name_holder(self, holder: str) -> None:
+        """Say who has locked it."""
+        self.found = holder
+        self.args = (self._text(),)
 
 
 class TransactionLost(TransactionError):

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Engine, text
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError, SchemaMissing, SchemaNotAtHead, StoreUnavailable
+from offsetstore.errors import (
+    ConfigurationError,
+    LockTimeout,
+    OffsetStoreError,
+    SchemaMissing,
+    SchemaNotAtHead,
+    StoreUnavailable,
+)
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres import errors
 from offsetstore.postgres import statements as sql
@@ -103,7 +110,19 @@ class PostgresDatabase:
             yield connection
 
     def translate(self, error: BaseException) -> BaseException:
-        return errors.translate(error)
+        ours = errors.translate(error)
+        if isinstance(ours, LockTimeout) and ours.table is not None and (holder := self._table_holder(ours.table)):
+            ours.name_holder(holder)
+        return ours
+
+    def _table_holder(self, table: str) -> str | None:
+        """Who has locked the table against writes, if that is still so."""
+        try:
+            with self._connect(self._dedicated) as connection:
+                row = connection.execute(text(sql.TABLE_HOLDER), {"table": table}).first()
+        except (*DATABASE_ERRORS, OffsetStoreError):
+            return None
+        return None if row is None else f"{table} held by {_described(row)}"
 
     @contextmanager
     def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:
@@ -139,8 +158,7 @@ class PostgresDatabase:
             return None
         if row is None:
             return None
-        who = f"held by pid {row.pid} ({row.application_name or 'no application_name'}, {row.state})"
-        return TopicPartition(row.topic, row.partition), who
+        return TopicPartition(row.topic, row.partition), f"held by {_described(row)}"
 
     def check_schema(self) -> None:
         versions = f"{self._place}{VERSION_TABLE}"
@@ -238,3 +256,8 @@ def _unreachable(error: Exception) -> StoreUnavailable:
         found=found,
         next_step=_WITHOUT_OPTIONS if "startup parameter" in found else None,
     )
+
+
+def _described(holder: Any) -> str:
+    """A session that holds a lock."""
+    return f"pid {holder.pid} ({holder.application_name or 'no application_name'}, {holder.state})"

@@ -1,8 +1,8 @@
 """The one place that names drivers' errors and turns them into ours.
 
 They come wrapped by SQLAlchemy, or from psycopg itself (COPY). `translated` is for the store's statements, `refusals`
-for those that write results. An SQLSTATE tells about the server only if the server itself raised the error: functions
-and triggers can raise any.
+for those that write results: there an SQLSTATE tells about the server only if the server itself raised the error, since
+triggers and functions can raise any.
 """
 
 from __future__ import annotations
@@ -140,18 +140,24 @@ def refusals(
 
 
 @contextmanager
-def before_rows(table: object) -> Generator[None]:
+def before_rows(table: object, quoted: str) -> Generator[None]:
     """Turn what the database refuses before it has got any row into `SinkError`: no record is to blame for that.
 
     :param table: the one that is to be written.
+    :param quoted: its name, as SQL has it.
     :raises SinkError: the database refuses it.
+    :raises LockTimeout: it is locked.
     """
     try:
         yield
     except (psycopg.Error, StatementError) as error:
         inner = driver_error(error)
         state = None if inner is None else inner.sqlstate
-        if state is None or _ours(error) is not None:
+        if is_lock_timeout(error):
+            locked = LockTimeout(f"could not acquire a lock on {table} within lock_timeout", found=words(error))
+            locked.table = quoted
+            raise locked from None
+        if state is None or is_of_server(error):
             raise
         raise SinkError(
             f"the database lets no row into {table}; nothing was written",
@@ -171,7 +177,7 @@ def refusing_letters() -> Generator[None]:
     except (psycopg.Error, StatementError) as error:
         inner = driver_error(error)
         state = None if inner is None else inner.sqlstate
-        if state is None or _ours(error) is not None:
+        if state is None or is_of_server(error):
             raise
         raise SinkError(
             "the database refused to store dead letters; nothing was written",
@@ -320,12 +326,14 @@ def _stripped_alchemy(error: StatementError) -> StatementError:
 
 def is_lock_timeout(error: BaseException) -> bool:
     """Whether a lock could not be acquired within ``lock_timeout``; the transaction is aborted."""
-    return _state_of_server(error) == LOCK_NOT_AVAILABLE
+    inner = driver_error(error)
+    return inner is not None and inner.sqlstate == LOCK_NOT_AVAILABLE
 
 
 def is_repeatable(error: BaseException) -> bool:
     """Whether it is a serialization failure or a deadlock: the whole transaction may be retried."""
-    return _state_of_server(error) in _REPEATABLE
+    inner = driver_error(error)
+    return inner is not None and inner.sqlstate in _REPEATABLE
 
 
 def unavailable(error: BaseException) -> StoreUnavailable | None:
@@ -334,7 +342,8 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
     It is out of resources or has a system error (classes 53 and 58), it is read-only (25006), or the statement was
     cancelled (57014). The transaction is aborted.
     """
-    state = _state_of_server(error)
+    inner = driver_error(error)
+    state = None if inner is None else inner.sqlstate
     if state is None:
         return None
     if state.startswith(_SHORTAGE):
@@ -370,12 +379,14 @@ def is_connection_lost(error: BaseException) -> bool:
     return severity in _FATAL or (is_of_pooler and inner.sqlstate.startswith(_OF_POOLER))
 
 
-def _state_of_server(error: BaseException) -> str | None:
-    """The SQLSTATE, if the server itself raised the error, and not a function, which can raise any."""
+def is_of_server(error: BaseException) -> bool:
+    """Whether the server can't do the work now, and says so itself: a function can raise any SQLSTATE.
+
+    PL/pgSQL passes the server's errors on as they are. Other languages don't, so theirs count as the server's.
+    """
     inner = driver_error(error)
-    if inner is None or (inner.diag.source_file or "").startswith(_PLPGSQL):
-        return None
-    return inner.sqlstate
+    is_raised = inner is not None and (inner.diag.source_file or "").startswith(_PLPGSQL)
+    return not is_raised and _ours(error) is not None
 
 
 def _refusal(
@@ -389,7 +400,7 @@ def _refusal(
     inner = driver_error(error)
     state = None if inner is None else inner.sqlstate
     if inner is not None and state is not None:
-        if _ours(error) is not None:
+        if is_of_server(error):
             return stripped(error)
         if sql_of is not None and not is_splittable and state.startswith(_OF_THE_SQL):
             return _wrong_sql(inner, state, sql_of)

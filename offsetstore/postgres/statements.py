@@ -415,6 +415,17 @@ ORDER BY p.topic, p.partition
 LIMIT 1
 """
 
+# The modes that conflict with ROW EXCLUSIVE, which writes take.
+TABLE_HOLDER = """
+SELECT l.pid, a.application_name, a.state
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.relation = to_regclass(:table) AND l.granted
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+ORDER BY l.pid
+LIMIT 1
+"""
+
 # A role's statement_timeout could end the wait before the blockers are terminated.
 UNBLOCKED = "SELECT pg_backend_pid(), set_config('statement_timeout', '0', true)"
 

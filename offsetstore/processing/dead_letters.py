@@ -55,12 +55,12 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Keep the record as a dead letter, and pass over it."""
+    """Keep the record as a dead letter, and pass over it; see docs/dead-letters.md for when the query ends instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the query with the record's error."""
+    """End the query with the record's error; the records before it are stored."""
 
 
 Choice: TypeAlias = Retry | Skip | DeadLetter | Stop
@@ -75,8 +75,9 @@ class DeadLetters:
     refuses is tried again first.
 
     :param max_retries: how often a record is tried again before it becomes a letter.
-    :param independent: count the attempts of each record by itself. By default those of a partition add up, until it
-        moves on: three bad records and one retry each are three retries.
+    :param independent: count the attempts of each record by itself; a success in between starts again. By default
+        those of a partition add up until it moves on: one that fails later has fewer left. A try counts once, however
+        many records of the partition fail in it.
     :param strategy: decides after each failed attempt, in place of ``max_retries``.
     :param sequence: ``"key"``: later records of a dead record's key wait behind it, as letters too, and are replayed in
         order.

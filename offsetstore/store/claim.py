@@ -259,11 +259,11 @@ class Claim:
         )
 
     def read(self, query: Callable[[Session], _T]) -> _T:
-        """Read without a lock, and retry while the database is unavailable.
+        """Read, and retry while the database is unavailable, or what is read is locked.
 
-        :raises StoreUnavailable: still unavailable after `Retries.attempts` attempts.
+        :raises StoreUnavailable, LockTimeout: it still is after `Retries.attempts` attempts.
         """
-        return self.repeat(lambda _: read(self.database, query))
+        return self.repeat(lambda _: read(self.database, query, lock_timeout=self.timeouts.lock))
 
     def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
         """The partition's metadata, ``None`` if there is none.

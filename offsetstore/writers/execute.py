@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
-from offsetstore.postgres.errors import refusals, translate
+from offsetstore.postgres.errors import is_of_server, refusals
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.protocol.outages import chain, tells_of_outage
 from offsetstore.protocol.retries import may_pass
@@ -130,7 +130,7 @@ def _failing(whose: str) -> Generator[None]:
         raise
     except Exception as error:
         # What was raised from the database's error is the function's, unless the server can't do the work now.
-        if tells_of_outage(error) or any(may_pass(translate(one)) for one in chain(error)):
+        if tells_of_outage(error) or any(may_pass(one) or is_of_server(one) for one in chain(error)):
             raise
         name = type(error).__name__
         raise FunctionFailed(

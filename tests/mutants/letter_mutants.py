@@ -61,7 +61,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "outages-as-refusals",
-        (_ERRORS, "        if _ours(error) is not None:\n            return stripped(error)\n", ""),
+        (_ERRORS, "        if is_of_server(error):\n            return stripped(error)\n", ""),
         tests=(f"{_POSTGRES}test_an_outage_counts_for_no_record",),
         why="While the disk is full, each record would become a letter.",
     ),

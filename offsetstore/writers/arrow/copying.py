@@ -60,7 +60,7 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
 
 @contextmanager
 def _lock_errors(table: TableName) -> Generator[None]:
-    with before_rows(table):
+    with before_rows(table, table.identifier.as_string()):
         try:
             yield
         except NO_TABLE:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from offsetstore import DeadLetters, Execute, OffsetRange, OffsetStore, Retries, TopicPartition
+from offsetstore import Append, DeadLetters, Execute, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition
 from offsetstore.errors import LockTimeout, RowsRefused, StoreUnavailable, TransactionLost
 from offsetstore.postgres.grants import grant_runtime
 from offsetstore.processing.batch_metadata import BatchMetadata
@@ -24,6 +24,7 @@ from offsetstore.processing.cycle import with_replanning
 from offsetstore.processing.recovery import Recovery
 from tests.support.careful_part import FakePart
 from tests.support.recovering_job import compute
+from tests.support.recovering_job import write as write_offsets
 from tests.support.server_errors import OF_SERVER, held
 
 if TYPE_CHECKING:
@@ -174,6 +175,51 @@ def test_an_outage_in_the_middle_of_discovery_counts_for_no_record(
     assert query("SELECT * FROM results") == [(3,)]
 
 
+@pytest.mark.behaviour("DLQ-20")
+@pytest.mark.parametrize("at", ["misfits", "commit", "search"])
+def test_a_locked_target_ends_in_a_lock_timeout_that_names_the_holder(
+    offsetstore_database: str, query: Query, at: str
+) -> None:
+    """In each step of the careful way: the look for misfits, the try to commit, and the search."""
+    writer, rows = Append("results"), pa.record_batch({"record": pa.array(range(5), pa.int64())})
+
+    class Part(FakePart):
+        def misfits(self, connection: Any) -> dict[int, RowsRefused]:
+            if at == "misfits":
+                lock()
+                writer.misfits(connection, rows)
+            return {}
+
+    def lock() -> None:
+        other.execute("SET application_name = 'a migration'")
+        other.execute("LOCK TABLE results IN ACCESS EXCLUSIVE MODE")
+
+    def write_rows(work: Work, rows: Sequence[Row]) -> None:
+        tries.append(rows)
+        if len(tries) == {"commit": 1, "search": 2}.get(at):
+            lock()
+        write_offsets(work, rows)
+
+    tries: list[Sequence[Row]] = []
+
+    @contextmanager
+    def compute_here(ranges: Ranges, *, has_rows: bool = True) -> Generator[FakePart]:
+        assert has_rows
+        yield Part(ranges, write_rows)
+
+    with (
+        psycopg.connect(offsetstore_database) as other,
+        OffsetStore.connect(
+            offsetstore_database, timeouts=Timeouts(lock=0.1), retries=Retries(attempts=2, shortest=0.0)
+        ) as store,
+    ):
+        with pytest.raises(LockTimeout, match=r"results.* held by pid \d+ \(a migration, idle in transaction\)"):
+            write(store, compute_here)
+        other.rollback()
+        assert store.offsets("billing")[P0].next_offset == 0
+    assert (query(LETTERS), query(FAILURES), query("SELECT * FROM results")) == ([], [], [])
+
+
 # -- who is to blame
 
 CLASSES = {
@@ -281,7 +327,7 @@ def by_inserts(ranges: Ranges, *, has_rows: bool = True) -> Generator[FakePart]:
 
 
 @pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("sqlstate", ["23505", "42501", "XX000"])
+@pytest.mark.parametrize("sqlstate", ["23505", "42501", "40001"])
 def test_a_function_may_raise_its_own_error_from_the_databases(store: OffsetStore, query: Query, sqlstate: str) -> None:
     fails_for(query, f"RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}';")
     write(store, by_inserts)

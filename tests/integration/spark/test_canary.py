@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # The consumer group, which says how it fails, and the class of the error.
 OTHERS = {
-    "raised": "TransactionConflict",
     "careless": "CheckViolation",
     "lost": "TransactionLost",
     "cancelled": "StoreUnavailable",

@@ -260,7 +260,7 @@ def test_what_may_pass_is_repeated_from_kafka_and_only_where_it_has_to_be(
         rows, times = attempt(url, batches)
         insert(work.connection, rows)
         if rows[0]["partition"] == 0 and times < 3:
-            work.connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"))
+            work.connection.execute(text("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)"))
 
     world.run(world.claim(topic), traced, Execute(write), atomicity="partition")
 

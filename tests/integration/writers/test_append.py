@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import MetaData, Table
 
-from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused, SinkError
+from offsetstore.errors import ColumnMismatch, ConfigurationError, LockTimeout, RowsRefused, SinkError
 from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.writers import Append, Upsert
 from offsetstore.writers.arrow.encoding import CHUNK_ROWS
@@ -261,13 +261,14 @@ def test_a_role_without_permission_is_told_what_to_grant(database: Database) -> 
     database.run("DROP OWNED BY writers_nobody; DROP ROLE writers_nobody")
 
 
-def test_a_lock_that_is_held_elsewhere_is_the_driver_s_error(database: Database) -> None:
+def test_a_lock_that_is_held_elsewhere_is_told_with_its_table(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint)")
     with database.engine.begin() as other, database.engine.begin() as connection:
         other.exec_driver_sql("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         connection.exec_driver_sql("SET LOCAL lock_timeout TO '10ms'")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
+        with pytest.raises(LockTimeout, match="a lock on t within lock_timeout") as caught:
             Append("t").write(work_on(connection), [batch({"n": [1]})])
+    assert caught.value.table == '"t"'
 
 
 def test_a_terminated_backend_is_the_driver_s_error(database: Database) -> None:

@@ -9,9 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+<<<<<<< HEAD
 from offsetstore import DeadLetters, LetterFilter, OffsetRange, TopicPartition
 from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused, SinkError, StaleClaim
 from offsetstore.processing.computing import NoneComputed
+=======
+from offsetstore import DeadLetters, LetterFilter, OffsetRange, Retries, TopicPartition
+from offsetstore.errors import (
+    CommitUnknown,
+    ConnectionLost,
+    FunctionFailed,
+    LockTimeout,
+    OffsetStoreError,
+    RowsRefused,
+    SinkError,
+    StaleClaim,
+)
+>>>>>>> 4afe457 (Locked targets end the careful way in LockTimeout with the holder; docs tell who is to blame)
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.put_back import PutBack
 from offsetstore.processing.recovery import Halve
@@ -53,7 +67,7 @@ class Job:
     :param meanwhile: called after rows were computed, and before anything is written.
     """
 
-    refuses: Callable[[list[str]], RowsRefused | None] = lambda _: None
+    refuses: Callable[[list[str]], OffsetStoreError | None] = lambda _: None
     replaces_in_order: bool = False
     at_once: int = 1_000
     misfits: tuple[str, ...] = ()
@@ -161,7 +175,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def store(recorder: Recorder) -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore(observers=[recorder]) as made:
+    with InMemoryOffsetStore(observers=[recorder], retries=Retries(attempts=2, shortest=0.0)) as made:
         yield made
 
 
@@ -535,6 +549,21 @@ def test_a_letter_that_is_refused_is_dead_again_whatever_the_sqlstate(store: InM
     request(store)
     assert run(claim, Job(lambda _: refusal("42501"))) == 0
     assert (store.rows("results"), states(store)) == ([], ["dead"])
+
+
+@pytest.mark.behaviour("DLQ-20", "DLQ-6")
+@pytest.mark.parametrize("after", [0, 1], ids=["at the commit", "in the search"])
+def test_a_target_that_is_locked_ends_a_replay_which_is_still_requested(
+    store: InMemoryOffsetStore, claim: Claim, after: int
+) -> None:
+    give_up(claim, {1: "a", 2: "b"})
+    request(store)
+    answers: list[OffsetStoreError] = [refusal()] * after + [LockTimeout("locked")] * 20
+
+    with pytest.raises(LockTimeout, match="results' tables"):
+        run(claim, Job(lambda _: answers.pop(0)))
+
+    assert (store.rows("results"), states(store)) == ([], ["requested", "requested"])
 
 
 # -- the order of a key

@@ -9,6 +9,7 @@ import psycopg
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.means.backends import waiting_for_lock
 from tests.faults.chaos.means.logs import repeated_for
+from tests.support.server_errors import OF_SERVER
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ CREATE FUNCTION fail_once() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     -- A sequence goes on counting where a transaction is rolled back.
     IF nextval('landed_rows') IN ({numbers}) THEN
-        RAISE EXCEPTION 'could not serialize access' USING ERRCODE = '{state}';
+        {trouble}
     END IF;
     RETURN NEW;
 END $$;
@@ -116,13 +117,13 @@ def deadlock(scene: Scene) -> None:
         assert supervisor.jobs == [job], "the job was to live on"
 
 
-@fault(row=ROW, must=MUST, variants=("40001", "40P01"), seeds=6)
+@fault(row=ROW, must=MUST, variants=("53400", "57014"), seeds=6)
 def given_up_in_mid_iterator(scene: Scene) -> None:
-    """A trigger raises a serialization failure, or a deadlock, at some rows of a batch, when others of it have been
-    copied in; the batch, or the task, is repeated from its input."""
+    """The server cancels the statement, or has no room for a temporary file, at some rows of a batch, when others of it
+    have been copied in; the batch, or the task, is repeated from its input."""
     # Far enough apart that a repetition does not meet the next one at once.
     numbers = [scene.random.randint(1, 60) + 150 * i for i in range(3)]
-    scene.database.execute(_FAIL_ONCE.format(numbers=", ".join(map(str, numbers)), state=scene.variant))
+    scene.database.execute(_FAIL_ONCE.format(numbers=", ".join(map(str, numbers)), trouble=OF_SERVER[scene.variant]))
     scene.produce(500)
     with scene.supervise() as supervisor:
         job = supervisor.job
