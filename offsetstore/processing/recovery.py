@@ -117,7 +117,7 @@ class CarefulPart(Protocol):
         """The rows of some records, which are in ascending order, by output."""
         ...
 
-    def hinted(self, refused: RowsRefused, numbers: Sequence[int]) -> int | None:
+    def hinted(self, refused: RowsRefused, numbers: Sequence[int], /) -> int | None:
         """The record that the refusal of these records' rows hints at, if it does."""
         ...
 

@@ -28,7 +28,7 @@ from tests.support.recovering_job import write as write_offsets
 from tests.support.server_errors import OF_SERVER, held
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Collection, Generator, Iterable, Sequence
 
     from offsetstore import Work
     from offsetstore.processing.plan import Ranges
@@ -203,8 +203,7 @@ def test_a_locked_target_ends_in_a_lock_timeout_that_names_the_holder(
     tries: list[Sequence[Row]] = []
 
     @contextmanager
-    def compute_here(ranges: Ranges, *, has_rows: bool = True) -> Generator[FakePart]:
-        assert has_rows
+    def compute_here(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
         yield Part(ranges, write_rows)
 
     with (
@@ -315,9 +314,8 @@ def insert_each(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 @contextmanager
-def by_inserts(ranges: Ranges, *, has_rows: bool = True) -> Generator[FakePart]:
+def by_inserts(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
     """With an Execute that raises its own error from the database's; COPY can't be used where there are policies."""
-    assert has_rows
     writer = Execute(insert_each, splittable=True)
 
     def write_rows(work: Work, rows: Sequence[Row]) -> None:

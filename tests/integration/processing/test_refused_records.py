@@ -53,12 +53,12 @@ def claim(store: OffsetStore) -> Claim:
 
 def attempt(
     claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]], part: Ranges, without: Collection[Record] = ()
-) -> None:
+) -> int:
     """Write some of the rows, of which each is one record's, and take them back."""
     chosen = [rows[at] for at in range(part[P0].from_, part[P0].until) if (P0, at) not in without]
     batches = [batch({name: [row[name] for row in chosen] for name in rows[0]})] if chosen else []
     plan = {P0: decide(0, OffsetRange(0, len(rows)))}
-    try_out(claim, plan, lambda work: writer.write(work, batches))
+    return try_out(claim, plan, lambda work: writer.write(work, batches))
 
 
 def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> Verdict:
@@ -167,11 +167,12 @@ def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(
 ) -> None:
     is_frozen, goes_on = threading.Event(), threading.Event()
 
-    def write(work: Work) -> None:
+    def write(work: Work) -> int:
         work.connection.exec_driver_sql(f"INSERT INTO {results} VALUES (1)")
         is_frozen.set()
         assert goes_on.wait(60)
         work.connection.exec_driver_sql(f"INSERT INTO {results} VALUES (2)")
+        return 2
 
     searching = in_background(lambda: try_out(claim, {P0: decide(0, OffsetRange(0, 8))}, write))
     assert is_frozen.wait(60)

@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-<<<<<<< HEAD
-from offsetstore import DeadLetters, LetterFilter, OffsetRange, TopicPartition
-from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused, SinkError, StaleClaim
-from offsetstore.processing.computing import NoneComputed
-=======
 from offsetstore import DeadLetters, LetterFilter, OffsetRange, Retries, TopicPartition
 from offsetstore.errors import (
     CommitUnknown,
@@ -25,7 +20,7 @@ from offsetstore.errors import (
     SinkError,
     StaleClaim,
 )
->>>>>>> 4afe457 (Locked targets end the careful way in LockTimeout with the holder; docs tell who is to blame)
+from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.put_back import PutBack
 from offsetstore.processing.recovery import Halve
@@ -558,7 +553,7 @@ def test_a_target_that_is_locked_ends_a_replay_which_is_still_requested(
 ) -> None:
     give_up(claim, {1: "a", 2: "b"})
     request(store)
-    answers: list[OffsetStoreError] = [refusal()] * after + [LockTimeout("locked")] * 20
+    answers: list[OffsetStoreError] = [*[refusal()] * after, *[LockTimeout("locked")] * 20]
 
     with pytest.raises(LockTimeout, match="results' tables"):
         run(claim, Job(lambda _: answers.pop(0)))

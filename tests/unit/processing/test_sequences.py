@@ -64,6 +64,9 @@ class Part:
     def rows_of(self, numbers: Sequence[int]) -> dict[str, Rows]:
         return {"": Rows([LOG[self.begin + number] for number in numbers if number in self.with_rows])}
 
+    def hinted(self, _: RowsRefused, __: Sequence[int]) -> None:
+        return None
+
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         return {number: Payload(None, LOG[self.begin + number].encode(), (), 0, 0) for number in numbers}
 
