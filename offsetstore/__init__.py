@@ -23,7 +23,7 @@ from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.protocol.work import Work
-from offsetstore.store.admin import Reset, ShiftBy
+from offsetstore.store.admin import PauseDecided, Reset, ShiftBy
 from offsetstore.store.claim import Claim
 from offsetstore.store.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned
@@ -70,6 +70,7 @@ __all__ = [
     "PartitionLag",
     "PartitionState",
     "Pause",
+    "PauseDecided",
     "Payload",
     "Reset",
     "Retries",

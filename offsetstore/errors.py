@@ -10,6 +10,7 @@
      |    +-- MissingDependency      an optional extra is not installed, or Java is missing
      +-- StoreUnavailable            the database can't be reached, or refuses the connection
      +-- MissingPrivilege            the database's role may not do that
+     +-- PlanChanged                 a decision would no longer do what its plan has shown; nothing was done
      +-- SchemaError
      |    +-- SchemaMissing          our tables are not there
      |    +-- SchemaNotAtHead        they are there, but at another revision
@@ -181,6 +182,23 @@ class MissingPrivilege(OffsetStoreError):
     """The role lacks a privilege in the database; nothing was written."""
 
     default_next_step = "Connect as the owner of the tables, or as a role that is granted it."
+
+
+class PlanChanged(OffsetStoreError):
+    """A decision would no longer do what its plan has shown: something has changed since. Nothing was done.
+
+    ``plan`` is what it would do now, as a dry run returns it.
+    """
+
+    default_next_step = "Look at the new plan; to carry it out, pass its digest."
+
+    def __init__(self, what: str, *, plan: Any = None, **fields: Any) -> None:
+        self.plan = plan
+        super().__init__(what, **fields)
+
+    def __reduce__(self) -> tuple[Callable[..., OffsetStoreError], tuple[Any, ...]]:
+        rebuild, (cls, what, fields) = super().__reduce__()
+        return rebuild, (cls, what, {**fields, "plan": self.plan})
 
 
 class SchemaError(OffsetStoreError):
@@ -724,7 +742,7 @@ def next_step_after(name: str) -> str:
 # The first that fits counts.
 _EXIT_CODES: Final[tuple[tuple[ExitCode, tuple[type[BaseException], ...]], ...]] = (
     (ExitCode.FENCED, (StaleClaim,)),
-    (ExitCode.NO, (StartError, UnknownGroup, OffsetMoved, GroupBusy, GroupRenamed, DeadLetterError)),
+    (ExitCode.NO, (StartError, UnknownGroup, OffsetMoved, GroupBusy, GroupRenamed, DeadLetterError, PlanChanged)),
     (ExitCode.USAGE, (ConfigurationError,)),
     (ExitCode.DATABASE, (StoreUnavailable, MissingPrivilege, SchemaError, LockTimeout, TransactionLost)),
     (ExitCode.BROKER, (BrokerError,)),

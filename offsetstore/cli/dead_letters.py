@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.exits import fail_unknown, show_done
+from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_table
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
 from offsetstore.protocol.stored_letters import CAUSES, STATES, LetterFilter
@@ -126,7 +126,7 @@ def _filter_options(function: _F) -> _F:
 
 def _decision_options(function: _F) -> _F:
     """Which letters to decide about, and whether to do it."""
-    function = click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")(function)
+    function = options.execute_options(function)
     function = click.option(
         "--limit",
         "-n",
@@ -268,6 +268,7 @@ def replay_letters(
     reason: str,
     limit: int,
     execute: bool,
+    if_plan: str | None,
     force: bool,
     url: str | None,
     schema: str | None,
@@ -282,7 +283,8 @@ def replay_letters(
     \b
     Exit codes:
       0  done; without --execute: it can be done
-      1  there is no such group or letter, or it can't be replayed
+      1  there is no such group or letter, it can't be replayed, or the plan
+         is not --if-plan (the new one is printed)
       2  wrong usage
       3  the database can't be reached or refuses
 
@@ -290,6 +292,7 @@ def replay_letters(
     Keys of --format json:
       group, reason
       executed         whether anything was written
+      plan             for --if-plan
       more             whether more letters fit than --limit allows
       without_payload  how many fit whose records are not kept
       letters[]        topic, partition, offset, topic_id
@@ -301,9 +304,13 @@ def replay_letters(
     """  # noqa: D301 - as above
     which = _which(letters, chosen, all_=all_)
     with options.open_store(url, schema) as store:
-        done = store.request_replay(group, which, reason=reason, forced=force, limit=limit, dry_run=not execute)
+        done = show_done(
+            lambda: store.request_replay(
+                group, which, reason=reason, forced=force, limit=limit, dry_run=not execute, if_plan=if_plan
+            ),
+            lambda done: _print_decided(done, reason, format_, would="would be replayed", does="will be replayed"),
+        )
         runs = store.group_state(group).is_live
-    _print_decided(done, reason, format_, execute=execute, would="would be replayed", does="will be replayed")
     if done.executed and not runs and format_ != "json":
         print_lines("No job of the group runs now: the next one replays them, or sink.drain(spark) in a program.")
 
@@ -326,6 +333,7 @@ def discard_letters(
     reason: str,
     limit: int,
     execute: bool,
+    if_plan: str | None,
     erase: bool,
     url: str | None,
     schema: str | None,
@@ -339,7 +347,8 @@ def discard_letters(
     \b
     Exit codes:
       0  done; without --execute: it can be done
-      1  there is no such group or letter, or it is settled already
+      1  there is no such group or letter, it is settled already, or the plan
+         is not --if-plan (the new one is printed)
       2  wrong usage
       3  the database can't be reached or refuses
 
@@ -347,6 +356,7 @@ def discard_letters(
     Keys of --format json:
       group, reason
       executed         whether anything was written
+      plan             for --if-plan
       more             whether more letters fit than --limit allows
       without_payload  0
       letters[]        topic, partition, offset, topic_id
@@ -357,10 +367,14 @@ def discard_letters(
           --reason "asked for by the customer, ticket 18" --execute
     """  # noqa: D301 - as above
     which = _which(letters, chosen, all_=all_)
-    with options.open_store(url, schema) as store:
-        done = store.discard(group, which, reason=reason, erase=erase, limit=limit, dry_run=not execute)
     verb = "erased" if erase else "discarded"
-    _print_decided(done, reason, format_, execute=execute, would=f"would be {verb}", does=f"{verb}")
+    with options.open_store(url, schema) as store:
+        show_done(
+            lambda: store.discard(
+                group, which, reason=reason, erase=erase, limit=limit, dry_run=not execute, if_plan=if_plan
+            ),
+            lambda done: _print_decided(done, reason, format_, would=f"would be {verb}", does=verb),
+        )
 
 
 @dead_letters.command("export")
@@ -483,13 +497,14 @@ def _which(letters: tuple[LetterKey, ...], chosen: dict[str, Any], *, all_: bool
     return letters or LetterFilter(**chosen)
 
 
-def _print_decided(done: LettersDecided, reason: str, format_: str, *, execute: bool, would: str, does: str) -> None:
+def _print_decided(done: LettersDecided, reason: str, format_: str, *, would: str, does: str) -> None:
     if format_ == "json":
         print_json(
             {
                 "group": done.group,
                 "reason": reason,
                 "executed": done.executed,
+                "plan": done.digest,
                 "more": done.more,
                 "without_payload": done.without_payload,
                 "letters": [_place(key) for key in done.letters],
@@ -503,13 +518,16 @@ def _print_decided(done: LettersDecided, reason: str, format_: str, *, execute: 
     if not done.letters:
         print_lines("No dead letter fits.")
     else:
-        print_lines(f"{counted(len(done.letters), 'dead letter')} {does if execute else would}.")
+        print_lines(f"{counted(len(done.letters), 'dead letter')} {does if done.executed else would}.")
     if done.more:
         print_lines("More letters fit than --limit allows: repeat the command for them, or raise the limit.")
     if done.without_payload:
         print_lines(f"{counted(done.without_payload, 'letter')} can't be replayed: their records are not kept.")
-    if done.letters:
-        print_lines("Done." if execute else "Nothing was written. Add --execute to do it.")
+    if done.executed:
+        print_lines("Done.")
+    elif done.letters:
+        print_lines("Nothing was written. Add --execute to do it.")
+        print_digest(done.digest)
 
 
 def _print_pruned(done: LettersPruned, *, execute: bool) -> None:

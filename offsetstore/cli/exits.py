@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import click
 
@@ -10,6 +10,11 @@ from offsetstore import errors
 from offsetstore.cli.output import print_error
 from offsetstore.errors import ExitCode, exit_code
 from offsetstore.store import admin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
 
 _OPTIONS = {
     # The library's next steps, in the words of the command line.
@@ -19,6 +24,7 @@ _OPTIONS = {
     errors.LettersOpen.default_next_step: (
         "Replay or discard them first; or delete them with the group: --discard-letters."
     ),
+    errors.PlanChanged.default_next_step: "Look at the new plan, printed above; to carry it out, pass its digest.",
     admin.CHOOSE: "Name an offset that the log holds, or use --to-earliest or --to-latest.",
     admin.SHIFT: "Shift by less, or use --to-earliest.",
     admin.STOP_IT: "Stop it first, or fence it with --force.",
@@ -26,7 +32,8 @@ _OPTIONS = {
 }
 _SUMMARIES = {
     0: "done, or the answer is yes",
-    1: "the answer is no: not at head, no such group or letter, no safe place to start, a live job, a missing ACL",
+    1: "the answer is no: not at head, no such group or letter, no safe place to start, a live job, a missing ACL, a "
+    "changed plan",
     2: "wrong usage or configuration, or a missing package",
     3: "the database can't be reached, refuses the request, or its schema doesn't match",
     4: "Kafka can't be reached, refuses the request, or has no such topic",
@@ -54,6 +61,20 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     details = {"found": error.found, "expected": error.expected, "next step": step}
     print_error(what, {label: str(value) for label, value in details.items() if value is not None})
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
+
+
+def show_done(decide: Callable[[], _T], show: Callable[[_T], None]) -> _T:
+    """Decide, and show what was done, or would be. If the plan has changed, show the new one, and end the command.
+
+    :param show: takes a plan too.
+    """
+    try:
+        done = decide()
+    except errors.PlanChanged as changed:
+        show(changed.plan)
+        fail(changed)
+    show(done)
+    return done
 
 
 def fail_unknown(group: str) -> NoReturn:

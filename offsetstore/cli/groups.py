@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.exits import show_done
+from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_table
 from offsetstore.cli.pause import document as pause_document
 from offsetstore.text import counted, short, visible
 
@@ -84,7 +85,7 @@ def _naming_options(function: _F) -> _F:
             options.group_option,
             click.option("--to", "new", required=True, callback=options.names, metavar="NAME", help="The other name."),
             options.reason_option,
-            click.option("--execute", is_flag=True, help="Do it; without this nothing is written."),
+            options.execute_options,
             options.database_options,
             options.format_option,
         )
@@ -96,7 +97,15 @@ def _naming_options(function: _F) -> _F:
 @groups.command("copy")
 @_naming_options
 def copy_group(
-    *, group: str, new: str, reason: str, execute: bool, url: str | None, schema: str | None, format_: str
+    *,
+    group: str,
+    new: str,
+    reason: str,
+    execute: bool,
+    if_plan: str | None,
+    url: str | None,
+    schema: str | None,
+    format_: str,
 ) -> None:
     """Give another name the stored offsets of a group, with their metadata.
 
@@ -106,13 +115,14 @@ def copy_group(
     \b
     Exit codes:
       0  done; without --execute: it can be done
-      1  there is no such group
+      1  there is no such group, or the plan is not --if-plan (the new one is
+         printed)
       2  wrong usage, or the other name is taken
       3  the database can't be reached or refuses
 
     \b
     Keys of --format json:
-      group, new, executed
+      group, new, executed, plan (for --if-plan)
       offsets[]  topic, partition, stored
 
     \b
@@ -121,15 +131,26 @@ def copy_group(
           --reason "the new version runs beside the old one" --execute
     """  # noqa: D301 - as above
     with options.open_store(url, schema) as store:
-        done = store.copy_group(group, new, reason=reason, dry_run=not execute)
-    _print(done, format_, "copied")
+        show_done(
+            lambda: store.copy_group(group, new, reason=reason, dry_run=not execute, if_plan=if_plan),
+            lambda done: _print(done, format_, "copied"),
+        )
 
 
 @groups.command("rename")
 @_naming_options
 @click.option("--force", is_flag=True, help="Do it even if a job is live: its next write fails with StaleClaim.")
 def rename_group(
-    *, group: str, new: str, reason: str, execute: bool, force: bool, url: str | None, schema: str | None, format_: str
+    *,
+    group: str,
+    new: str,
+    reason: str,
+    execute: bool,
+    if_plan: str | None,
+    force: bool,
+    url: str | None,
+    schema: str | None,
+    format_: str,
 ) -> None:
     """Give a group another name, with its offsets, metadata and dead letters.
 
@@ -139,13 +160,14 @@ def rename_group(
     \b
     Exit codes:
       0  done; without --execute: it can be done
-      1  there is no such group, or a job of it is live
+      1  there is no such group, a job of it is live, or the plan is not
+         --if-plan (the new one is printed)
       2  wrong usage, or the other name is taken
       3  the database can't be reached or refuses
 
     \b
     Keys of --format json:
-      group, new, executed
+      group, new, executed, plan (for --if-plan)
       offsets[]  topic, partition, stored
 
     \b
@@ -154,16 +176,23 @@ def rename_group(
           --reason "the team's new name, ticket 17" --execute
     """  # noqa: D301 - as above
     with options.open_store(url, schema) as store:
-        done = store.rename_group(
-            group, new, reason=reason, takeover="fence" if force else "refuse", dry_run=not execute
+        show_done(
+            lambda: store.rename_group(
+                group,
+                new,
+                reason=reason,
+                takeover="fence" if force else "refuse",
+                dry_run=not execute,
+                if_plan=if_plan,
+            ),
+            lambda done: _print(done, format_, "renamed"),
         )
-    _print(done, format_, "renamed")
 
 
 @groups.command("delete")
 @options.group_option
 @options.reason_option
-@click.option("--execute", is_flag=True, help="Do it; without this nothing is deleted.")
+@options.execute_options
 @click.option(
     "--discard-letters", is_flag=True, help="Delete dead letters too that were neither replayed nor discarded."
 )
@@ -175,6 +204,7 @@ def delete_group(
     group: str,
     reason: str,
     execute: bool,
+    if_plan: str | None,
     discard_letters: bool,
     force: bool,
     url: str | None,
@@ -190,14 +220,15 @@ def delete_group(
     \b
     Exit codes:
       0  done; without --execute: it can be done
-      1  there is no such group, a job of it is live, or it has open letters
-         and --discard-letters was not given
+      1  there is no such group, a job of it is live, it has open letters
+         and --discard-letters was not given, or the plan is not --if-plan
+         (the new one is printed)
       2  wrong usage
       3  the database can't be reached or refuses, or the role may not delete
 
     \b
     Keys of --format json:
-      group, executed
+      group, executed, plan (for --if-plan)
       live          whether a job was live
       contested     whether another application used the group in Kafka
       dead_letters  open, settled: how many
@@ -207,27 +238,35 @@ def delete_group(
     Example, with OFFSETSTORE_URL set:
       offsetstore groups delete -g billing --reason "ticket 17" --execute
     """  # noqa: D301 - as above
-    with options.open_store(url, schema) as store:
-        done = store.delete_group(
-            group,
-            reason=reason,
-            takeover="fence" if force else "refuse",
-            discard_letters=discard_letters,
-            dry_run=not execute,
-        )
-    if format_ == "json":
+
+    def show(done: DeletedGroup) -> None:
+        if format_ != "json":
+            _print_deleted(done)
+            return
         print_json(
             {
                 "group": done.group,
                 "executed": done.executed,
+                "plan": done.digest,
                 "live": done.owner.is_live,
                 "contested": done.contested,
                 "dead_letters": {"open": done.open_letters, "settled": done.settled_letters},
                 "offsets": _offsets(done),
             }
         )
-    else:
-        _print_deleted(done)
+
+    with options.open_store(url, schema) as store:
+        show_done(
+            lambda: store.delete_group(
+                group,
+                reason=reason,
+                takeover="fence" if force else "refuse",
+                discard_letters=discard_letters,
+                dry_run=not execute,
+                if_plan=if_plan,
+            ),
+            show,
+        )
 
 
 def _print_deleted(done: DeletedGroup) -> None:
@@ -248,6 +287,7 @@ def _print_deleted(done: DeletedGroup) -> None:
     if done.owner.is_live:
         print_lines(f"A job is live: {done.owner.in_words()}. It must be stopped first, or --force fences it.")
     print_lines("Nothing was deleted. Add --execute to do it.")
+    print_digest(done.digest)
 
 
 def _print(done: NewName, format_: str, word: str) -> None:
@@ -257,6 +297,7 @@ def _print(done: NewName, format_: str, word: str) -> None:
                 "group": done.group,
                 "new": done.new,
                 "executed": done.executed,
+                "plan": done.digest,
                 "offsets": _offsets(done),
             }
         )
@@ -270,6 +311,7 @@ def _print(done: NewName, format_: str, word: str) -> None:
     if word == "renamed" and done.owner is not None and done.owner.is_live:
         print_lines(f"A job is live: {done.owner.in_words()}. It must be stopped first, or --force fences it.")
     print_lines("Nothing was written. Add --execute to do it.")
+    print_digest(done.digest)
 
 
 def _offsets(done: NewName | DeletedGroup) -> list[dict[str, object]]:

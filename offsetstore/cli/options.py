@@ -72,6 +72,43 @@ def reason_option(function: _F) -> _F:
     return click.option("--reason", required=True, metavar="TEXT", help="Why; recorded in the history.")(function)
 
 
+def execute_options(function: _F) -> _F:
+    """``--execute`` and ``--if-plan``."""
+    function = _if_plan_option("execute", needs=True)(function)
+    return click.option("--execute", is_flag=True, is_eager=True, help="Do it; without this nothing is written.")(
+        function
+    )
+
+
+def dry_run_options(function: _F) -> _F:
+    """``--dry-run`` and ``--if-plan``, for a command that does what it says at once."""
+    function = _if_plan_option("dry_run", needs=False)(function)
+    return click.option("--dry-run", is_flag=True, is_eager=True, help="Print the plan; nothing is written.")(function)
+
+
+def _if_plan_option(flag: str, *, needs: bool) -> Callable[[_F], _F]:
+    """``--if-plan``.
+
+    :param flag: the eager option that has to be given with it, or must not be.
+    """
+
+    def check(context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and context.params[flag] is not needs:
+            raise click.UsageError(
+                "--if-plan goes with --execute: without it nothing is done."
+                if needs
+                else "--if-plan does not go with --dry-run, which does nothing."
+            )
+        return value
+
+    return click.option(
+        "--if-plan",
+        metavar="DIGEST",
+        callback=check,
+        help="Do it only if the plan is still the one that was printed with this digest.",
+    )
+
+
 def lines_options(noun: str) -> Callable[[_F], _F]:
     """``--since``, ``--limit`` and ``--follow``, for a list with times; `output.print_followed` prints it.
 

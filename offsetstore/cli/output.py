@@ -60,6 +60,14 @@ def print_lines(*lines: str) -> None:
             click.echo(visible(line))
 
 
+def print_digest(digest: str, *, execute: bool = True) -> None:
+    """Print how a plan is carried out as it was shown.
+
+    :param execute: whether the command needs ``--execute``.
+    """
+    print_lines(f"Plan {digest}: {'--execute ' if execute else ''}--if-plan {digest} does this, or nothing.")
+
+
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
     """Print rows of values, with ``-`` for ``None``."""
     texts = [[visible(value) for value in row] for row in rows]

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import print_json, print_lines
+from offsetstore.cli.exits import show_done
+from offsetstore.cli.output import print_digest, print_json, print_lines
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from offsetstore.offsets import Pause
+    from offsetstore.store.admin import PauseDecided
 
 
 @click.command()
@@ -24,10 +26,19 @@ if TYPE_CHECKING:
     help="When the pause ends by itself (2025-03-01T00:00Z), by the database's clock; without it, at `resume`.",
 )
 @options.reason_option
+@options.dry_run_options
 @options.database_options
 @options.format_option
 def pause(
-    *, group: str, until: datetime | None, reason: str, url: str | None, schema: str | None, format_: str
+    *,
+    group: str,
+    until: datetime | None,
+    reason: str,
+    dry_run: bool,
+    if_plan: str | None,
+    url: str | None,
+    schema: str | None,
+    format_: str,
 ) -> None:
     """Pause a consumer group.
 
@@ -37,63 +48,112 @@ def pause(
 
     \b
     Exit codes:
-      0  done
-      1  there is no such group, or it was renamed
+      0  done; with --dry-run: it can be done
+      1  there is no such group, it was renamed, or the plan is not --if-plan
+         (the new one is printed): another pause was made, or ended
       2  wrong usage, or a time that has passed
       3  the database can't be reached or refuses
 
     \b
     Keys of --format json:
       group
-      paused   at, until, reason
+      executed  whether it was done
+      plan      for --if-plan
+      replaced  at, until, reason of the pause before; null if there was none
+      paused    at, until, reason
 
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore pause -g billing --reason "the database is upgraded, ticket 17"
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with options.open_store(url, schema) as store:
-        made = store.pause(group, until=until, reason=reason)
-    if format_ == "json":
-        print_json({"group": group, "paused": document(made)})
-        return
-    end = "`offsetstore resume` ends it" if made.until is None else f"It ends at {made.until.isoformat()}"
-    print_lines(f"Paused {group}. {end}.", "A running job waits before its next batch.")
+        show_done(
+            lambda: store.pause(group, until=until, reason=reason, dry_run=dry_run, if_plan=if_plan),
+            lambda done: _print_paused(done, format_),
+        )
 
 
 @click.command()
 @options.group_option
 @options.reason_option
+@options.dry_run_options
 @options.database_options
 @options.format_option
-def resume(*, group: str, reason: str, url: str | None, schema: str | None, format_: str) -> None:
+def resume(
+    *,
+    group: str,
+    reason: str,
+    dry_run: bool,
+    if_plan: str | None,
+    url: str | None,
+    schema: str | None,
+    format_: str,
+) -> None:
     """End a consumer group's pause.
 
     A job that waits goes on within a second or two. If the group is not paused, nothing is written.
 
     \b
     Exit codes:
-      0  done, or the group was not paused
-      1  there is no such group, or it was renamed
+      0  done, or the group was not paused; with --dry-run: it can be done
+      1  there is no such group, it was renamed, or the plan is not --if-plan
+         (the new one is printed): another pause was made, or ended
       2  wrong usage
       3  the database can't be reached or refuses
 
     \b
     Keys of --format json:
       group
-      ended    at, until, reason of the pause; null if there was none
+      executed  whether anything was written
+      plan      for --if-plan
+      ended     at, until, reason of the pause; null if there was none
 
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore resume -g billing --reason "the upgrade is done, ticket 17"
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with options.open_store(url, schema) as store:
-        ended = store.resume(group, reason=reason)
+        show_done(
+            lambda: store.resume(group, reason=reason, dry_run=dry_run, if_plan=if_plan),
+            lambda done: _print_resumed(done, format_),
+        )
+
+
+def _print_paused(done: PauseDecided, format_: str) -> None:
+    group, made = done.group, done.after
+    assert made is not None
     if format_ == "json":
-        print_json({"group": group, "ended": document(ended)})
-    elif ended is None:
-        print_lines(f"{group} was not paused; nothing was written.")
+        print_json({**_document(done), "replaced": document(done.before), "paused": document(made)})
+        return
+    end = "`offsetstore resume` ends it" if made.until is None else f"It ends at {made.until.isoformat()}"
+    if done.executed:
+        print_lines(f"Paused {group}. {end}.", "A running job waits before its next batch.")
+        return
+    print_lines(f"Would pause {group}. {end}.")
+    if done.before is not None:
+        print_lines(f"That replaces a pause: {done.before}.")
+    _print_plan(done)
+
+
+def _print_resumed(done: PauseDecided, format_: str) -> None:
+    if format_ == "json":
+        print_json({**_document(done), "ended": document(done.before)})
+    elif done.before is None:
+        print_lines(f"{done.group} was not paused; nothing was written.")
+    elif done.executed:
+        print_lines(f"Resumed {done.group}, {done.before}.")
     else:
-        print_lines(f"Resumed {group}, {ended}.")
+        print_lines(f"Would resume {done.group}, {done.before}.")
+        _print_plan(done)
+
+
+def _print_plan(done: PauseDecided) -> None:
+    print_lines("Nothing was written.")
+    print_digest(done.digest, execute=False)
+
+
+def _document(done: PauseDecided) -> dict[str, object]:
+    return {"group": done.group, "executed": done.executed, "plan": done.digest}
 
 
 def document(pause: Pause | None) -> dict[str, object] | None:

@@ -11,7 +11,8 @@ from typing import IO, TYPE_CHECKING, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.exits import show_done
+from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_table
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.store.admin import ShiftBy
@@ -101,7 +102,7 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     help="Reset only if this is the stored offset; otherwise do nothing.",
 )
 @options.reason_option
-@click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")
+@options.execute_options
 @click.option("--force", is_flag=True, help="Do it even if a job is live: its next write fails with StaleClaim.")
 @options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime, --by-duration")
 @options.database_options
@@ -124,6 +125,7 @@ def reset(
     from_offset: int | None,
     reason: str,
     execute: bool,
+    if_plan: str | None,
     force: bool,
     bootstrap_servers: str | None,
     broker_option: tuple[str, ...],
@@ -138,7 +140,8 @@ def reset(
 
     Without --execute it prints the plan and writes nothing. With --execute the plan is remade under the group's locks,
     from what a running job has stored by then, and the result is printed. A job that starts in the meantime
-    is fenced only with --force.
+    is fenced only with --force. With --if-plan it does what the plan has shown, or nothing: another job or reset has
+    another plan, as has another stored offset unless a job is live, which goes on storing.
 
     The offsets that it sets are pinned: the next start begins there, regardless of what Kafka has committed. If
     offsets move backwards, their records are processed again: remove their results first, or they will be there twice.
@@ -153,7 +156,8 @@ def reset(
       0  done; without --execute: it can be done
       1  refused, also without --execute: there is no such group, a job is
          live and --force was not given, the stored offset is not
-         --from-offset, or the log does not hold the offset
+         --from-offset, the plan is not --if-plan (the new one is printed),
+         or the log does not hold the offset
       2  wrong usage, or the store has no such partition
       3  the database can't be reached or refuses
       4  Kafka can't be reached, refuses, or has no such topic
@@ -162,6 +166,7 @@ def reset(
     Keys of --format json:
       group, reason
       executed      whether it was done
+      plan          for --if-plan
       live          whether a job was live
       fenced        name, epoch, claim_id of the job that was fenced; null if
                     the last one had left, and without --execute
@@ -189,24 +194,31 @@ def reset(
     broker = (
         options.make_broker(bootstrap_servers, broker_option, broker_config, timeout) if bootstrap_servers else None
     )
+
+    def show(done: Reset) -> None:
+        if format_ == "json":
+            print_json(_document(done, reason))
+        elif format_ == "csv":
+            _print_csv(done)
+        else:
+            _print(done, forced=force)
+
     with options.open_store(url, schema) as store:
-        done = store.reset(
-            group,
-            target,
-            partitions=_partitions(topics, target, all_topics=all_topics),
-            reason=reason,
-            broker=broker,
-            kafka_group=kafka_group,
-            takeover="fence" if force else "refuse",
-            from_offset=from_offset,
-            dry_run=not execute,
+        done = show_done(
+            lambda: store.reset(
+                group,
+                target,
+                partitions=_partitions(topics, target, all_topics=all_topics),
+                reason=reason,
+                broker=broker,
+                kafka_group=kafka_group,
+                takeover="fence" if force else "refuse",
+                from_offset=from_offset,
+                dry_run=not execute,
+                if_plan=if_plan,
+            ),
+            show,
         )
-    if format_ == "json":
-        print_json(_document(done, reason))
-    elif format_ == "csv":
-        _print_csv(done)
-    else:
-        _print(done, forced=force)
     if done.met_live_owner and not force:
         context.exit(ExitCode.NO)
 
@@ -308,10 +320,15 @@ def _print(done: Reset, *, forced: bool) -> None:
         print_lines("A job is live: --force fences it." if forced else "A job is live: stop it first, or use --force.")
     if done.executed:
         print_lines("Done.")
-    elif not done.read_again and not done.passed_over:
-        print_lines("Nothing was written. --execute would only pin the offsets.")
-    else:
-        print_lines("Nothing was written." if live and not forced else "Nothing was written. Add --execute to do it.")
+        return
+    if live and not forced:
+        print_lines("Nothing was written.")
+        return
+    only_pins = not done.read_again and not done.passed_over
+    print_lines(
+        f"Nothing was written. {'--execute would only pin the offsets' if only_pins else 'Add --execute to do it'}."
+    )
+    print_digest(done.digest)
 
 
 def _consequences(done: Reset) -> list[str]:
@@ -334,6 +351,7 @@ def _document(done: Reset, reason: str) -> dict[str, object]:
         "group": done.group,
         "reason": reason,
         "executed": done.executed,
+        "plan": done.digest,
         "live": done.met_live_owner,
         "fenced": {"name": fenced.owner, "epoch": fenced.token.epoch, "claim_id": str(fenced.token.claim_id)}
         if fenced is not None

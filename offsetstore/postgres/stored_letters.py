@@ -186,7 +186,8 @@ JOIN {s}dead_letters AS l
 WHERE l.state = 'replayed'
 """
 
-_CHOSEN: Final = "l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.payload, l.forced, l.times, l.attempts"
+_CHOSEN: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.payload, l.forced, l.times,
+       l.attempts, l.created_at"""
 _PAYLOAD: Final = "l.payload = ANY (CAST(:payloads AS text[]))"
 
 CHOOSE_FITTING: Final = f"""
@@ -397,7 +398,7 @@ class StoredLetterStatements:
         else:
             statement, values = LOCK_NAMED if lock else CHOOSE_NAMED, _named(which)
         return {
-            _key(row): ChosenLetter(row.state, row.payload, row.forced, row.times, row.attempts)
+            _key(row): ChosenLetter(row.state, row.payload, row.forced, row.times, row.attempts, row.created_at)
             for row in self._rows(statement, group=group, limit=limit, payloads=[*payloads], **values)
         }
 

@@ -155,13 +155,14 @@ class ErrorGroup:
 
 
 class ChosenLetter(NamedTuple):
-    """What a decision looks at; with ``times`` and ``attempts`` it also tells that a letter was written again."""
+    """What a decision looks at; the last three tell that a letter was written again."""
 
     state: State
     payload_state: PayloadState
     forced: bool
     times: int
     attempts: int
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

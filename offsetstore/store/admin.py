@@ -8,7 +8,7 @@ what Kafka still has. The other decisions leave the token, and the job, as they 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 from uuid import uuid4
@@ -27,6 +27,7 @@ from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, rena
 from offsetstore.protocol.metadata import format_of
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.store.identity import this_process
+from offsetstore.store.plans import digest_of, expect_plan, held_by
 from offsetstore.store.sessions import deciding, fencing, read
 from offsetstore.text import LAST_TIME
 
@@ -91,12 +92,13 @@ class Reset:
 
     ``owner`` is the last claim before it, and ``history`` the lines added to the history, none for a dry run.
     ``replayed_letters`` is how many dead letters among the records that are read again were replayed: their rows are in
-    the results, and would be written twice.
+    the results, and would be written twice. ``digest`` is for ``if_plan``.
     """
 
     group: str
     moves: tuple[Move, ...]
     owner: GroupRow | None
+    digest: str
     history: tuple[HistoryEvent, ...] = ()
     replayed_letters: int = 0
 
@@ -138,7 +140,7 @@ class ResetRequest:
     takeover: Decided
     takeover_timeout: float
     from_offset: int | None = None
-    if_token: Token | None = None
+    if_plan: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse invalid arguments, before the database or Kafka is asked.
@@ -235,6 +237,29 @@ class ResetRequest:
         """
         return tuple(self._move(tp, rows[tp], view, seen.get(tp)) for tp in self.chosen(rows))
 
+    def look(self, session: Session, moves: tuple[Move, ...], owner: GroupRow | None) -> Reset:
+        """Complete the plan of these moves."""
+        replayed = _replayed(session, self.group, moves)
+        held = held_by(owner, {one.topic_partition: one.from_offset for one in moves})
+        is_live = owner is not None and owner.is_live
+        to = [self._place(one, is_live=is_live) for one in moves]
+        return Reset(self.group, moves, owner, digest_of("reset", self.group, held, to, replayed), (), replayed)
+
+    def _place(self, move: Move, *, is_live: bool) -> int | str:
+        """Where an offset goes, in words where the number changes by itself: with the log, or a live job's offset."""
+        if self.target == "latest":
+            return "latest"
+        return f"{move.shift:+d}" if is_live and isinstance(self.target, ShiftBy) else move.to_offset
+
+    def expect(self, plan: Reset) -> None:
+        """Refuse what was not asked for.
+
+        :raises PlanChanged: it is not the plan that was shown.
+        :raises GroupBusy: a job is live, and is not to be fenced.
+        """
+        expect_plan(plan, self.if_plan)
+        refuse_live(self.group, self.takeover, plan.owner)
+
     def _move(self, tp: TopicPartition, row: StoredOffset, view: BrokerView | None, seen: StoredOffset | None) -> Move:
         if self.from_offset is not None and row.next_offset != self.from_offset:
             raise OffsetMoved(
@@ -293,20 +318,20 @@ def reset(
     seen, owner = read(database, lambda session: (session.read_partitions(group), session.group(group)))
     view = request.view(broker, kafka_group, sorted({tp.topic for tp in request.chosen(seen)}))
     # A plan that is wrong already is refused here, before a job's transaction is waited for or ended.
-    planned = request.plan(seen, view, seen)
+    moves = request.plan(seen, view, seen)
+    planned = read(database, lambda session: request.look(session, moves, owner))
     if dry_run:
-        return Reset(
-            group, planned, owner, replayed_letters=read(database, lambda session: _replayed(session, group, planned))
-        )
-    refuse_live(request.group, request.takeover, owner)
-    _refuse_another(request, owner)
+        return planned
+    request.expect(planned)
     with fencing(database, group, request.takeover_timeout, name="admin", again=AGAIN) as session:
         before = session.lock_group(group)
         owner = session.group(group)
-        refuse_live(request.group, request.takeover, owner)
-        _refuse_another(request, owner)
+        # Here too: a job that has claimed the group since is not the one whose transaction may be ended.
+        request.expect(request.look(session, request.plan(session.read_partitions(group), view, seen), owner))
         rows = session.lock_group_partitions(group)
-        moves = request.plan(rows, view, seen)
+        done = request.look(session, request.plan(rows, view, seen), owner)
+        request.expect(done)
+        moves = done.moves
         token, who = Token(before.epoch + 1, uuid4()), request.actor or this_process()
         write_token(session, group, token, who)
         # With from_offset= it is a repair, and decides nothing about other applications.
@@ -321,23 +346,12 @@ def reset(
             for one in moves
         )
         session.append_history(group, events)
-        replayed = _replayed(session, group, moves)
-    return Reset(group, moves, owner, events, replayed)
+    return replace(done, history=events)
 
 
 def _replayed(session: Session, group: str, moves: Iterable[Move]) -> int:
     again = {one.topic_partition: OffsetRange(one.to_offset, one.from_offset) for one in moves if one.shift < 0}
     return session.count_replayed(group, again) if again else 0
-
-
-def _refuse_another(request: ResetRequest, owner: GroupRow | None) -> None:
-    if request.if_token is not None and (owner is None or owner.token != request.if_token):
-        raise GroupBusy(
-            f"another job, or another decision, has taken group {request.group!r} over; nothing was written",
-            found="none" if owner is None else owner.in_words(),
-            expected=request.if_token,
-            next_step="Look at the group again.",
-        )
 
 
 def refuse_live(group: str, takeover: Decided, owner: GroupRow | None) -> None:
@@ -407,7 +421,31 @@ class Decision:
         return deciding(database, self.group, name="admin", lock_timeout=self.lock_timeout, again=AGAIN)
 
 
-def pause(database: Database, decision: Decision, until: datetime | None) -> Pause:
+@dataclass(frozen=True, slots=True)
+class PauseDecided:
+    """What a pause or a resume did; for a dry run, what it would do now.
+
+    :param before: the pause that is replaced or ended; ``None`` if the group was not paused.
+    :param after: the new pause; ``None`` if the group is resumed.
+    :param digest: for ``if_plan``.
+    :param history: the line that was added; ``None`` for a dry run, and if there was nothing to resume.
+    """
+
+    group: str
+    before: Pause | None
+    after: Pause | None
+    digest: str
+    history: HistoryEvent | None = None
+
+    @property
+    def executed(self) -> bool:
+        """Whether anything was written."""
+        return self.history is not None
+
+
+def pause(
+    database: Database, by: Decision, until: datetime | None, *, dry_run: bool, if_plan: str | None
+) -> PauseDecided:
     """Pause the group; see `OffsetStore.pause`."""
     if until is not None and until.tzinfo is None:
         raise ConfigurationError(
@@ -415,8 +453,8 @@ def pause(database: Database, decision: Decision, until: datetime | None) -> Pau
             found=until.isoformat(),
             expected="a datetime with tzinfo, such as UTC",
         )
-    with decision.begin(database) as session:
-        owner = _lock_known(session, decision.group)
+
+    def look(session: Session, owner: GroupRow) -> PauseDecided:
         now = session.now()
         if until is not None and until > LAST_TIME:
             raise ConfigurationError(
@@ -432,21 +470,46 @@ def pause(database: Database, decision: Decision, until: datetime | None) -> Pau
                 expected=f"a time after {now.isoformat(timespec='seconds')}, by the database's clock",
                 next_step="Name a later time; or none, and resume the group yourself.",
             )
-        new = Pause(now, until, decision.reason)
-        session.write_pause(decision.group, new)
-        reason = decision.reason if until is None else f"until {until.isoformat()}: {decision.reason}"
-        session.append_history(decision.group, [decision.event("pause", owner.token, reason)])
-    return new
+        digest = digest_of("pause", by.group, _identity(owner.pause), until)
+        return PauseDecided(by.group, owner.pause, Pause(now, until, by.reason), digest)
+
+    reason = by.reason if until is None else f"until {until.isoformat()}: {by.reason}"
+    if dry_run:
+        return read(database, lambda session: look(session, known(session, by.group)))
+    with by.begin(database) as session:
+        owner = _lock_known(session, by.group)
+        done = look(session, owner)
+        expect_plan(done, if_plan)
+        session.write_pause(by.group, done.after)
+        event = by.event("pause", owner.token, reason)
+        session.append_history(by.group, [event])
+    return replace(done, history=event)
 
 
-def resume(database: Database, decision: Decision) -> Pause | None:
+def resume(database: Database, by: Decision, *, dry_run: bool, if_plan: str | None) -> PauseDecided:
     """End the group's pause; see `OffsetStore.resume`."""
-    with decision.begin(database) as session:
-        owner = _lock_known(session, decision.group)
-        if owner.pause is not None:
-            session.write_pause(decision.group, None)
-            session.append_history(decision.group, [decision.event("resume", owner.token, decision.reason)])
-    return owner.pause
+
+    def look(owner: GroupRow) -> PauseDecided:
+        digest = digest_of("resume", by.group, _identity(owner.pause))
+        return PauseDecided(by.group, owner.pause, None, digest)
+
+    if dry_run:
+        return read(database, lambda session: look(known(session, by.group)))
+    with by.begin(database) as session:
+        owner = _lock_known(session, by.group)
+        done = look(owner)
+        expect_plan(done, if_plan)
+        if done.before is None:
+            return done
+        session.write_pause(by.group, None)
+        event = by.event("resume", owner.token, by.reason)
+        session.append_history(by.group, [event])
+    return replace(done, history=event)
+
+
+def _identity(pause: Pause | None) -> object:
+    """When it was made tells one pause from another with the same end and reason."""
+    return None if pause is None else [pause.at, pause.until]
 
 
 def write_metadata(database: Database, decision: Decision, tp: TopicPartition, value: object, formats: Formats) -> int:

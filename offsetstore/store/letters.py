@@ -15,6 +15,7 @@ from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, LetterKey
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.stored_letters import STATES, LetterCursor, LetterFilter
 from offsetstore.store.admin import known
+from offsetstore.store.plans import digest_of, expect_plan
 from offsetstore.store.sessions import read
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class LettersDecided:
     """What a decision did; for a dry run, what it would have done to the letters at that moment.
 
     :param letters: those that were chosen, in the order in which they are replayed.
+    :param digest: for ``if_plan``.
     :param more: whether more letters fit than the limit allowed.
     :param without_payload: how many letters fit that can't be replayed, since their records are not kept.
     :param history: the line that was added; ``None`` for a dry run, and if no letter fits: nothing was written.
@@ -55,6 +57,7 @@ class LettersDecided:
 
     group: str
     letters: tuple[LetterKey, ...]
+    digest: str
     more: bool = False
     without_payload: int = 0
     history: HistoryEvent | None = None
@@ -157,16 +160,17 @@ class LetterDecision:
     which: LetterFilter | tuple[LetterKey, ...]
     limit: int
     dry_run: bool
+    if_plan: str | None
 
     @classmethod
-    def of(cls, by: Decision, which: Which, *, limit: int, dry_run: bool) -> LetterDecision:
+    def of(cls, by: Decision, which: Which, *, limit: int, dry_run: bool, if_plan: str | None) -> LetterDecision:
         """Check the arguments.
 
         :raises ConfigurationError: naming the argument.
         """
         _expect_limit(limit)
         if isinstance(which, LetterFilter):
-            return cls(by, which, limit, dry_run)
+            return cls(by, which, limit, dry_run, if_plan)
         named = (which,) if isinstance(which, LetterKey) else tuple(dict.fromkeys(which))
         if not named:
             raise ConfigurationError("a decision names no dead letters", expected="a letter, or a filter")
@@ -174,7 +178,7 @@ class LetterDecision:
             raise ConfigurationError(
                 "a decision names more dead letters than its limit allows", found=len(named), expected=limit
             )
-        return cls(by, named, limit, dry_run)
+        return cls(by, named, limit, dry_run, if_plan)
 
     def request_replay(self, database: Database, *, forced: bool) -> LettersDecided:
         """Have the letters replayed; see `OffsetStore.request_replay`."""
@@ -214,6 +218,7 @@ class LetterDecision:
         with self.by.begin(database) as session:
             token = _share(session, group)
             decided, chosen = self._choose(session, action, lock=True)
+            expect_plan(decided, self.if_plan)
             if not chosen:
                 return decided
             action.write(session, chosen)
@@ -230,15 +235,19 @@ class LetterDecision:
             _expect_all(group, self.which, chosen)
             for key, letter in chosen.items():
                 action.check(key, letter)
-            return LettersDecided(group, tuple(chosen)), chosen
+            return LettersDecided(group, tuple(chosen), self._digest(action, chosen)), chosen
         states = tuple(one for one in action.states if not self.which.states or one in self.which.states)
         if not states:
-            return LettersDecided(group, ()), {}
+            return LettersDecided(group, (), self._digest(action, {})), {}
         which = replace(self.which, states=states)
         found = session.choose_letters(group, which, limit=self.limit + 1, payloads=action.payloads, lock=lock)
         chosen = dict([*found.items()][: self.limit])
         lost = session.count_without_payload(group, which) if action.payloads == ("kept",) else 0
-        return LettersDecided(group, tuple(chosen), len(found) > self.limit, lost), chosen
+        digest = self._digest(action, chosen)
+        return LettersDecided(group, tuple(chosen), digest, len(found) > self.limit, lost), chosen
+
+    def _digest(self, action: _Action, chosen: Mapping[LetterKey, ChosenLetter]) -> str:
+        return digest_of(action.words, self.by.group, [*chosen.items()])
 
     def _event(self, action: _Action, token: Token, keys: Sequence[LetterKey]) -> HistoryEvent:
         """One line for all: how many, which, and where they are if they are of one partition."""

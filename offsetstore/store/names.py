@@ -26,6 +26,7 @@ from offsetstore.store.admin import (
     write_token,
 )
 from offsetstore.store.identity import this_process
+from offsetstore.store.plans import digest_of, expect_plan, held_by
 from offsetstore.store.sessions import deciding, fencing, read
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class NewName:
 
     :param executed: whether anything was written.
     :param owner: of the group before, ``None`` if it was never claimed.
+    :param digest: for ``if_plan``.
     """
 
     group: str
@@ -49,17 +51,23 @@ class NewName:
     offsets: Mapping[TopicPartition, int]
     owner: GroupRow | None
     executed: bool
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """A decision to give a group's offsets to another name."""
+    """A decision to give a group's offsets to another name.
 
+    :param event: ``"copy"`` or ``"rename"``.
+    """
+
+    event: str
     group: str
     new: str
     reason: str
     actor: str | None
     dry_run: bool
+    if_plan: str | None
 
     def __post_init__(self) -> None:
         """Refuse invalid arguments, before the database is asked.
@@ -77,12 +85,16 @@ class Naming:
         """The actor, by default this process."""
         return self.actor or this_process()
 
-    def check(
-        self, session: Session, rows: Mapping[TopicPartition, StoredOffset], taken: Collection[TopicPartition]
-    ) -> None:
+    def look(
+        self,
+        session: Session,
+        owner: GroupRow | None,
+        rows: Mapping[TopicPartition, StoredOffset],
+        taken: Collection[TopicPartition],
+    ) -> NewName:
         """See that the group has offsets, and the new name neither these nor dead letters.
 
-        :param rows: the group's.
+        :param owner: the group's, as ``rows``.
         :param taken: the partitions of the new name.
         :raises UnknownGroup, ConfigurationError: it is not so.
         """
@@ -101,32 +113,36 @@ class Naming:
             raise ConfigurationError(
                 f"a group {self.new!r} has left dead letters", found=letters, expected="a name without dead letters"
             )
+        offsets = {tp: row.next_offset for tp, row in rows.items()}
+        digest = digest_of(self.event, self.group, self.new, held_by(owner, offsets))
+        return NewName(self.group, self.new, offsets, owner, executed=False, digest=digest)
 
-    def plan(self, database: Database) -> NewName:
-        """Look at what would be done now, without a lock."""
+    def plan(self, session: Session) -> NewName:
+        """Look at what would be done now, without the partitions' locks."""
+        owner, rows = session.read_group(self.group)
+        return self.look(session, owner, rows, session.read_partitions(self.new))
 
-        def look(session: Session) -> NewName:
-            owner, rows = session.read_group(self.group)
-            self.check(session, rows, session.read_partitions(self.new))
-            return self.done(rows, owner, executed=False)
+    def expect(self, plan: NewName, takeover: Decided) -> None:
+        """Refuse a rename that was not asked for.
 
-        return read(database, look)
-
-    def done(self, rows: Mapping[TopicPartition, StoredOffset], owner: GroupRow | None, *, executed: bool) -> NewName:
-        """The result."""
-        return NewName(self.group, self.new, {tp: row.next_offset for tp, row in rows.items()}, owner, executed)
+        :raises PlanChanged: it is not the plan that was shown.
+        :raises GroupBusy: a job is live, and is not to be fenced.
+        """
+        expect_plan(plan, self.if_plan)
+        refuse_live(self.group, takeover, plan.owner)
 
 
 def copy_group(database: Database, naming: Naming, lock_timeout: float) -> NewName:
     """Give another name the same offsets; see `OffsetStore.copy_group`."""
     if naming.dry_run:
-        return naming.plan(database)
+        return read(database, naming.plan)
     group, new = naming.group, naming.new
     with deciding(database, new, name="admin", lock_timeout=lock_timeout, again=AGAIN) as session:
         # One statement reads all rows, so that a batch of several partitions is in them whole, or not at all.
         before, taken = session.lock_group(new), session.lock_group_partitions(new)
         owner, rows = session.group(group), session.read_partitions(group)
-        naming.check(session, rows, taken)
+        done = naming.look(session, owner, rows, taken)
+        expect_plan(done, naming.if_plan)
         token = Token(before.epoch + 1, uuid4())
         write_token(session, new, token, naming.who)
         session.set_partitions(
@@ -138,25 +154,27 @@ def copy_group(database: Database, naming: Naming, lock_timeout: float) -> NewNa
         if owner is not None:
             line = HistoryEvent("copy", None, None, None, owner.token, naming.who, f"to {new!r}: {naming.reason}")
             session.append_history(group, [line])
-    return naming.done(rows, owner, executed=True)
+    return replace(done, executed=True)
 
 
 def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeover_timeout: float) -> NewName:
     """Move a group's rows to another name; see `OffsetStore.rename_group`."""
     expect_timeout(takeover_timeout)
     expect_takeover(takeover)
+    planned = read(database, naming.plan)
     if naming.dry_run:
-        return naming.plan(database)
+        return planned
     group, new, reason = naming.group, naming.new, naming.reason
     # A live job's transaction is not waited for, nor ended, if the job is not to be fenced.
-    refuse_live(group, takeover, naming.plan(database).owner)
+    naming.expect(planned, takeover)
     with fencing(database, group, takeover_timeout, name="admin", again=AGAIN) as session:
         tokens = {name: session.lock_group(name) for name in sorted((group, new))}
         before = session.group(group)
-        refuse_live(group, takeover, before)
+        naming.expect(naming.plan(session), takeover)
         held = {name: session.lock_group_partitions(name) for name in sorted((group, new))}
         rows = held[group]
-        naming.check(session, rows, held[new])
+        done = naming.look(session, before, rows, held[new])
+        naming.expect(done, takeover)
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), naming.who
         session.rename_group(group, new)
@@ -173,7 +191,7 @@ def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeo
         )
         session.append_history(group, [HistoryEvent("rename", None, None, None, token, who, f"to {new!r}: {reason}")])
         session.append_history(new, _arrivals("rename", rows, token, who, f"from {group!r}: {reason}"))
-    return naming.done(rows, before, executed=True)
+    return replace(done, executed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +203,7 @@ class DeletedGroup:
     :param contested: whether another application used the group in Kafka while the job ran. What it has committed
         there is where a new job of that name starts, as for any name without a stored offset.
     :param owner: of the group before.
+    :param digest: for ``if_plan``.
     :param executed: whether anything was deleted.
     """
 
@@ -193,6 +212,7 @@ class DeletedGroup:
     letters: Mapping[State, int]
     contested: bool
     owner: GroupRow
+    digest: str
     executed: bool = False
 
     @property
@@ -214,6 +234,7 @@ class Deletion:
     reason: str
     actor: str | None
     discard_letters: bool
+    if_plan: str | None
 
     def __post_init__(self) -> None:
         """Refuse invalid arguments, before the database is asked.
@@ -232,7 +253,10 @@ class Deletion:
         owner, rows = known(session, self.group), session.read_partitions(self.group)
         offsets = {tp: row.next_offset for tp, row in rows.items()}
         contested = any(row.contested for row in rows.values())
-        found = DeletedGroup(self.group, offsets, session.count_letters(self.group), contested, owner)
+        letters = session.count_letters(self.group)
+        # No letter of a group goes before it is pruned, so their numbers show whether any has come or changed.
+        digest = digest_of("delete", self.group, held_by(owner, offsets), contested, sorted(letters.items()))
+        found = DeletedGroup(self.group, offsets, letters, contested, owner, digest)
         if found.open_letters and not self.discard_letters:
             raise LettersOpen(
                 f"the group {self.group!r} has dead letters that are still open; nothing was written",
@@ -240,6 +264,15 @@ class Deletion:
                 expected="none",
             )
         return found
+
+    def expect(self, plan: DeletedGroup, takeover: Decided) -> None:
+        """Refuse what was not asked for.
+
+        :raises PlanChanged: it is not the plan that was shown.
+        :raises GroupBusy: a job is live, and is not to be fenced.
+        """
+        expect_plan(plan, self.if_plan)
+        refuse_live(self.group, takeover, plan.owner)
 
 
 def delete_group(
@@ -257,12 +290,13 @@ def delete_group(
     planned = read(database, plan)
     if dry_run:
         return planned
-    refuse_live(group, takeover, planned.owner)
+    deletion.expect(planned, takeover)
     with fencing(database, group, takeover_timeout, name="admin", again=AGAIN) as session:
         before = session.lock_group(group)
-        refuse_live(group, takeover, session.group(group))
+        deletion.expect(deletion.look(session), takeover)
         session.lock_group_partitions(group)
         found = deletion.look(session)
+        deletion.expect(found, takeover)
         # Above the job's, so that it is stale, and above those of all copies in Kafka, which then no longer count.
         token, who = Token(before.epoch + 1, uuid4()), deletion.actor or this_process()
         session.delete_group(group)

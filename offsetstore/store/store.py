@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from uuid import UUID
 
-    from offsetstore.offsets import Pause, StoredOffset, Token
+    from offsetstore.offsets import StoredOffset
     from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
     from offsetstore.protocol.letters import Cause, Letter, State
     from offsetstore.protocol.marking import Marking
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.samples import Sample
     from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity
     from offsetstore.protocol.stored_letters import ErrorGroup
-    from offsetstore.store.admin import Reset, ResetTarget
+    from offsetstore.store.admin import PauseDecided, Reset, ResetTarget
     from offsetstore.store.identity import ClaimInfo
     from offsetstore.store.lag import Lag
     from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned, Which
@@ -220,8 +220,8 @@ class OffsetStore:
         kafka_group: str | None = None,
         takeover: admin.Decided = "fence",
         from_offset: int | None = None,
-        if_token: Token | None = None,
         dry_run: bool = False,
+        if_plan: str | None = None,
     ) -> Reset:
         """Set stored offsets, backwards or forwards, and pin them: the next claim starts there, not at Kafka's offset.
 
@@ -241,13 +241,15 @@ class OffsetStore:
         :param kafka_group: the group in Kafka, if it is not ``group``.
         :param takeover: ``"fence"`` a live job, or ``"refuse"``.
         :param from_offset: the offset that must be stored for each of the partitions.
-        :param if_token: the token that the group must still have: of the job that is to be fenced and no later one, and
-            of a plan that was made from what that job, or the last decision, has left.
         :param dry_run: lock and write nothing; return what a reset would do now.
+        :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing. It rests on the job or decision
+            that last took the group, and on what is stored, unless that job is live: then it goes on storing. For
+            ``"latest"`` the log may have grown.
         :raises OffsetMoved: the stored offset is not ``from_offset``; nothing was written.
+        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
         :raises ConfigurationError: an unknown partition, not an offset, no reason.
         :raises UnknownGroup: the store has no offsets of the group.
-        :raises GroupBusy: a job is live, and ``takeover="refuse"``, or the token is another; nothing was written.
+        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
         :raises BrokerError: a request to Kafka failed; nothing was written, and no job was fenced.
         :raises OffsetOutOfRange: the log does not hold the offset; nothing was written, and no job was fenced.
         :raises WrongCluster: the stored offset belongs to another cluster; nothing was written, and no job was fenced.
@@ -255,7 +257,7 @@ class OffsetStore:
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         request = admin.ResetRequest(
-            group, offsets, partitions, reason, actor, takeover, takeover_timeout, from_offset, if_token
+            group, offsets, partitions, reason, actor, takeover, takeover_timeout, from_offset, if_plan
         )
         return admin.reset(
             self.database,
@@ -270,7 +272,14 @@ class OffsetStore:
         return self._read(lambda session: session.groups())
 
     def copy_group(
-        self, group: str, new: str, *, reason: str, actor: str | None = None, dry_run: bool = False
+        self,
+        group: str,
+        new: str,
+        *,
+        reason: str,
+        actor: str | None = None,
+        dry_run: bool = False,
+        if_plan: str | None = None,
     ) -> NewName:
         """Give another name the offsets of a group, with their metadata: for a second job from there on.
 
@@ -282,12 +291,12 @@ class OffsetStore:
         :param reason: for those who read the history.
         :param actor: who decides; by default user, host and process.
         :param dry_run: write nothing; return what a copy would do now.
+        :param if_plan: as for `reset`.
         :raises ConfigurationError: an unknown group, a name that is taken, no reason.
-        :raises LockTimeout, TransactionLost: as for `reset`.
+        :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
         """
-        return names.copy_group(
-            self.database, names.Naming(group, new, reason, actor, dry_run), lock_timeout=self.timeouts.lock
-        )
+        naming = names.Naming("copy", group, new, reason, actor, dry_run, if_plan)
+        return names.copy_group(self.database, naming, lock_timeout=self.timeouts.lock)
 
     def rename_group(
         self,
@@ -299,6 +308,7 @@ class OffsetStore:
         takeover_timeout: float = 30.0,
         takeover: admin.Decided = "fence",
         dry_run: bool = False,
+        if_plan: str | None = None,
     ) -> NewName:
         """Rename a group, with its offsets and batch marks. Both names have a history.
 
@@ -312,11 +322,12 @@ class OffsetStore:
         :param takeover_timeout: as for `reset`.
         :param takeover: ``"fence"`` a live job, or ``"refuse"``.
         :param dry_run: lock and write nothing; return what a rename would do now.
+        :param if_plan: as for `reset`.
         :raises ConfigurationError: an unknown group, a name that is taken, no reason.
         :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
-        :raises LockTimeout, TransactionLost: as for `reset`.
+        :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
         """
-        naming = names.Naming(group, new, reason, actor, dry_run)
+        naming = names.Naming("rename", group, new, reason, actor, dry_run, if_plan)
         return names.rename_group(self.database, naming, takeover=takeover, takeover_timeout=takeover_timeout)
 
     def delete_group(
@@ -329,6 +340,7 @@ class OffsetStore:
         takeover: admin.Decided = "refuse",
         discard_letters: bool = False,
         dry_run: bool = False,
+        if_plan: str | None = None,
     ) -> DeletedGroup:
         """Delete a group: its offsets and their metadata, batch marks, dead letters, failed attempts, and its pause.
 
@@ -344,23 +356,33 @@ class OffsetStore:
         :param takeover: ``"refuse"`` if a job is live, or ``"fence"`` it.
         :param discard_letters: delete dead letters too that were neither replayed nor discarded.
         :param dry_run: lock and write nothing; return what would be deleted now.
+        :param if_plan: as for `reset`.
         :raises ConfigurationError: no reason.
         :raises UnknownGroup: the group was never claimed, or not since it was deleted.
         :raises GroupRenamed: the group has another name now.
         :raises LettersOpen: it has open dead letters, without ``discard_letters``; nothing was written.
         :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
         :raises MissingPrivilege: the role may not delete; nothing was written, and no job was fenced.
-        :raises LockTimeout, TransactionLost: as for `reset`.
+        :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
         """
         return names.delete_group(
             self.database,
-            names.Deletion(group, reason, actor, discard_letters),
+            names.Deletion(group, reason, actor, discard_letters, if_plan),
             takeover=takeover,
             takeover_timeout=takeover_timeout,
             dry_run=dry_run,
         )
 
-    def pause(self, group: str, *, reason: str, until: datetime | None = None, actor: str | None = None) -> Pause:
+    def pause(
+        self,
+        group: str,
+        *,
+        reason: str,
+        until: datetime | None = None,
+        actor: str | None = None,
+        dry_run: bool = False,
+        if_plan: str | None = None,
+    ) -> PauseDecided:
         """Pause a group: the sink of its running job waits before its next batch, as does that of a later job.
 
         A batch that is being computed is still written. The job keeps its claim, and nothing is locked while it waits.
@@ -369,24 +391,38 @@ class OffsetStore:
         :param reason: for those who read the history, and the status.
         :param until: when it ends by itself, by the database's clock; ``None``: only `resume` ends it.
         :param actor: who decides; by default user, host and process.
+        :param dry_run: lock and write nothing; return what would be done now.
+        :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing. It rests on the pause that is
+            replaced.
         :raises ConfigurationError: no reason, or a time that has passed or has no zone.
+        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
         :raises UnknownGroup: the group was never claimed.
         :raises GroupRenamed: the group has another name now.
         :raises LockTimeout: another transaction holds the group's row for longer than `Timeouts.lock`.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        return admin.pause(self.database, admin.Decision(group, reason, actor, self.timeouts.lock), until)
+        by = admin.Decision(group, reason, actor, self.timeouts.lock)
+        return admin.pause(self.database, by, until, dry_run=dry_run, if_plan=if_plan)
 
-    def resume(self, group: str, *, reason: str, actor: str | None = None) -> Pause | None:
-        """End a group's pause; a job that waits goes on within a second or two.
+    def resume(
+        self,
+        group: str,
+        *,
+        reason: str,
+        actor: str | None = None,
+        dry_run: bool = False,
+        if_plan: str | None = None,
+    ) -> PauseDecided:
+        """End a group's pause; a job that waits goes on within a second or two. If there is none, nothing is written.
 
         :param reason: for those who read the history.
         :param actor: who decides; by default user, host and process.
-        :return: the pause that was ended; ``None`` if the group was not paused, and nothing was written.
+        :param dry_run: as for `pause`, like ``if_plan``.
         :raises ConfigurationError: no reason.
-        :raises UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `pause`.
+        :raises PlanChanged, UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `pause`.
         """
-        return admin.resume(self.database, admin.Decision(group, reason, actor, self.timeouts.lock))
+        by = admin.Decision(group, reason, actor, self.timeouts.lock)
+        return admin.resume(self.database, by, dry_run=dry_run, if_plan=if_plan)
 
     def identity(self) -> StoreIdentity:
         """Which store it is, and whether it is in the database that its offsets belong to."""
@@ -574,6 +610,7 @@ class OffsetStore:
         forced: bool = False,
         limit: int = MOST,
         dry_run: bool = False,
+        if_plan: str | None = None,
     ) -> LettersDecided:
         """Have dead letters replayed: the group's job puts their records through its transform and writers once more.
 
@@ -587,6 +624,9 @@ class OffsetStore:
         :param forced: even where rows of later records may be replaced by older ones.
         :param limit: choose so many at most; `LettersDecided.more` tells if there are others.
         :param dry_run: lock and write nothing; return what would be chosen now.
+        :param if_plan: the ``digest`` of a dry run: decide about the letters that it has shown, as they were, or about
+            none.
+        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
         :raises UnknownLetter: there is no such letter.
         :raises LetterSettled: it was replayed, discarded or superseded.
         :raises PayloadMissing: its record is not kept.
@@ -597,7 +637,7 @@ class OffsetStore:
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         by = admin.Decision(group, reason, actor, self.timeouts.lock)
-        decision = LetterDecision.of(by, which, limit=limit, dry_run=dry_run)
+        decision = LetterDecision.of(by, which, limit=limit, dry_run=dry_run, if_plan=if_plan)
         return decision.request_replay(self.database, forced=forced)
 
     def discard(
@@ -610,6 +650,7 @@ class OffsetStore:
         erase: bool = False,
         limit: int = MOST,
         dry_run: bool = False,
+        if_plan: str | None = None,
     ) -> LettersDecided:
         """Give dead letters up, also those that were requested: their records stay out of the results.
 
@@ -617,10 +658,10 @@ class OffsetStore:
         :param erase: delete their contents: key, value, headers, texts, and the digest of the key. Also of letters that
             are settled, which keep their state. The bytes remain in the database's files until VACUUM, and in backups.
         :raises UnknownLetter, LetterSettled, ConfigurationError: as for `request_replay`, like the other parameters.
-        :raises UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
+        :raises PlanChanged, UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
         """
         by = admin.Decision(group, reason, actor, self.timeouts.lock)
-        decision = LetterDecision.of(by, which, limit=limit, dry_run=dry_run)
+        decision = LetterDecision.of(by, which, limit=limit, dry_run=dry_run, if_plan=if_plan)
         return decision.discard(self.database, erase=erase)
 
     def prune(

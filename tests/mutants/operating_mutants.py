@@ -7,11 +7,15 @@ from typing import Final
 from tests.mutants.mutant import Mutant, mutant
 
 _ADMIN: Final = "offsetstore/store/admin.py"
+_LETTERS: Final = "offsetstore/store/letters.py"
+_NAMES: Final = "offsetstore/store/names.py"
 _HEARTBEAT: Final = "offsetstore/store/heartbeat.py"
 _AREA: Final = "offsetstore/writers/staging_schema.py"
 _SQL: Final = "offsetstore/postgres/statements.py"
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
+_WAITING: Final = f"{_CONTRACT}test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first"
+_SHOWN: Final = f"{_CONTRACT}test_what_has_changed_since_the_plan_was_shown_is_shown_first"
 _MEANWHILE: Final = "tests/integration/cli/test_reset_meanwhile.py::"
 _RESETS: Final = "tests/integration/store/test_resets.py::"
 _BEATS: Final = "tests/integration/store/test_heartbeat.py::"
@@ -22,12 +26,19 @@ _IDS: Final = (
 )
 
 _TABLES: Final = "        names = [name for (name,) in driver.execute(_TABLES, (STAGING_SCHEMA,))]\n"
+_RESET_LOOKS: Final = (
+    "        request.expect(request.look(session, request.plan(session.read_partitions(group), view, seen), owner))\n"
+)
 _CLAIMS: Final = "        current = {_mark(claim_id) for claim_id in current_claims()}\n"
 
 OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "reset-under-the-lock",
-        (_ADMIN, "        moves = request.plan(rows, view, seen)\n", "        moves = planned\n"),
+        (
+            _ADMIN,
+            "        done = request.look(session, request.plan(rows, view, seen), owner)\n",
+            "        done = planned\n",
+        ),
         tests=(
             f"{_MEANWHILE}test_what_a_job_stores_between_the_plan_and_the_fence_is_what_is_moved_printed_and_recorded",
         ),
@@ -35,51 +46,115 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "live-under-the-lock",
-        (
-            _ADMIN,
-            "        owner = session.group(group)\n        refuse_live(request.group, request.takeover, owner)\n",
-            "        owner = session.group(group)\n",
-        ),
+        (_ADMIN, _RESET_LOOKS, ""),
+        (_ADMIN, "        request.expect(done)\n", "        expect_plan(done, request.if_plan)\n"),
         tests=(f"{_MEANWHILE}test_a_job_that_claims_between_the_look_and_the_fence_is_not_fenced_unless_it_is_forced",),
         why="A job that starts while the operator types would be fenced without --force.",
     ),
     mutant(
-        "reset-of-another-token",
-        (_ADMIN, "        _refuse_another(request, owner)\n        rows = session", "        rows = session"),
-        tests=(f"{_CONTRACT}test_of_two_resets_that_were_planned_for_the_same_token_and_wait_one_is_done",),
-        why="Offsets that two people shift at the same time would be shifted twice.",
+        "plan-of-a-reset-under-the-lock",
+        (_ADMIN, "        request.expect(done)\n", "        refuse_live(group, request.takeover, owner)\n"),
+        tests=(f"{_WAITING}[reset]",),
+        why="A reset would move other offsets than it has shown, if they change while it waits for the rows.",
     ),
     mutant(
-        "another-token-before-the-lock",
-        (_ADMIN, "    _refuse_another(request, owner)\n    with fencing", "    with fencing"),
-        tests=(f"{_CONTRACT}test_a_reset_for_a_token_that_is_gone_ends_no_transaction_of_the_newer_job",),
+        "plan-of-a-reset-before-the-lock",
+        (_ADMIN, "    request.expect(planned)\n", "    refuse_live(group, request.takeover, owner)\n"),
+        tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
         why="A reset that will be refused would first wait for a newer job's transaction, and then terminate it.",
     ),
     mutant(
+        "plan-of-a-reset-before-the-rows",
+        (_ADMIN, _RESET_LOOKS, ""),
+        tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
+        why="A reset that will be refused would terminate the transaction of a job that has claimed since.",
+    ),
+    mutant(
         "live-before-the-lock",
-        (_ADMIN, "    refuse_live(request.group, request.takeover, owner)\n    _refuse", "    _refuse"),
+        (_ADMIN, "    request.expect(planned)\n", "    expect_plan(planned, request.if_plan)\n"),
         tests=(f"{_CONTRACT}test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction",),
         why="A reset that will be refused would first wait for the live job's transaction, and then terminate it.",
     ),
     mutant(
+        "plan-of-a-pause",
+        (_ADMIN, "        expect_plan(done, if_plan)\n        session.write_pause(", "        session.write_pause("),
+        tests=(f"{_WAITING}[pause]",),
+        why="A pause with an end would replace one without, which someone has set while the plan was read.",
+    ),
+    mutant(
+        "plan-of-a-resume",
+        (_ADMIN, "        expect_plan(done, if_plan)\n        if done.before", "        if done.before"),
+        tests=(f"{_WAITING}[resume]",),
+        why="A resume would end another pause than the one that it has shown.",
+    ),
+    mutant(
+        "plan-of-letters",
+        (_LETTERS, "            expect_plan(decided, self.if_plan)\n", ""),
+        tests=(f"{_WAITING}[discard]", f"{_WAITING}[erase]", f"{_WAITING}[replay]"),
+        why="Letters would be discarded, erased or replayed with force that nobody was shown.",
+    ),
+    mutant(
+        "plan-of-letters-as-they-were",
+        (_LETTERS, "self.by.group, [*chosen.items()])", "self.by.group, [*chosen])"),
+        tests=(f"{_SHOWN}[discard]",),
+        why="A letter that has failed again since it was shown, perhaps with another error, would be given up.",
+    ),
+    mutant(
+        "plan-of-a-copy",
+        (_NAMES, "        expect_plan(done, naming.if_plan)\n", ""),
+        tests=(f"{_WAITING}[copy]",),
+        why="A copy would begin at other offsets than it has shown.",
+    ),
+    mutant(
+        "plan-of-a-rename-and-a-delete",
+        (_NAMES, "        naming.expect(done, takeover)\n", ""),
+        (_NAMES, "        deletion.expect(found, takeover)\n", ""),
+        tests=(f"{_WAITING}[rename]", f"{_WAITING}[delete]"),
+        why="Offsets that were stored after the plan was shown would be renamed or deleted unseen.",
+    ),
+    mutant(
+        "plan-of-a-token",
+        ("offsetstore/store/plans.py", "[owner.token.epoch, str(owner.token.claim_id)]", "[]"),
+        tests=(f"{_SHOWN}[reset]",),
+        why="A reset would fence another job than the one that it has shown.",
+    ),
+    mutant(
+        "plan-in-any-zone",
+        ("offsetstore/store/plans.py", "value.timestamp()", "float(value.hour)"),
+        tests=(
+            "tests/unit/store/test_plans.py::test_a_time_is_the_same_in_all_zones_and_another_microsecond_is_another",
+        ),
+        why="A plan that one role has shown could never be carried out by another whose TimeZone differs.",
+    ),
+    mutant(
+        "plan-of-a-page",
+        (
+            "offsetstore/monitoring/dashboard/views/actions.py",
+            '            given["premise"] or None,\n',
+            "            None,\n",
+        ),
+        tests=(
+            "tests/unit/monitoring/dashboard/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first",
+        ),
+        why="What someone agrees to on a page would no longer be what is done.",
+    ),
+    mutant(
         "live-before-a-rename",
         (
-            "offsetstore/store/names.py",
-            "        refuse_live(group, takeover, before)\n",
-            "        pass\n",
+            _NAMES,
+            "        refuse_live(self.group, takeover, plan.owner)\n\n\ndef copy_group(",
+            "        pass\n\n\ndef copy_group(",
         ),
-        ("offsetstore/store/names.py", "    refuse_live(group, takeover, naming.plan(database).owner)\n", ""),
         tests=(f"{_CONTRACT}test_a_rename_that_may_not_fence_refuses_a_live_job",),
         why="A rename without --force would fence the job.",
     ),
     mutant(
         "live-before-a-delete",
         (
-            "offsetstore/store/names.py",
-            "        refuse_live(group, takeover, session.group(group))\n",
-            "",
+            _NAMES,
+            "        refuse_live(self.group, takeover, plan.owner)\n\n\ndef delete_group(",
+            "        pass\n\n\ndef delete_group(",
         ),
-        ("offsetstore/store/names.py", "    refuse_live(group, takeover, planned.owner)\n", ""),
         tests=(f"{_CONTRACT}test_a_delete_that_may_not_fence_refuses_a_live_job",),
         why="A delete without --force would fence the job.",
     ),

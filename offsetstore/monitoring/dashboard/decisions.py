@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -12,20 +11,18 @@ from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.protocol.letters import LetterKey
 from offsetstore.protocol.stored_letters import CAUSES, LetterFilter
 from offsetstore.store.admin import ShiftBy
-from offsetstore.store.letters import LettersDecided
 from offsetstore.text import parse_duration, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
-    from offsetstore.offsets import Pause
-    from offsetstore.protocol.database import GroupRow
     from offsetstore.protocol.letters import Cause
     from offsetstore.protocol.ports import BrokerOffsets
-    from offsetstore.store.admin import Partitions, Reset, ResetTarget
+    from offsetstore.store.admin import Partitions, PauseDecided, Reset, ResetTarget
+    from offsetstore.store.letters import LettersDecided
     from offsetstore.store.store import OffsetStore
 
-    Result: TypeAlias = Reset | LettersDecided | Pause | None
+    Result: TypeAlias = Reset | LettersDecided | PauseDecided
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _MOST_PARTITIONS: Final = 2**31 - 1
@@ -62,13 +59,13 @@ class Group:
 class By:
     """Who decides, why, and whether a live job may be fenced.
 
-    :param owner: of the group, as the plan has it.
+    :param if_plan: the digest of the plan that was shown; ``None`` if it need not be the same.
     """
 
     actor: str
     reason: str
     fence: bool
-    owner: GroupRow
+    if_plan: str | None
 
 
 class Decision(Protocol):
@@ -90,15 +87,14 @@ class Decision(Protocol):
         ...
 
     def plan(self, on: Group) -> Result:
-        """What would happen now; ``None`` if there is nothing to reckon. It writes nothing."""
-        ...
-
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:
-        """What the plan rests on: if that has changed, the new plan has to be shown first."""
+        """What would happen now. It writes nothing."""
         ...
 
     def execute(self, on: Group, by: By) -> Result:
-        """Do it, and return what was done; `Resume` returns the pause that was ended."""
+        """Do it, and return what was done.
+
+        :raises PlanChanged: that would no longer be ``by.if_plan``.
+        """
         ...
 
 
@@ -152,13 +148,6 @@ class ResetOffsets:
             dry_run=True,
         )
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
-        """See `Decision`. Each start of a job and each reset changes the token; what a live job stores does not."""
-        if owner.is_live:
-            return f"{owner.token}, live"
-        stored = {tp: row.next_offset for tp, row in on.store.offsets(on.name).items()}
-        return f"{owner.token}, at {_digest(stored.items())}"
-
     def execute(self, on: Group, by: By) -> Reset:
         """See `Decision`."""
         return on.store.reset(
@@ -170,7 +159,7 @@ class ResetOffsets:
             broker=on.broker,
             kafka_group=on.kafka_name,
             takeover="fence" if by.fence else "refuse",
-            if_token=by.owner.token,
+            if_plan=by.if_plan,
         )
 
 
@@ -200,16 +189,13 @@ class PauseGroup:
         """See `Decision`."""
         return {} if self.until is None else {"until": self.until.isoformat()}
 
-    def plan(self, on: Group) -> None:
+    def plan(self, on: Group) -> PauseDecided:
         """See `Decision`."""
+        return on.store.pause(on.name, until=self.until, reason=_PLAN, dry_run=True)
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
+    def execute(self, on: Group, by: By) -> PauseDecided:
         """See `Decision`."""
-        return _pause_of(owner)
-
-    def execute(self, on: Group, by: By) -> Pause:
-        """See `Decision`."""
-        return on.store.pause(on.name, until=self.until, reason=by.reason, actor=by.actor)
+        return on.store.pause(on.name, until=self.until, reason=by.reason, actor=by.actor, if_plan=by.if_plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,16 +213,13 @@ class ResumeGroup:
         """See `Decision`."""
         return {}
 
-    def plan(self, on: Group) -> None:
+    def plan(self, on: Group) -> PauseDecided:
         """See `Decision`."""
+        return on.store.resume(on.name, reason=_PLAN, dry_run=True)
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
+    def execute(self, on: Group, by: By) -> PauseDecided:
         """See `Decision`."""
-        return _pause_of(owner)
-
-    def execute(self, on: Group, by: By) -> Pause | None:
-        """See `Decision`."""
-        return on.store.resume(on.name, reason=by.reason, actor=by.actor)
+        return on.store.resume(on.name, reason=by.reason, actor=by.actor, if_plan=by.if_plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +244,11 @@ class ReplayLetters:
         """See `Decision`."""
         return on.store.request_replay(on.name, self.which, reason=_PLAN, forced=self.forced, dry_run=True)
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
-        """See `Decision`. Letters of the same error that come meanwhile are replayed, too, unless it is forced."""
-        return _letters_of(plan()) if self.forced else ""
-
     def execute(self, on: Group, by: By) -> LettersDecided:
         """See `Decision`."""
-        return on.store.request_replay(on.name, self.which, reason=by.reason, actor=by.actor, forced=self.forced)
+        return on.store.request_replay(
+            on.name, self.which, reason=by.reason, actor=by.actor, forced=self.forced, if_plan=by.if_plan
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,17 +273,24 @@ class DiscardLetters:
         """See `Decision`."""
         return on.store.discard(on.name, self.which, reason=_PLAN, erase=self.erase, dry_run=True)
 
-    def premise(self, on: Group, owner: GroupRow, plan: Callable[[], Result]) -> str:  # noqa: ARG002 - as Decision has it
-        """See `Decision`. Letters that come meanwhile are not given up unseen."""
-        return _letters_of(plan())
-
     def execute(self, on: Group, by: By) -> LettersDecided:
         """See `Decision`."""
-        return on.store.discard(on.name, self.which, reason=by.reason, actor=by.actor, erase=self.erase)
+        return on.store.discard(
+            on.name, self.which, reason=by.reason, actor=by.actor, erase=self.erase, if_plan=by.if_plan
+        )
 
 
 _KINDS: Final[tuple[type[Decision], ...]] = (ResetOffsets, PauseGroup, ResumeGroup, ReplayLetters, DiscardLetters)
 DECISIONS: Final = {kind.name: kind for kind in _KINDS}
+
+
+def premise(decision: Decision, plan: Result) -> str:
+    """The digest that the plan must still have when it is carried out.
+
+    It is empty for a replay that is not forced, which loses nothing: letters of the error that come meanwhile are
+    replayed, too.
+    """
+    return "" if isinstance(decision, ReplayLetters) and not decision.forced else plan.digest
 
 
 def names_letters(given: Mapping[str, str]) -> bool:
@@ -353,19 +341,6 @@ def _which(given: Mapping[str, str]) -> LetterKey | LetterFilter:
         constraint=given.get("constraint"),
         column=given.get("column"),
     )
-
-
-def _letters_of(planned: Result) -> str:
-    assert isinstance(planned, LettersDecided)
-    return _digest(planned.letters)
-
-
-def _digest(values: Iterable[object]) -> str:
-    return hashlib.sha256("\n".join(map(repr, values)).encode()).hexdigest()
-
-
-def _pause_of(owner: GroupRow) -> str:
-    return "" if owner.pause is None else owner.pause.at.isoformat()
 
 
 def _which_fields(which: LetterKey | LetterFilter) -> dict[str, str]:

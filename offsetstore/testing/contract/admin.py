@@ -19,6 +19,7 @@ from offsetstore.errors import (
     KafkaGroupContested,
     LettersOpen,
     NoStartingOffset,
+    PlanChanged,
     StaleClaim,
     StoreMoved,
     StoreRewound,
@@ -150,42 +151,23 @@ class AdminContract(ContractParts):
         assert stored(store)[P0] == 10
 
     @pytest.mark.behaviour("OPS-10")
-    def test_of_two_resets_that_were_planned_for_the_same_token_and_wait_one_is_done(
+    def test_of_two_resets_that_have_the_same_plan_and_wait_one_is_done(
         self, store: OffsetStore, advanced: Claim
     ) -> None:
         """Else offsets that two people shift at the same time would be shifted twice."""
+        which: dict[str, Any] = {"partitions": {P0.topic: [P0.partition]}, "reason": REASON}
+        planned = store.reset(GROUP, ShiftBy(-1), **which, dry_run=True)
         with ThreadPoolExecutor(2) as pool:
             with held(store, advanced, P1):
                 waiting = [
-                    pool.submit(
-                        store.reset,
-                        GROUP,
-                        ShiftBy(-1),
-                        partitions={P0.topic: [P0.partition]},
-                        reason=REASON,
-                        if_token=advanced.token,
-                    )
-                    for _ in range(2)
+                    pool.submit(store.reset, GROUP, ShiftBy(-1), **which, if_plan=planned.digest) for _ in range(2)
                 ]
                 for one in waiting:
                     with pytest.raises(TimeoutError):
                         one.result(0.2)
             errors = [one.exception(WAIT) for one in waiting]
-        assert sorted(map(type, errors), key=str) == sorted([GroupBusy, type(None)], key=str)
+        assert sorted(map(type, errors), key=str) == sorted([PlanChanged, type(None)], key=str)
         assert stored(store)[P0] == 39
-
-    @pytest.mark.behaviour("OPS-10")
-    def test_a_reset_for_a_token_that_is_gone_ends_no_transaction_of_the_newer_job(
-        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, give: Give
-    ) -> None:
-        newer = store.claim(GROUP, broker, mirror_every=None)
-        with store.transaction(newer) as tx:
-            left = tx.lock({P1: OffsetRange(30, 31), NEW: OffsetRange(0, 5)})  # NEW is unknown: the group's row is held
-            with pytest.raises(GroupBusy, match=r"has taken group .* over; nothing was written"):
-                store.reset(GROUP, {P0: 10}, reason=REASON, if_token=advanced.token, takeover_timeout=0)
-            tx.advance({tp: decision.remaining for tp, decision in left.items()})
-        assert stored(store)[P0] == 40
-        assert store.history(GROUP, events=["reset"]) == []
 
     @pytest.mark.behaviour("OPS-10")
     def test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction(

@@ -850,7 +850,7 @@ class LetterContract(ContractParts):
         with session(store) as job:
             found = job.lock_letters(GROUP, [stored(4), stored(2), stored(3)])
             assert list(found) == [stored(2), stored(4)]
-            assert found[stored(2)] == ("requested", "kept", True, 1, 2)
+            assert found[stored(2)][:5] == ("requested", "kept", True, 1, 2)
             assert found[stored(4)][:2] == ("discarded", "erased")
             assert job.mark_replayed(GROUP, [*found], actor="the job") == 1
 

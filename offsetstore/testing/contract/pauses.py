@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +46,16 @@ class PauseContract(ContractParts):
         self, store: OffsetStore, running: Claim
     ) -> None:
         assert paused(store) is None
-        pause = store.pause(GROUP, reason=REASON, actor="ana")
+        pause = store.pause(GROUP, reason=REASON, actor="ana").after
+        assert pause is not None
         assert paused(store) == pause == Pause(pause.at, None, REASON)
         assert abs(datetime.now(UTC) - pause.at) < timedelta(seconds=60)
 
-        assert store.resume(GROUP, reason="done", actor="bo") == pause
+        ended = store.resume(GROUP, reason="done", actor="bo")
+        assert (ended.before, ended.after, ended.executed) == (pause, None, True)
         assert paused(store) is None
         lines = store.history(GROUP)[-2:]
+        assert replace(lines[-1], at=None, db_role=None) == ended.history
         assert [(line.event, line.actor, line.reason) for line in lines] == [
             ("pause", "ana", REASON),
             ("resume", "bo", "done"),
@@ -63,7 +67,8 @@ class PauseContract(ContractParts):
     @pytest.mark.behaviour("OPS-2")
     def test_a_pause_ends_by_itself_at_the_time_that_it_names(self, store: OffsetStore, running: Claim) -> None:
         until = datetime.now(UTC) + timedelta(seconds=1)
-        pause = store.pause(GROUP, until=until, reason=REASON)
+        pause = store.pause(GROUP, until=until, reason=REASON).after
+        assert pause is not None
         assert paused(store) == pause
         assert pause.until == until
         assert store.history(GROUP)[-1].reason == f"until {until.isoformat()}: {REASON}"
@@ -73,23 +78,26 @@ class PauseContract(ContractParts):
             time.sleep(0.05)
         assert paused(store) is None
         assert datetime.now(UTC) >= until
-        assert store.resume(GROUP, reason="done") is None
+        assert store.resume(GROUP, reason="done").before is None
 
     def test_a_second_pause_replaces_the_first(self, store: OffsetStore, running: Claim) -> None:
-        store.pause(GROUP, until=datetime.now(UTC) + LATER, reason=REASON)
+        first = store.pause(GROUP, until=datetime.now(UTC) + LATER, reason=REASON).after
         second = store.pause(GROUP, reason="ticket 18")
-        assert paused(store) == second == Pause(second.at, None, "ticket 18")
+        assert second.before == first
+        assert second.after is not None
+        assert paused(store) == second.after == Pause(second.after.at, None, "ticket 18")
 
     def test_to_resume_a_group_that_is_not_paused_writes_nothing(self, store: OffsetStore, running: Claim) -> None:
         before = store.history(GROUP)
-        assert store.resume(GROUP, reason=REASON) is None
+        ended = store.resume(GROUP, reason=REASON)
+        assert (ended.before, ended.executed) == (None, False)
         assert store.history(GROUP) == before
 
     @pytest.mark.behaviour("OPS-2")
     def test_a_pause_fences_nobody_and_is_read_with_the_rows(
         self, store: OffsetStore, running: Claim, give: Give
     ) -> None:
-        pause = store.pause(GROUP, reason=REASON)
+        pause = store.pause(GROUP, reason=REASON).after
 
         def both() -> GroupRow:
             owner, rows = running.read(lambda session: session.read_group(GROUP))
@@ -109,7 +117,7 @@ class PauseContract(ContractParts):
     def test_a_claim_and_a_reset_keep_the_pause_and_a_rename_takes_it_along(
         self, store: OffsetStore, broker: StaticBroker, running: Claim
     ) -> None:
-        pause = store.pause(GROUP, reason=REASON)
+        pause = store.pause(GROUP, reason=REASON).after
         running.close()
         store.claim(GROUP, broker, mirror_every=None).close()
         assert paused(store) == pause
@@ -137,7 +145,7 @@ class PauseContract(ContractParts):
 
     def test_a_group_without_offsets_can_be_paused(self, store: OffsetStore) -> None:
         store.claim(GROUP, topics=["payments"])
-        pause = store.pause(GROUP, reason=REASON)
+        pause = store.pause(GROUP, reason=REASON).after
         assert paused(store) == pause
 
     # -- the history

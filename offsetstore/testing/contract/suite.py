@@ -27,6 +27,7 @@ from offsetstore.testing.contract.marks import MarkContract
 from offsetstore.testing.contract.metadata import MetadataContract
 from offsetstore.testing.contract.misuse import MisuseContract
 from offsetstore.testing.contract.pauses import PauseContract
+from offsetstore.testing.contract.plans import PlanContract
 from offsetstore.testing.contract.replays import ReplayContract
 from offsetstore.testing.contract.runs import RunContract
 from offsetstore.testing.contract.samples import SampleContract
@@ -44,6 +45,7 @@ class OffsetStoreContract(
     MarkingContract,
     AdminContract,
     PauseContract,
+    PlanContract,
     LetterContract,
     RunContract,
     SampleContract,

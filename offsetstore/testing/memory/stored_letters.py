@@ -263,7 +263,9 @@ def _without_contents(letter: Letter) -> Letter:
 
 
 def _chosen(letter: Letter) -> ChosenLetter:
-    return ChosenLetter(letter.state, letter.payload_state, letter.forced, letter.times, letter.attempts)
+    return ChosenLetter(
+        letter.state, letter.payload_state, letter.forced, letter.times, letter.attempts, letter.created_at
+    )
 
 
 def _error_group(letters: list[Letter]) -> ErrorGroup:

@@ -147,7 +147,8 @@ def test_a_pause_is_shown_with_its_end_and_its_reason(
     with OffsetStore.connect(offsetstore_database) as store:
         store.claim(offsetstore_group, topics=["payments"])
         until = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
-        pause = store.pause(offsetstore_group, until=until, reason="ticket 17")
+        pause = store.pause(offsetstore_group, until=until, reason="ticket 17").after
+    assert pause is not None
     told = run("status", "-g", offsetstore_group, url=offsetstore_database).stdout.splitlines()[1]
     found = json.loads(run("status", "-g", offsetstore_group, "--format", "json", url=offsetstore_database).stdout)
     assert re.fullmatch(rf"The group is paused since \S+ until {re.escape(until.isoformat())}: ticket 17\.", told), told

@@ -96,7 +96,8 @@ def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: 
     world.produce(job.topic, ["a"])
     query, sink = job.start()
     job.wait_until_written(1)
-    pause = world.store.pause(world.group, reason=REASON)
+    pause = world.store.pause(world.group, reason=REASON).after
+    assert pause is not None
     world.produce(job.topic, ["b"])
 
     assert job.wait_until_it_waits() == Paused(group=world.group, pause=pause)

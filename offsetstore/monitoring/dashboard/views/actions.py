@@ -23,7 +23,7 @@ from offsetstore.monitoring.dashboard.context import (
     show,
     snapshot_of,
 )
-from offsetstore.monitoring.dashboard.decisions import DECISIONS, By, Group, Invalid, names_letters
+from offsetstore.monitoring.dashboard.decisions import DECISIONS, By, Group, Invalid, names_letters, premise
 from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
@@ -112,18 +112,20 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
     try:
         decision = kind.read(planned)
         store = dashboard_of(request).store
-        reading, deciding = _on(actions, group, store), _on(actions, group, actions.store)
+        deciding = _on(actions, group, actions.store)
         owner = _owner(store, group)  # nothing that can fail comes after the decision
-        premise = decision.premise(reading, owner, lambda: decision.plan(reading))
-        if (wrong := _wrong(given, group)) or premise != given.get("premise"):
+        if wrong := _wrong(given, group):
             return _show_plan(request, decision, group, status=400, entered=given, wrong=wrong)
         by = By(
-            _actor(request, given.get("who", "").strip()), given["reason"].strip(), given.get("fence") == "yes", owner
+            _actor(request, given.get("who", "").strip()),
+            given["reason"].strip(),
+            given.get("fence") == "yes",
+            given["premise"] or None,
         )
         try:
             done = decision.execute(deciding, by)
-        except errors.GroupBusy as busy:
-            return _show_plan(request, decision, group, status=409, entered=given, error=busy)
+        except (errors.PlanChanged, errors.GroupBusy) as refused:
+            return _show_plan(request, decision, group, status=409, entered=given, error=refused)
     except Invalid as wrong:  # a time that has passed meanwhile
         return _show_form(request, kind, group, planned, wrong={wrong.field: str(wrong)})
     except _REFUSALS as error:
@@ -195,11 +197,13 @@ def _show_plan(
     planned = decision.fields()
     if isinstance(result, LettersDecided) and "offset" in planned:  # a newer one of that offset is another
         planned["topic_id"] = result.letters[0].topic_id or ""
-    premise = decision.premise(on, owner, lambda: result)
-    if entered is not None and entered.get("premise") != premise:
+    rests_on = premise(decision, result)
+    has_changed = isinstance(error, errors.PlanChanged)
+    if has_changed or (entered is not None and entered.get("premise") != rests_on):
         changed = f"{_CHANGED} {_KEEPS_CHANGING}" if isinstance(result, LettersDecided) else _CHANGED
         status, wrong = 409, {"plan": changed, **(wrong or {})}
-        entered = {name: text for name, text in entered.items() if name not in _AGREED}
+        entered = {name: text for name, text in (entered or {}).items() if name not in _AGREED}
+        error = None if has_changed else error
     return show(
         request,
         "action_plan.html",
@@ -208,8 +212,8 @@ def _show_plan(
         group=group,
         decision=decision,
         planned=planned,
-        premise=premise,
-        ticket=actions.tickets.issue(decision.name, group, {**planned, "premise": premise}),
+        premise=rests_on,
+        ticket=actions.tickets.issue(decision.name, group, {**planned, "premise": rests_on}),
         result=result,
         owner=owner,
         entered=entered or {},

@@ -22,12 +22,13 @@ from offsetstore.monitoring.dashboard.rendering import environment
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.testing.memory.session import MemorySession
 from tests.support.page_forms import Browser, Page
 from tests.support.waiting import wait_until
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, advance, give
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from offsetstore import OffsetStore
     from offsetstore.protocol.database import HistoryEvent
@@ -40,6 +41,7 @@ TOKEN = "t0ken-" * 6
 ANSWER = {"reason": "wrong rates, ticket 17", "typed": GROUP}
 REFUSED = LetterError("RowsRefused", "", "23514", "public.results", "positive")
 RAISED = LetterError("ValueError", "")
+ERROR = {"cause": "refused", "error_class": "RowsRefused"}
 PAYLOAD = Payload(b"key", b"value", None, None, None)
 
 
@@ -91,6 +93,14 @@ def give_up_another(store: OffsetStore) -> None:
     claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
     advance(store, claim, {P0: OffsetRange(6, 7)}, [refused(6)])
     claim.close()
+
+
+def reset_offsets(store: OffsetStore) -> None:
+    store.reset(GROUP, {P0: 3}, reason="someone else")
+
+
+def pause_again(store: OffsetStore) -> None:
+    store.pause(GROUP, reason="a restore runs")
 
 
 def state_of(store: OffsetStore) -> tuple[Any, ...]:
@@ -329,8 +339,7 @@ def test_a_pause_that_someone_else_has_set_meanwhile_is_left_alone(
 
 @pytest.mark.usefixtures("letters")
 def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser, store: OffsetStore) -> None:
-    error = {"cause": "refused", "error_class": "RowsRefused"}
-    plans = [browser.open(f"/actions/{action}/plan", group=GROUP, **error) for action in ("discard", "replay")]
+    plans = [browser.open(f"/actions/{action}/plan", group=GROUP, **ERROR) for action in ("discard", "replay")]
     give_up_another(store)
     again = browser.send(plans[0], **ANSWER)
     expect_new_plan(again)
@@ -342,9 +351,8 @@ def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser
 @pytest.mark.usefixtures("letters")
 def test_letters_are_given_up_only_if_they_are_those_that_were_shown(browser: Browser, store: OffsetStore) -> None:
     """As many may be others."""
-    error = {"cause": "refused", "error_class": "RowsRefused"}
     discard, force = (
-        browser.open(f"/actions/{action}/plan", group=GROUP, **error, **more)
+        browser.open(f"/actions/{action}/plan", group=GROUP, **ERROR, **more)
         for action, more in (("discard", {}), ("replay", {"forced": "yes"}))
     )
     store.discard(GROUP, LetterKey(P0, 4), reason="someone else")
@@ -365,21 +373,46 @@ def test_a_job_that_has_stored_more_before_it_ended_makes_it_another_plan(browse
     assert offsets(store)[P0] == 8
 
 
-def test_a_reset_that_waits_for_locks_decides_only_if_the_group_is_still_the_same(
-    browser: Browser, store: OffsetStore, deciding: Deciding, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.behaviour("DLQ-18", "OPS-10")
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize(
+    ("action", "fields", "method", "change"),
+    [
+        ("reset", {"to": "shift", "value": "-1"}, "lock_group", reset_offsets),
+        ("pause", {"until": "PT2H"}, "lock_group", pause_again),
+        ("resume", {}, "lock_group", pause_again),
+        ("discard", ERROR, "share_group", give_up_another),
+        ("discard", {**ERROR, "erase": "yes"}, "share_group", give_up_another),
+        ("replay", {**ERROR, "forced": "yes"}, "share_group", give_up_another),
+    ],
+)
+def test_what_changes_right_before_the_lock_is_shown_first(
+    browser: Browser,
+    store: OffsetStore,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    action: str,
+    fields: dict[str, str],
+    method: str,
+    change: Callable[[OffsetStore], None],
 ) -> None:
-    plan = plan_reset(browser, to="shift", value="-1", topic="payments", partition="0")
-    reset = deciding.store.reset
+    store.pause(GROUP, reason="a deploy")
+    plan = browser.open(f"/actions/{action}/plan", group=GROUP, **fields)
+    lock = getattr(MemorySession, method)
+    changed: list[tuple[Any, ...]] = []
 
-    def after_another(*given: Any, **named: Any) -> Any:
-        store.reset(GROUP, {P0: 3}, reason="someone else")
-        return reset(*given, **named)
+    def after_another(one: MemorySession, group: str) -> Any:
+        monkeypatch.setattr(MemorySession, method, lock)
+        change(store)
+        changed.append(state_of(store))
+        return lock(one, group)
 
-    monkeypatch.setattr(deciding.store, "reset", after_another)
+    monkeypatch.setattr(MemorySession, method, after_another)
     again = browser.send(plan, **ANSWER)
     expect_new_plan(again)
-    assert "another job, or another decision, has taken group 'billing' over; nothing was written" in again.text
-    assert offsets(store)[P0] == 3
+    assert [state_of(store)] == changed
+    assert browser.send(again, **ANSWER).status == 200
+    assert [state_of(store)] != changed
 
 
 def test_the_pages_soon_show_what_was_done(browser: Browser, server: DashboardServer) -> None:
@@ -479,11 +512,8 @@ def test_a_stranger_gets_no_form(store: OffsetStore, broker: StaticBroker, decid
     ):
         browser = Browser(client)
         plan = {"group": GROUP, "to": "earliest"}
-        owner = store.owner(GROUP)
-        assert owner is not None
         reset = DECISIONS["reset"].read({"to": "earliest"})
-        on = Group(GROUP, GROUP, store, broker)
-        planned = {"to": "earliest", "premise": reset.premise(on, owner, lambda: None)}
+        planned = {"to": "earliest", "premise": reset.plan(Group(GROUP, GROUP, store, broker)).digest}
         good = {**plan, **planned, "ticket": deciding.tickets.issue("reset", GROUP, planned), **ANSWER}
         assert browser.open("/actions/reset", group=GROUP).status == 401
         assert browser.open("/actions/reset/plan", **plan).status == 401

@@ -1,0 +1,374 @@
+"""A decision does what its plan has shown, or nothing. See `offsetstore.testing.contract.suite`."""
+# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pytest
+
+from offsetstore.errors import GroupBusy, PlanChanged
+from offsetstore.offsets import OffsetRange, Pause, Token, Watermarks
+from offsetstore.protocol.database import NewOffset
+from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
+from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
+from offsetstore.store.admin import ShiftBy, write_token
+from offsetstore.store.sessions import transaction
+from offsetstore.store.store import OffsetStore
+from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from offsetstore.protocol.database import Session
+    from offsetstore.store.transaction import Transaction
+    from offsetstore.testing.broker import StaticBroker
+    from offsetstore.testing.contract.parts import Give
+
+OTHER = "invoicing"
+REASON = "ticket 17"
+UNTIL = datetime(2090, 1, 1, tzinfo=UTC)
+ERROR = LetterError("ValueError", "not a number")
+RECORD = Payload(b"key", b"value", None, None, None)
+ALL = LetterFilter()
+
+DECISIONS: Final[dict[str, tuple[Callable[..., Any], tuple[object, ...], dict[str, object]]]] = {
+    "pause": (OffsetStore.pause, (), {"until": UNTIL}),
+    "resume": (OffsetStore.resume, (), {}),
+    "replay": (OffsetStore.request_replay, (ALL,), {"forced": True}),
+    "discard": (OffsetStore.discard, (ALL,), {}),
+    "erase": (OffsetStore.discard, (ALL,), {"erase": True}),
+    "reset": (OffsetStore.reset, (ShiftBy(-1),), {"partitions": {P0.topic: [0]}}),
+    "copy": (OffsetStore.copy_group, (OTHER,), {}),
+    "rename": (OffsetStore.rename_group, (OTHER,), {}),
+    "delete": (OffsetStore.delete_group, (), {"discard_letters": True}),
+}
+PAUSES, LETTERS, OFFSETS = ("pause", "resume"), ("replay", "discard", "erase"), ("reset", "copy", "rename", "delete")
+
+
+def decide(name: str, store: OffsetStore, **how: object) -> Any:
+    """Plan it with ``dry_run``, or do it."""
+    method, given, named = DECISIONS[name]
+    return method(store, GROUP, *given, reason=REASON, **named, **how)
+
+
+def session(store: OffsetStore) -> AbstractContextManager[Session]:
+    """A transaction of someone else."""
+    return transaction(store.database, name="someone-else", lock_timeout=WAIT)
+
+
+def at(offset: int) -> LetterKey:
+    """A letter as the database names it."""
+    return LetterKey(P0, offset, "payments-id")
+
+
+def dead(offset: int) -> NewLetter:
+    """A letter."""
+    return NewLetter(P0, offset, "raised", ERROR, 1, None, RECORD)
+
+
+def run_job(store: OffsetStore, begin: int, *bad: int) -> None:
+    """A job starts, passes ten records, some of them as letters, and ends."""
+    claim = store.claim(GROUP, topics=[P0.topic], mirror_every=None)
+    with store.transaction(claim) as tx:
+        left = tx.lock({P0: OffsetRange(begin, begin + 10)})[P0].remaining
+        tx.write_letters([dead(offset) for offset in bad])
+        tx.advance({P0: left})
+    claim.close()
+
+
+def pause_again(one: Session) -> None:
+    """Replace the pause by one without an end."""
+    one.lock_group(GROUP)
+    one.write_pause(GROUP, Pause(one.now(), None, "a restore runs"))
+
+
+def resume(one: Session) -> None:
+    """End the pause."""
+    one.lock_group(GROUP)
+    one.write_pause(GROUP, None)
+
+
+def settle(one: Session) -> None:
+    """Give one letter up."""
+    one.share_group(GROUP)
+    one.lock_letters(GROUP, [at(2)])
+    one.decide_letters(GROUP, [at(2)], "discarded", actor="bo", reason=REASON)
+
+
+def fail_again(one: Session) -> None:
+    """Replay a letter, which fails: it is dead as before."""
+    one.lock_letters(GROUP, [at(4)])
+    one.decide_letters(GROUP, [at(4)], "requested", actor="bo", reason=REASON)
+    assert one.return_letters(GROUP, {at(4): FailedReplay(ERROR)}, actor="job") == 1
+
+
+def claim_it(one: Session) -> None:
+    """Take the group over."""
+    write_token(one, GROUP, Token(one.lock_group(GROUP).epoch + 1, uuid4()), "another")
+
+
+def advance(one: Session) -> None:
+    """Store another offset, as the job of the last claim does."""
+    row = one.lock_group_partitions(GROUP)[P0]
+    new = NewOffset(row.next_offset + 5, row.topic_id, row.cluster_id, pinned=False)
+    one.set_partitions(GROUP, row.token, {P0: new})
+
+
+CHANGES: Final[dict[Callable[[Session], None], tuple[str, ...]]] = {
+    pause_again: PAUSES,
+    resume: PAUSES,
+    settle: (*LETTERS, "delete"),
+    fail_again: LETTERS,
+    claim_it: OFFSETS,
+    advance: OFFSETS,
+}
+
+
+def changes_of(name: str) -> list[Callable[[Session], None]]:
+    """What makes another plan of this decision."""
+    return [change for change, names in CHANGES.items() if name in names]
+
+
+def state(store: OffsetStore) -> tuple[Any, ...]:
+    """All that a decision could change."""
+    owner = store.owner(GROUP)
+    assert owner is not None
+    letters = sorted(store.letters(GROUP, contents=True).letters, key=lambda letter: letter.key)
+    return store.offsets(GROUP), store.offsets(OTHER), store.history(GROUP), owner.token, owner.pause, letters
+
+
+class PlanContract(ContractParts):
+    """What was shown is compared with what is done, under the locks."""
+
+    @pytest.fixture
+    def left(self, store: OffsetStore, broker: StaticBroker) -> None:
+        """A group at 10 with two letters, whose job has ended, and which is paused."""
+        store.claim(GROUP, broker, mirror_every=None).close()
+        run_job(store, 0, 2, 4)
+        store.pause(GROUP, until=UNTIL - timedelta(hours=1), reason=REASON)
+
+    def expect_changed(self, store: OffsetStore, name: str, shown: str) -> str:
+        """It is refused with the new plan, whose digest is returned."""
+        before = state(store)
+        with pytest.raises(PlanChanged, match="nothing was done") as caught:
+            decide(name, store, if_plan=shown)
+        assert state(store) == before
+        plan, planned = caught.value.plan, decide(name, store, dry_run=True)
+        assert plan.digest == planned.digest == caught.value.found != shown == caught.value.expected
+        assert (plan.executed, planned.executed) == (False, False)
+        return plan.digest
+
+    @pytest.mark.behaviour("DLQ-18", "OPS-10")
+    @pytest.mark.parametrize("name", DECISIONS)
+    def test_what_has_changed_since_the_plan_was_shown_is_shown_first(
+        self, store: OffsetStore, left: None, name: str
+    ) -> None:
+        shown = decide(name, store, dry_run=True).digest
+        assert decide(name, store, dry_run=True).digest == shown
+        for change in changes_of(name):
+            with session(store) as one:
+                change(one)
+            shown = self.expect_changed(store, name, shown)
+        if name in {*LETTERS, "delete"}:  # letters that come are not decided about unseen
+            run_job(store, 15 if name == "delete" else 10, 17)
+            shown = self.expect_changed(store, name, shown)
+        if name in LETTERS:  # one that was reopened is another: its error may be
+            store.reset(GROUP, {P0: 0}, reason=REASON)
+            run_job(store, 0, 2, 4)
+            shown = self.expect_changed(store, name, shown)
+        done = decide(name, store, if_plan=shown)
+        assert (done.executed, done.digest) == (name != "resume", shown)
+
+    @pytest.mark.behaviour("DLQ-18", "OPS-10")
+    @pytest.mark.parametrize("name", DECISIONS)
+    def test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first(
+        self, store: OffsetStore, left: None, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        """Someone else holds the row, changes it and commits after all that is looked at without a lock."""
+        before = len(store.history(GROUP))
+        for change in changes_of(name):
+            planned = decide(name, store, dry_run=True)
+            is_locking = threading.Event()
+            with ThreadPoolExecutor(1) as pool:
+                with session(store) as one, monkeypatch.context() as patch:
+                    if name == "copy":  # it locks nothing of the group that it copies
+                        one.lock_group(OTHER)
+                    change(one)
+                    self._tell(patch, one, is_locking, change, name)
+                    waiting = pool.submit(decide, name, store, if_plan=planned.digest)
+                    assert is_locking.wait(WAIT)
+                error = waiting.exception(WAIT)
+            assert isinstance(error, PlanChanged)
+            assert error.expected == planned.digest
+        assert len(store.history(GROUP)) == before
+
+    @staticmethod
+    def _tell(
+        monkeypatch: pytest.MonkeyPatch,
+        one: Session,
+        event: threading.Event,
+        change: Callable[[Session], None],
+        name: str,
+    ) -> None:
+        """Set the event when another session comes to the lock that this one holds."""
+        method = (
+            "lock_group_partitions"
+            if change is advance and name != "copy"
+            else "choose_letters"
+            if change in {settle, fail_again} and name != "delete"
+            else "lock_group"
+        )
+        lock = getattr(type(one), method)
+
+        def tell(other: Session, *given: Any, **named: Any) -> Any:
+            if other is not one and (method != "choose_letters" or named["lock"]):
+                event.set()
+            return lock(other, *given, **named)
+
+        monkeypatch.setattr(type(one), method, tell)
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_a_pause_with_an_end_does_not_replace_one_without_that_came_after_the_plan(
+        self, store: OffsetStore, left: None
+    ) -> None:
+        store.resume(GROUP, reason=REASON)
+        planned = store.pause(GROUP, until=UNTIL, reason=REASON, dry_run=True)
+        assert (planned.before, planned.executed) == (None, False)
+        assert planned.after is not None
+        assert planned.after.until == UNTIL
+        unlimited = store.pause(GROUP, reason="a restore runs, do not resume").after
+        with pytest.raises(PlanChanged) as caught:
+            store.pause(GROUP, until=UNTIL, reason=REASON, if_plan=planned.digest)
+        assert store.group_state(GROUP).pause == unlimited == caught.value.plan.before
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_a_plan_is_for_one_decision_alone(self, store: OffsetStore, left: None) -> None:
+        digests = [decide(name, store, dry_run=True).digest for name in DECISIONS]
+        digests += [
+            store.pause(GROUP, until=UNTIL + timedelta(seconds=1), reason=REASON, dry_run=True).digest,
+            store.pause(GROUP, reason=REASON, dry_run=True).digest,
+            store.request_replay(GROUP, ALL, reason=REASON, dry_run=True).digest,
+            store.discard(GROUP, at(2), reason=REASON, dry_run=True).digest,
+            store.reset(GROUP, ShiftBy(-2), partitions={P0.topic: [0]}, reason=REASON, dry_run=True).digest,
+            store.reset(GROUP, ShiftBy(0), partitions="all", reason=REASON, dry_run=True).digest,
+            store.copy_group(GROUP, "another", reason=REASON, dry_run=True).digest,
+        ]
+        assert len(set(digests)) == len(digests)
+
+    # -- letters
+
+    @pytest.mark.behaviour("DLQ-18")
+    def test_letters_beyond_the_limit_and_those_of_other_errors_change_no_plan(
+        self, store: OffsetStore, left: None
+    ) -> None:
+        planned = store.discard(GROUP, ALL, reason=REASON, limit=1, dry_run=True)
+        run_job(store, 10, 12)
+        assert store.discard(GROUP, ALL, reason=REASON, limit=1, if_plan=planned.digest).letters == (at(2),)
+        rejected = LetterFilter(cause="rejected")
+        planned = store.discard(GROUP, rejected, reason=REASON, dry_run=True)
+        assert not store.discard(GROUP, rejected, reason=REASON, if_plan=planned.digest).executed
+
+    # -- offsets
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_what_a_live_job_stores_and_how_the_log_grows_change_no_reset(
+        self, store: OffsetStore, broker: StaticBroker, give: Give
+    ) -> None:
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        targets: list[dict[str, Any]] = [
+            {"offsets": target, "partitions": {P0.topic: None}, "broker": broker}
+            for target in ("earliest", "latest", 3, ShiftBy(-1))
+        ]
+        give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
+        planned = [store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:3]]
+        give(claim, {P0: OffsetRange(40, 50)})
+        broker.set_log(P0, 0, 120)
+        assert [store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:3]] == planned
+        shifted: dict[str, Any] = {**targets[3], "partitions": {P0.topic: [0, 1]}}
+        planned.append(store.reset(GROUP, **shifted, reason=REASON, dry_run=True).digest)
+        give(claim, {P0: OffsetRange(50, 60)})
+        done = store.reset(GROUP, **shifted, reason=REASON, if_plan=planned[3])
+        assert [(move.from_offset, move.to_offset) for move in done.moves] == [(60, 59), (30, 29)]
+
+        planned = [store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:2]]
+        broker.set_log(P0, 7, 130)
+        again = [store.reset(GROUP, **one, reason=REASON, dry_run=True) for one in targets[:2]]
+        assert again[1].moves[0].log == Watermarks(7, 130)
+        assert again[0].digest != planned[0]  # the beginning was removed: less is read again than was shown
+        assert again[1].digest == planned[1]
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_letters_that_were_replayed_since_are_in_the_new_plan_of_a_reset(
+        self, store: OffsetStore, left: None
+    ) -> None:
+        """The reset would write their rows twice."""
+        planned = store.reset(GROUP, {P0: 0}, reason=REASON, dry_run=True)
+        with session(store) as one:
+            one.decide_letters(GROUP, [at(2)], "requested", actor="bo", reason=REASON)
+            assert one.mark_replayed(GROUP, [at(2)], actor="job") == 1
+        with pytest.raises(PlanChanged) as caught:
+            store.reset(GROUP, {P0: 0}, reason=REASON, if_plan=planned.digest)
+        assert (planned.replayed_letters, caught.value.plan.replayed_letters) == (0, 1)
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job(
+        self, store: OffsetStore, left: None, broker: StaticBroker
+    ) -> None:
+        fencing = ("reset", "rename", "delete")
+        planned = {name: decide(name, store, dry_run=True).digest for name in fencing}
+        newer = store.claim(GROUP, broker, mirror_every=None)
+        with store.transaction(newer) as tx:
+            ranges = {P0: OffsetRange(10, 11), NEW: OffsetRange(0, 5)}  # NEW is unknown: the group's row is held
+            left_over = {tp: decision.remaining for tp, decision in tx.lock(ranges).items()}
+            for name in fencing:
+                with pytest.raises(PlanChanged):
+                    decide(name, store, if_plan=planned[name], takeover="fence", takeover_timeout=0)
+            tx.advance(left_over)
+        assert store.offsets(GROUP)[P0].next_offset == 11
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_a_job_that_claims_while_a_decision_waits_loses_no_transaction(
+        self, store: OffsetStore, left: None, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It has the partitions' rows; they are not waited for, since the plan is another one anyway."""
+        with session(store) as one:
+            kind = type(one)
+        lock = kind.lock_group
+        for number, name in enumerate(("reset", "rename", "delete"), start=10):
+            planned = decide(name, store, dry_run=True)
+            with ExitStack() as job:
+                begun: list[tuple[Transaction, OffsetRange]] = []
+
+                def claim_first(one: Session, group: str) -> Token:
+                    monkeypatch.setattr(kind, "lock_group", lock)
+                    tx = job.enter_context(store.transaction(store.claim(GROUP, broker, mirror_every=None)))
+                    begun.append((tx, tx.lock({P0: OffsetRange(number, number + 1)})[P0].remaining))  # noqa: B023
+                    return lock(one, group)
+
+                monkeypatch.setattr(kind, "lock_group", claim_first)
+                with pytest.raises(PlanChanged):
+                    decide(name, store, if_plan=planned.digest, takeover="fence", takeover_timeout=0)
+                [(tx, remaining)] = begun
+                tx.advance({P0: remaining})
+            assert store.offsets(GROUP)[P0].next_offset == number + 1
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_a_plan_that_shows_a_live_job_fences_it_only_if_told(
+        self, store: OffsetStore, left: None, broker: StaticBroker
+    ) -> None:
+        newer = store.claim(GROUP, broker, mirror_every=None)
+        planned = store.reset(GROUP, {P0: 0}, reason=REASON, dry_run=True)
+        with pytest.raises(GroupBusy):
+            store.reset(GROUP, {P0: 0}, reason=REASON, takeover="refuse", if_plan=planned.digest)
+        done = store.reset(GROUP, {P0: 0}, reason=REASON, if_plan=planned.digest)
+        assert done.fenced is not None
+        assert done.fenced.token == newer.token
+        assert replace(done, history=()).digest == planned.digest

@@ -1,0 +1,166 @@
+"""A plan's digest: each command prints it, and `--if-plan` does what the plan has shown, or nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
+from offsetstore.protocol.letters import NewLetter, Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+
+pytestmark = pytest.mark.behaviour("DLQ-18", "OPS-10")
+
+P0 = TopicPartition("payments", 0)
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "reset": ("reset", "-t", "payments:0", "--shift-by", "-1"),
+    "replay": ("dead-letters", "replay", "--all", "--force"),
+    "discard": ("dead-letters", "discard", "--all"),
+    "erase": ("dead-letters", "discard", "--all", "--erase"),
+    "copy": ("groups", "copy", "--to", "invoicing"),
+    "rename": ("groups", "rename", "--to", "invoicing"),
+    "delete": ("groups", "delete", "--discard-letters"),
+    "pause": ("pause", "--until", "2090-01-01T00:00Z"),
+    "resume": ("resume",),
+}
+AT_ONCE = ("pause", "resume")
+OTHERS = tuple(name for name in COMMANDS if name not in AT_ONCE)
+
+
+@pytest.fixture(autouse=True)
+def left(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    """A paused group at 5 with two letters, whose job has ended."""
+    store.claim("billing", broker, mirror_every=None).close()
+    advance(store, 0, 1, 3)
+    store.pause("billing", reason="a deploy")
+
+
+def advance(store: InMemoryOffsetStore, begin: int, *bad: int) -> None:
+    """A job passes five records, some of them as letters, and ends."""
+    payload = Payload(b"key", b"value", None, None, None)
+    with store.claim("billing", topics=["payments"], mirror_every=None) as claim, store.transaction(claim) as tx:
+        left = tx.lock({P0: OffsetRange(begin, begin + 5)})[P0].remaining
+        tx.write_letters([NewLetter(P0, one, "raised", LetterError("E", ""), 1, None, payload) for one in bad])
+        tx.advance({P0: left})
+
+
+def change(store: InMemoryOffsetStore) -> None:
+    """Something of what each of the plans rests on."""
+    advance(store, 5, 7)
+    store.pause("billing", reason="a restore runs")
+
+
+def arguments(name: str) -> list[str]:
+    return [*COMMANDS[name], "-g", "billing", "--reason", "ticket 17"]
+
+
+def plan_of(name: str) -> list[str]:
+    return [*arguments(name), *(["--dry-run"] if name in AT_ONCE else [])]
+
+
+def done_of(name: str, digest: str) -> list[str]:
+    return [*arguments(name), *([] if name in AT_ONCE else ["--execute"]), "--if-plan", digest]
+
+
+def decisions(store: InMemoryOffsetStore) -> list[str]:
+    return [line.event for line in store.history("billing") if line.event not in {"claim", "adopt"}]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_plan_prints_its_digest_with_which_it_is_done_while_it_holds(
+    run: Callable[..., Result], store: InMemoryOffsetStore, name: str
+) -> None:
+    text = run(*plan_of(name))
+    assert text.exit_code == 0, text.output
+    *_, nothing, last = text.stdout.splitlines()
+    assert nothing.startswith("Nothing was ")
+    [(digest, options)] = re.findall(r"^Plan ([0-9a-f]{16}): (.*) does this, or nothing\.$", last)
+    assert f"{options} ".startswith("--execute ") is (name not in AT_ONCE)
+    document: dict[str, Any] = json.loads(run(*plan_of(name), "--format", "json").stdout)
+    assert (document["plan"], document["executed"]) == (digest, False)
+    before = decisions(store)
+
+    done = run(*arguments(name), *options.split())
+    assert done.exit_code == 0, done.output
+    assert "Plan " not in done.stdout
+    assert len(decisions(store)) > len(before)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_another_plan_is_printed_and_fails_like_a_check(
+    run: Callable[..., Result], store: InMemoryOffsetStore, name: str
+) -> None:
+    digest = json.loads(run(*plan_of(name), "--format", "json").stdout)["plan"]
+    change(store)
+    before = decisions(store)
+    refused = run(*done_of(name, digest))
+    assert refused.exit_code == 1
+    assert refused.stdout == run(*plan_of(name)).stdout
+    [new] = re.findall(r"^Plan ([0-9a-f]{16}):", refused.stdout, re.MULTILINE)
+    assert refused.stderr.splitlines() == [
+        "Error: the plan has changed since it was shown; nothing was done",
+        f"  found:     {new}",
+        f"  expected:  {digest}",
+        "  next step: Look at the new plan, printed above; to carry it out, pass its digest.",
+    ]
+    as_json = run(*done_of(name, digest), "--format", "json")
+    assert as_json.exit_code == 1
+    assert (json.loads(as_json.stdout)["plan"], json.loads(as_json.stdout)["executed"]) == (new, False)
+    assert decisions(store) == before
+    assert run(*done_of(name, new)).exit_code == 0
+    assert len(decisions(store)) > len(before)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_condition_without_execute_is_wrong_usage(
+    run: Callable[..., Result], store: InMemoryOffsetStore, name: str
+) -> None:
+    before = decisions(store)
+    refused = run(*arguments(name), "--if-plan", "0" * 16)
+    assert refused.exit_code == 2
+    assert "--if-plan goes with --execute: without it nothing is done." in refused.stderr
+    assert decisions(store) == before
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_condition_of_a_dry_run_is_wrong_usage(run: Callable[..., Result], name: str) -> None:
+    refused = run(*plan_of(name), "--if-plan", "0" * 16)
+    assert refused.exit_code == 2
+    assert "--if-plan does not go with --dry-run, which does nothing." in refused.stderr
+
+
+def test_a_plan_that_an_empty_variable_names_is_no_plan(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+    before = decisions(store)
+    assert run(*done_of("discard", "")).exit_code == 1
+    assert decisions(store) == before
+
+
+def test_a_pause_and_its_end_can_be_planned(run: Callable[..., Result]) -> None:
+    """Like the other decisions, which are not done without ``--execute``."""
+    plan = run(*plan_of("pause")).stdout.splitlines()
+    assert plan[0] == "Would pause billing. It ends at 2090-01-01T00:00:00+00:00."
+    assert re.fullmatch(r"That replaces a pause: paused since \S+: a deploy\.", plan[1])
+    assert plan[2:3] == ["Nothing was written."]
+    assert re.fullmatch(
+        r"Would resume billing, paused since \S+: a deploy\.", run(*plan_of("resume")).stdout.splitlines()[0]
+    )
+    assert run(*arguments("resume")).exit_code == 0
+    assert run(*plan_of("resume")).stdout == "billing was not paused; nothing was written.\n"
+
+
+def test_the_csv_of_a_plan_that_has_changed_is_not_printed_as_if_it_were_done(
+    run: Callable[..., Result], store: InMemoryOffsetStore
+) -> None:
+    refused = run(*done_of("reset", "0" * 16), "--format", "csv")
+    assert (refused.exit_code, refused.stdout) == (1, "payments,0,4\n")
+    assert store.offsets("billing")[P0].next_offset == 5
+    assert store.letter("billing", *LetterKey(P0, 1)).state == "dead"
