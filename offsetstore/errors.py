@@ -24,6 +24,7 @@
      |    +-- OffsetsDisagree        prefer="agree", but the two offsets differ
      |    +-- NoStartingOffset       auto_offset_reset="none", and neither has an offset
      |    +-- OffsetOutOfRange       the records to read next are not in the log
+     |    |    +-- LogTruncated      the log lost records below the stored offset, and may have grown again
      |    +-- TopicRecreated         the log is not the one that the stored offset belongs to
      |    +-- WrongCluster           the broker belongs to another cluster
      |    +-- StoreRewound           Kafka has what we mirrored, and the database no longer has it
@@ -277,6 +278,19 @@ class OffsetOutOfRange(StartError):
 
     default_next_step = (
         'Restore the records, or accept the loss with StartPolicy(on_data_loss="earliest"); the history records it.'
+    )
+
+
+class LogTruncated(OffsetOutOfRange):
+    """The log lost records below the stored offset, although the topic is the same; it may have grown again since.
+
+    An unclean leader election does that, or a broker whose disk was restored. The results hold records that Kafka no
+    longer has, and the records that took their offsets are not in the results.
+    """
+
+    default_next_step = (
+        "Look for the lost records' results in the database, and decide: `offsetstore reset` of the partition to the "
+        "offset where the logs part reads what took their place, a reset to the stored offset goes on without that."
     )
 
 

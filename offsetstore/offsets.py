@@ -5,7 +5,7 @@ All offsets are *next offsets*, last processed + 1, as Kafka and Spark count: 64
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
@@ -118,10 +118,39 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """The log's first offset and its high watermark (the next offset to be written)."""
+    """The log's first offset, and where it ends for the job: its high watermark, or its last stable offset.
+
+    ``high`` is the high watermark in any case, and ``leader_epoch`` the leader's epoch in the same answer; ``None`` if
+    the broker did not say.
+    """
 
     beginning: int
     end: int
+    high: int | None = field(default=None, kw_only=True)
+    leader_epoch: int | None = field(default=None, kw_only=True)
+
+    def pair(self, offset: int) -> EpochPair | None:
+        """The pair of a next offset that was read before these; ``None`` if there can be none."""
+        if self.leader_epoch is None or self.high is None or offset > self.high:
+            return None
+        return EpochPair(offset, self.leader_epoch)
+
+
+class EpochPair(NamedTuple):
+    """A next offset, and the leader epoch of the log's end, read after it: no record below is of a later epoch.
+
+    If the log no longer has that epoch up to the offset, it was truncated below it, however far it has grown since.
+    """
+
+    offset: int
+    leader_epoch: int
+
+
+class Suspect(NamedTuple):
+    """Evidence that a log lost records below a stored offset: what was found, and when, by the database's clock."""
+
+    what: str
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +161,8 @@ class StoredOffset:
     ``None`` until the first one. ``pinned_epoch`` is the epoch in which an operator's decision last set the row, 0 if
     none did: copies in Kafka of earlier epochs don't count. ``updated_at`` is of the database's clock. ``contested`` is
     set where another application, or a copy of the database, used the group in Kafka while the job ran: what it has
-    committed is not adopted.
+    committed is not adopted. ``pair`` tells a truncated log, see `EpochPair`; ``suspect`` is evidence of one, which
+    stays until a reset.
     """
 
     next_offset: int
@@ -145,6 +175,8 @@ class StoredOffset:
     updated_at: datetime | None = None
     pinned_epoch: int = 0
     contested: bool = False
+    pair: EpochPair | None = None
+    suspect: Suspect | None = None
 
 
 @dataclass(frozen=True, slots=True)

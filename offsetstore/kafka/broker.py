@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -18,7 +19,8 @@ from offsetstore.kafka.group_offsets import GroupOffsets
 from offsetstore.kafka.overview import GroupConnections, find_first_records, read_records, take_snapshot
 from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
 from offsetstore.kafka.settings.spark import read_options
-from offsetstore.offsets import BrokerView, TopicLog, TopicPartition, Watermarks
+from offsetstore.kafka.truncation import find_resets
+from offsetstore.offsets import BrokerView, TopicLog, TopicPartition
 from offsetstore.protocol.forks import expect_own
 from offsetstore.protocol.numbers import check_seconds, check_whole
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from offsetstore.kafka.acls import Acl
-    from offsetstore.offsets import CommittedOffset
+    from offsetstore.offsets import CommittedOffset, EpochPair, Watermarks
     from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
 
 _T = TypeVar("_T")
@@ -123,17 +125,14 @@ class Broker:
             numbers = {topic: requests.partition_numbers(described[topic]) for topic in names}
             partitions = self._partitions(numbers)
             committed = committed_offsets(self._settings, group, partitions, deadline)
-            specs = [requests.EARLIEST, requests.LATEST]
-            if timestamp_ms is not None:
-                specs.append(requests.at(timestamp_ms))
-            beginnings, ends, *at = self._offsets(client, partitions, specs, deadline)
+            found, *at = self._logs(client, partitions, deadline, timestamp_ms=timestamp_ms)
             if at:  # asked at the same time, so a record may have come in between
-                ends = {tp: max(end, at[0][tp]) for tp, end in ends.items()}
+                found = {tp: replace(one, end=max(one.end, at[0][tp])) for tp, one in found.items()}
             logs = {topic: TopicLog(topic_id, {}, len(numbers[topic])) for topic, topic_id in ids.items()}
             for tp in partitions:
-                logs[tp.topic].partitions[tp.partition] = Watermarks(beginnings[tp], ends[tp])
+                logs[tp.topic].partitions[tp.partition] = found[tp]
             # Kafka answers -1 if no record is that recent.
-            timestamps = {tp: ends[tp] if at[0][tp] < 0 else at[0][tp] for tp in partitions} if at else None
+            timestamps = {tp: found[tp].end if at[0][tp] < 0 else at[0][tp] for tp in partitions} if at else None
             return BrokerView(
                 cluster_id=requests.cluster_id(cluster),
                 topics=logs,
@@ -143,15 +142,46 @@ class Broker:
 
         return self._ask(ask)
 
-    def _offsets(
-        self, client: Client, partitions: Sequence[TopicPartition], specs: Sequence[Any], deadline: Deadline
-    ) -> list[dict[TopicPartition, int]]:
-        """One offset of each partition for each ``spec``; all requests are sent at once."""
+    def _logs(
+        self,
+        client: Client,
+        partitions: Sequence[TopicPartition],
+        deadline: Deadline,
+        *,
+        timestamp_ms: int | None = None,
+    ) -> tuple[dict[TopicPartition, Watermarks], *tuple[dict[TopicPartition, int], ...]]:
+        """Each log's ends, and where it has the first record at the time; all requests are sent at once."""
         parts = [partitions[first : first + _PARTITIONS] for first in range(0, len(partitions), _PARTITIONS)]
-        read_committed = self._settings.read_committed
-        asked = [requests.offsets(part, spec, read_committed=read_committed) for spec in specs for part in parts]
+        specs = [(requests.EARLIEST, False), (requests.LATEST, False)]
+        if self._settings.read_committed:
+            specs.append((requests.LATEST, True))
+        if timestamp_ms is not None:
+            specs.append((requests.at(timestamp_ms), self._settings.read_committed))
+        asked = [requests.offsets(part, spec, read_committed=committed) for spec, committed in specs for part in parts]
         answers = iter(client.answers(asked, deadline))
-        return [{tp: info.offset for _ in parts for tp, info in next(answers).items()} for _ in specs]
+        begin, high, *rest = [{tp: info for _ in parts for tp, info in next(answers).items()} for _ in specs]
+        stable = rest.pop(0) if self._settings.read_committed else high
+        logs = {tp: requests.watermarks(begin[tp], stable[tp], high[tp]) for tp in partitions}
+        return logs, *({tp: info.offset for tp, info in one.items()} for one in rest)
+
+    def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
+        """Ask for the ends of logs alone; see `BrokerOffsets`."""
+        wanted = sorted(partitions)
+        return self._ask(lambda client, deadline: self._logs(client, wanted, deadline)[0]) if wanted else {}
+
+    def find_truncated(self, pairs: Mapping[TopicPartition, EpochPair]) -> dict[TopicPartition, int | None]:
+        """Ask which logs no longer have these epochs up to these offsets; see `BrokerOffsets`.
+
+        :raises ConfigurationError: settings that librdkafka refuses, a fork.
+        """
+        self._refuse_after_fork()
+        deadline = Deadline.after(self._timeout)
+        resets: dict[TopicPartition, int | None] = dict.fromkeys(pairs)
+        for _ in range(2):  # a broker that lags behind its leader may answer once from a log that is too short
+            resets = find_resets(self._settings, {tp: pairs[tp] for tp in resets}, deadline) if resets else {}
+            logs = self.log_ends(resets)
+            resets = {tp: at for tp, at in resets.items() if _holds(logs[tp], pairs[tp].offset)}
+        return resets
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         """Ask for the ids alone, in one request."""
@@ -390,6 +420,10 @@ class Broker:
                     "this Broker was used before a fork, and its client's threads live in the other process",
                     "Create a Broker in this process, or start processes with the spawn method.",
                 )
+
+
+def _holds(log: Watermarks, offset: int) -> bool:
+    return log.high is not None and log.beginning <= offset <= log.high
 
 
 def _missing(missing: Missing, there: list[str]) -> TopicMissing:

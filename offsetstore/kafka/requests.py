@@ -8,7 +8,7 @@ import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
 
 from offsetstore.kafka.client import Request
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import TopicPartition, Watermarks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,6 +110,17 @@ def offsets_at(specs: Mapping[TopicPartition, Any], *, read_committed: bool) -> 
         return {TopicPartition(tp.topic, tp.partition): future for tp, future in asked.items()}
 
     return Request(f"reading the log ends of {', '.join(sorted({tp.topic for tp in specs}))}", ask)
+
+
+def watermarks(beginning: Any, end: Any, latest: Any) -> Watermarks:
+    """What three answers of `offsets` say: the earliest, the end for the job, the latest reading uncommitted.
+
+    The last two are asked at the same time, so a transaction may have ended in between.
+    """
+    epoch = latest.leader_epoch  # negative where the broker is too old to say
+    known = epoch if epoch is not None and epoch >= 0 else None
+    high = latest.offset
+    return Watermarks(beginning.offset, min(end.offset, high), high=high, leader_epoch=known)
 
 
 def topic_permissions(names: Sequence[str]) -> Request[str]:

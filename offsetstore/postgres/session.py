@@ -14,7 +14,7 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, event
 
 from offsetstore.errors import ConfigurationError, ConnectionLost, MissingPrivilege, SchemaError, UnexpectedCommit
-from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
+from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import refusals, translate, translated
 from offsetstore.postgres.letters import RENAME_FAILURES, RENAME_LETTERS, LetterStatements
@@ -297,6 +297,10 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
             cluster_ids=[new.cluster_id for new in offsets.values()],
             pinned=[new.pinned for new in offsets.values()],
             contested=[new.contested for new in offsets.values()],
+            epoch_offsets=[new.pair and new.pair.offset for new in offsets.values()],
+            leader_epochs=[new.pair and new.pair.leader_epoch for new in offsets.values()],
+            suspects=[new.suspect and new.suspect.what for new in offsets.values()],
+            suspect_ats=[new.suspect and new.suspect.at for new in offsets.values()],
             **_keys(offsets),
             **_token(token),
         )
@@ -366,6 +370,16 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
 
     def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         self._run(sql.CONTEST, group=group, **_keys(partitions), **_token(token))
+
+    def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
+        offsets, epochs = [one.offset for one in pairs.values()], [one.leader_epoch for one in pairs.values()]
+        arrays = {"epoch_offsets": offsets, "leader_epochs": epochs}
+        return self._run(sql.WRITE_PAIRS, group=group, **arrays, **_keys(pairs), **_token(token))
+
+    def write_suspects(self, group: str, token: Token, found: Mapping[TopicPartition, str]) -> set[TopicPartition]:
+        texts = list(found.values())
+        rows = self._rows(sql.WRITE_SUSPECTS, group=group, suspects=texts, **_keys(found), **_token(token))
+        return {TopicPartition(row.topic, row.partition) for row in rows}
 
     def batch_mark(self, group: str, query_id: uuid.UUID) -> int | None:
         row = self._first(sql.BATCH_MARK, group=group, query_id=query_id)
@@ -599,6 +613,8 @@ def _stored(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
             row.updated_at,
             row.pinned_epoch,
             row.contested,
+            None if row.leader_epoch is None else EpochPair(row.epoch_offset, row.leader_epoch),
+            None if row.suspect is None else Suspect(row.suspect, row.suspect_at),
         )
         for row in rows
     }

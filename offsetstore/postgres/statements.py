@@ -129,7 +129,8 @@ ORDER BY g.consumer_group
 
 OVERVIEW_OFFSETS = f"""
 SELECT p.consumer_group, p.topic, p.partition, p.next_offset, NULL AS metadata, p.topic_id, p.cluster_id, p.epoch,
-       p.claim_id, p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested
+       p.claim_id, p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested, p.epoch_offset,
+       p.leader_epoch, p.suspect, p.suspect_at
 FROM {{s}}kafka_partitions AS p
 WHERE {_ASKED.format(group="p.consumer_group")}
 ORDER BY p.consumer_group, p.topic, p.partition
@@ -198,7 +199,8 @@ NOTHING = "SELECT 1 AS nothing"
 
 READ_PARTITIONS = """
 SELECT p.topic, p.partition, p.next_offset, p.metadata, p.topic_id, p.cluster_id, p.epoch, p.claim_id,
-       p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested
+       p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested, p.epoch_offset, p.leader_epoch,
+       p.suspect, p.suspect_at
 FROM {s}kafka_partitions AS p
 WHERE p.consumer_group = :group
 ORDER BY p.topic, p.partition
@@ -237,20 +239,24 @@ RETURNING topic, partition
 
 SET_PARTITIONS = """
 INSERT INTO {s}kafka_partitions AS p
-       (consumer_group, topic, partition, next_offset, topic_id, cluster_id, pinned, contested, pinned_epoch, epoch,
-        claim_id)
-SELECT :group, n.topic, n.partition, n.next_offset, n.topic_id, n.cluster_id, n.pinned, n.contested,
-       CASE WHEN n.pinned THEN :epoch ELSE 0 END, :epoch, :claim_id
+       (consumer_group, topic, partition, next_offset, topic_id, cluster_id, pinned, contested, epoch_offset,
+        leader_epoch, suspect, suspect_at, pinned_epoch, epoch, claim_id)
+SELECT :group, n.topic, n.partition, n.next_offset, n.topic_id, n.cluster_id, n.pinned, n.contested, n.epoch_offset,
+       n.leader_epoch, n.suspect, n.suspect_at, CASE WHEN n.pinned THEN :epoch ELSE 0 END, :epoch, :claim_id
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
             CAST(:topic_ids AS text[]), CAST(:cluster_ids AS text[]), CAST(:pinned AS boolean[]),
-            CAST(:contested AS boolean[]))
-     AS n (topic, partition, next_offset, topic_id, cluster_id, pinned, contested)
+            CAST(:contested AS boolean[]), CAST(:epoch_offsets AS bigint[]), CAST(:leader_epochs AS integer[]),
+            CAST(:suspects AS text[]), CAST(:suspect_ats AS timestamptz[]))
+     AS n (topic, partition, next_offset, topic_id, cluster_id, pinned, contested, epoch_offset, leader_epoch, suspect,
+           suspect_at)
 ORDER BY n.topic COLLATE "C", n.partition
 ON CONFLICT (consumer_group, topic, partition) DO UPDATE
 SET next_offset = excluded.next_offset,
     metadata = CASE WHEN p.next_offset = excluded.next_offset THEN p.metadata END,
     topic_id = excluded.topic_id, cluster_id = excluded.cluster_id,
     pinned = excluded.pinned, contested = excluded.contested,
+    epoch_offset = excluded.epoch_offset, leader_epoch = excluded.leader_epoch,
+    suspect = excluded.suspect, suspect_at = excluded.suspect_at,
     pinned_epoch = greatest(p.pinned_epoch, excluded.pinned_epoch),
     updated_at = CASE WHEN p.next_offset = excluded.next_offset THEN p.updated_at ELSE clock_timestamp() END
 """
@@ -350,6 +356,30 @@ UPDATE {s}kafka_partitions AS p SET contested = true
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
 WHERE p.consumer_group = (SELECT :group) AND p.topic = asked.topic AND p.partition = asked.partition
   AND CASE WHEN NOT p.contested AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
+"""
+
+# Rows that are locked are left for the next time: nothing of this is worth a wait.
+WRITE_PAIRS = """
+UPDATE {s}kafka_partitions AS p SET epoch_offset = free.epoch_offset, leader_epoch = free.leader_epoch
+FROM (
+SELECT p.topic, p.partition, n.epoch_offset, n.leader_epoch
+FROM {s}kafka_partitions AS p
+JOIN unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:epoch_offsets AS bigint[]),
+            CAST(:leader_epochs AS integer[])) AS n (topic, partition, epoch_offset, leader_epoch)
+  ON p.topic = n.topic AND p.partition = n.partition
+WHERE p.consumer_group = (SELECT :group) AND CASE WHEN p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
+FOR UPDATE OF p SKIP LOCKED) AS free
+WHERE p.consumer_group = (SELECT :group) AND p.topic = free.topic AND p.partition = free.partition
+"""
+
+# The first evidence stays.
+WRITE_SUSPECTS = """
+UPDATE {s}kafka_partitions AS p SET suspect = n.suspect, suspect_at = clock_timestamp()
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:suspects AS text[]))
+     AS n (topic, partition, suspect)
+WHERE p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition = n.partition
+  AND CASE WHEN p.suspect IS NULL AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
+RETURNING p.topic, p.partition
 """
 
 BATCH_MARK = "SELECT batch_id FROM {s}batch_marks WHERE consumer_group = :group AND query_id = :query_id"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from uuid import UUID
 
-    from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
+    from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
     from offsetstore.protocol.letters import State
     from offsetstore.protocol.metadata import Text
     from offsetstore.protocol.runs import Ending
@@ -35,6 +35,7 @@ EVENTS: Final = (
     "restart",
     "rewound",
     "contested",
+    "suspect",
     "reset",
     "rename",
     "copy",
@@ -59,14 +60,14 @@ class HistoryEvent:
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
     have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
     older than its copy in Kafka), ``contested`` (another application or a copy of the database uses the group in Kafka,
-    or a decision ignored its offset), ``reset``, ``rename``, ``copy`` (of another group's offsets, or to another
-    group), ``delete`` (of the whole group), ``pause`` or ``resume`` (both without a partition), ``metadata`` (rewritten
-    by an operator), ``moved`` (the store is in another database now) or ``new-id`` (it is a copy, a store of its own
-    now), or about dead letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents deleted),
-    ``prune``. That is one line for many letters, with a partition and a range of offsets if they are of one partition.
-    ``from_offset`` is ``None`` if there was no row, ``to_offset`` if there is none any longer. ``at`` comes from the
-    database's clock, and is ``None`` until the event is written. So is ``db_role``, the role that wrote it, which
-    unlike ``actor`` can't be
+    or a decision ignored its offset), ``suspect`` (the log was seen to have lost records), ``reset``, ``rename``,
+    ``copy`` (of another group's offsets, or to another group), ``delete`` (of the whole group), ``pause`` or ``resume``
+    (both without a partition), ``metadata`` (rewritten by an operator), ``moved`` (the store is in another database
+    now) or ``new-id`` (it is a copy, a store of its own now), or about dead letters: ``replay`` (requested),
+    ``discard``, ``erase`` (discarded, and their contents deleted), ``prune``. That is one line for many letters, with a
+    partition and a range of offsets if they are of one partition. ``from_offset`` is ``None`` if there was no row,
+    ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and is ``None`` until the event is
+    written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be
     invented; lines from before revision 0006 have none. ``id`` grows from line to line, and is 0 until then.
     """
 
@@ -182,7 +183,8 @@ class StoreOverview:
 class NewOffset:
     """The new state of a partition, set by a claim or a reset; if ``pinned``, the row also keeps the token's epoch.
 
-    A decision clears ``contested``; a claim without a decision leaves it as it was.
+    A decision clears ``contested``; a claim without a decision leaves it as it was. A reset clears ``pair`` and
+    ``suspect``, which are about the offset that was stored; whatever keeps that offset carries them.
     """
 
     next_offset: int
@@ -190,6 +192,8 @@ class NewOffset:
     cluster_id: str | None
     pinned: bool
     contested: bool = False
+    pair: EpochPair | None = None
+    suspect: Suspect | None = None
 
 
 class LockedRow(NamedTuple):
@@ -390,6 +394,17 @@ class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Sto
 
     def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         """Set ``contested`` in rows that still have the token. Needs the rows' locks."""
+        ...
+
+    def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
+        """Write the pairs of rows that still have the token, and are not locked; return how many.
+
+        It waits for nobody, and touches neither ``updated_at`` nor ``transaction_id``.
+        """
+        ...
+
+    def write_suspects(self, group: str, token: Token, found: Mapping[TopicPartition, str]) -> set[TopicPartition]:
+        """Write the evidence to rows that still have the token and have none; return which. Needs the rows' locks."""
         ...
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import Connection
 
-    from offsetstore.offsets import BrokerView, CommittedOffset, TopicPartition
+    from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicPartition, Watermarks
     from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
     from offsetstore.protocol.work import Work
 
@@ -33,6 +33,21 @@ class BrokerOffsets(Protocol):
         :raises BrokerUnavailable: no answer within the configured time.
         :raises BrokerRefused: wrong credentials, or no permission.
         :raises TopicMissing: one of the topics does not exist.
+        """
+        ...
+
+    def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
+        """The logs' beginnings and high watermarks, with the leaders' epochs. Raises the errors of `view`."""
+        ...
+
+    def find_truncated(self, pairs: Mapping[TopicPartition, EpochPair]) -> dict[TopicPartition, int | None]:
+        """Which of the logs no longer have the pair's epoch up to its offset, with the offset where the logs part.
+
+        A log that lies outside of the offset altogether is left out: that is for `Watermarks` to say. It is asked twice
+        before it is believed. The offset is ``None`` if the broker does not say it. Needs READ on the topics.
+
+        :raises BrokerUnavailable: it can't be told of all of them within the configured time.
+        :raises BrokerRefused: wrong credentials, or no permission.
         """
         ...
 

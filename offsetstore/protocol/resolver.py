@@ -22,6 +22,7 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.offsets import BrokerView, StoredOffset, TopicLog, TopicPartition
+from offsetstore.protocol.log_evidence import log_truncated
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets
@@ -58,6 +59,7 @@ def resolve(
         topic's id does not show that the topic is the same; unless ``policy.on_recreated`` is ``"restart"``.
     :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it; or
         another tool's committed offset lies beyond the end; or the stored one does, and the topic is the same.
+    :raises LogTruncated: a row has evidence that its log lost records, whatever the policy says.
     :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
     :raises StoreRewound: Kafka has a copy of ours that is beyond the row, unless ``policy.on_rewound`` allows it.
     :raises ForeignStore: Kafka has a copy that another store made, or this one before it was lost.
@@ -189,6 +191,8 @@ def _starts(
     any_is_contested = any(row.contested for row in rows.values())
     for partition, watermarks in sorted(log.partitions.items()):
         tp = TopicPartition(topic, partition)
+        if tp in rows and (suspect := rows[tp].suspect) is not None:
+            raise log_truncated(tp, suspect)
         committed = asked.view.committed.get(tp)
         facts = _Facts(
             tp=tp,

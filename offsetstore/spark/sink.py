@@ -238,6 +238,7 @@ class TransactionalSink:
         if is_remote():
             raise _connect_refused()
         self._claim.require_open()
+        self._claim.require_log()
         query = RunningQuery.of(batch)
         self._execution = query.execution
         if query.run_id != self._run_id:

@@ -19,14 +19,16 @@ from offsetstore.errors import (
     GroupRenamed,
     KafkaGroupInUse,
     OffsetOutOfRange,
+    OffsetStoreError,
     StoreRewound,
     StoreUnavailable,
     TopicRecreated,
     TransactionLost,
 )
-from offsetstore.offsets import Token, TopicPartition
+from offsetstore.offsets import Suspect, Token, TopicPartition
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import HistoryEvent, NewOffset, renamed
+from offsetstore.protocol.log_evidence import LogLook, log_truncated, look, same_logs
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, latest_epoch
@@ -34,9 +36,10 @@ from offsetstore.protocol.starting import Reason, Start, StartingOffsets
 from offsetstore.store import adoption
 from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
-from offsetstore.store.identity import this_process
+from offsetstore.store.evidence import write_evidence
+from offsetstore.store.identity import name_prefix, this_process
 from offsetstore.store.run_record import new_run
-from offsetstore.store.sessions import fencing, read, read_offsets, repeat
+from offsetstore.store.sessions import fencing, read, read_offsets, repeat, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,12 +87,18 @@ def acquire(store: Connected, request: ClaimRequest) -> Claim:
     deadline = time.monotonic() + request.takeover_timeout
     # One id for all attempts: if a COMMIT happened and its answer was lost, the next attempt knows its own claim.
     claim_id = uuid.uuid4()
+    evidence = _Evidence()
 
     def attempt(number: int) -> Claim:
         # Only the last attempt may restart: that reads a whole topic again.
         is_last = number == _RETRIES.attempts
         policy = request.policy if is_last else replace(request.policy, on_recreated="fail")
-        return _attempt(store, replace(request, policy=policy), claim_id)
+        try:
+            return _attempt(store, replace(request, policy=policy), claim_id, evidence)
+        except OffsetOutOfRange:
+            if is_last:
+                _record(store, request.group, evidence)
+            raise
 
     while True:
         try:
@@ -101,11 +110,51 @@ def acquire(store: Connected, request: ClaimRequest) -> Claim:
             time.sleep(min(_PAUSE, left))
 
 
+class _Evidence:
+    """The logs that lost records, as the attempts of one claim see them: what two in a row have seen is no transient.
+
+    ``unlocked`` is the latest attempt's first look, before the group was locked, and ``token`` that of the rows.
+    """
+
+    def __init__(self) -> None:
+        self._former: Mapping[TopicPartition, str] = {}
+        self._latest: Mapping[TopicPartition, str] = {}
+        self.token: Token | None = None
+        self.unlocked = LogLook()
+
+    def begin(self) -> None:
+        """Another attempt."""
+        self._former, self._latest = self._latest, {}
+
+    def note(self, rows: Mapping[TopicPartition, StoredOffset], found: LogLook) -> None:
+        """Note the latest look, and whose rows these were."""
+        self._latest = found.lost
+        self.token = next((row.token for row in rows.values()), None)
+
+    @property
+    def confirmed(self) -> dict[TopicPartition, str]:
+        """What the last attempt has seen again."""
+        return {tp: what for tp, what in self._latest.items() if tp in self._former}
+
+
+def _record(store: Connected, group: str, evidence: _Evidence) -> None:
+    """Record it for later starts, by which time the log may have grown; this fences nobody."""
+    if evidence.token is None or not evidence.confirmed:
+        return
+    name = f"{name_prefix(group)}evidence"
+    try:
+        with transaction(store.database, name=name, lock_timeout=store.timeouts.lock) as session:
+            write_evidence(session, group, evidence.token, evidence.confirmed, actor=this_process())
+    except OffsetStoreError as error:  # the start is refused all the same
+        _log.warning("could not record that a log of group %r lost records: %s", group, error)
+
+
 def _may_pass(error: Exception) -> bool:
     return isinstance(error, (OffsetOutOfRange, TopicRecreated, TransactionLost, StoreUnavailable))
 
 
-def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID) -> Claim:
+def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evidence: _Evidence) -> Claim:
+    evidence.begin()
     # Find errors here if possible, before this waits for another job's transaction, or ends it.
     if request.takeover != "fence":
         _check_owner(read(store.database, lambda session: session.group(request.group)), request, claim_id)
@@ -115,13 +164,18 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID) -> Cl
     view = request.view()
     checkpoint = adoption.read_for(request.checkpoint, stored, view)
     if view is not None:
+        # Asked here, where no lock waits for the answer, and no job was fenced if a log is truncated.
+        looked = evidence.unlocked = look(stored, same_logs(stored, view), request.find_truncated)
+        evidence.note(stored, looked)
         adopted = checkpoint and checkpoint.starts(request.policy, stored, view.topics)
         resolve_unlocked(
             store.database, request.group, stored, view, request.policy, store_id=identity.store_id, adopted=adopted
         )
+        for tp, what in looked.truncated.items():
+            raise log_truncated(tp, Suspect(what))
     has_members = _has_members(request)
     with fencing(store.database, request.group, request.takeover_timeout, name="claim", again=_AGAIN) as session:
-        acquired = _write_claim(request, session, claim_id, checkpoint)
+        acquired = _write_claim(request, session, claim_id, checkpoint, evidence=evidence)
         failpoints.reach("in_claim")
     _warn_of_copy(request, acquired.starting)
     return Claim(store, request, acquired, has_members=has_members)
@@ -175,6 +229,8 @@ def _write_claim(
     session: Session,
     claim_id: uuid.UUID,
     checkpoint: QueryCheckpoint | None,
+    *,
+    evidence: _Evidence,
 ) -> Acquired:
     group = request.group
     before = session.lock_group(group)
@@ -188,6 +244,8 @@ def _write_claim(
     if not rows:
         _refuse_renamed(group, session.history(group))
     view = request.view()
+    if view is not None:
+        evidence.note(rows, look(rows, same_logs(rows, view), None))
     adopted = checkpoint.starts(request.policy, rows, view.topics) if checkpoint and view else None
     starting = (
         None
@@ -211,7 +269,7 @@ def _write_claim(
     partitions = set(rows)
     metadata = {tp: row.metadata for tp, row in rows.items()}
     if starting is not None and view is not None:
-        new = new_offsets(rows, starting, view)
+        new = new_offsets(rows, starting, view, evidence.unlocked)
         session.set_partitions(group, token, new)
         metadata |= {tp: None for tp, row in rows.items() if tp in new and new[tp].next_offset != row.next_offset}
         decided = decisions(rows, starting, token, owner)
@@ -284,9 +342,16 @@ def _caught_up(
 
 
 def new_offsets(
-    rows: Mapping[TopicPartition, StoredOffset], starting: StartingOffsets, view: BrokerView
+    rows: Mapping[TopicPartition, StoredOffset],
+    starting: StartingOffsets,
+    view: BrokerView,
+    looked: LogLook | None = None,
 ) -> dict[TopicPartition, NewOffset]:
-    """Return the rows to write: those that differ from the start."""
+    """Return the rows to write: those that differ from the start.
+
+    :param looked: what an earlier look at the logs has shown.
+    """
+    looked = looked or LogLook()
     new: dict[TopicPartition, NewOffset] = {}
     for tp, start in starting.starts.items():
         row = rows.get(tp)
@@ -300,6 +365,7 @@ def new_offsets(
             view.cluster_id or (known.cluster_id if known else None),
             start.reason in _PINS or (row is not None and row.pinned) or _starts_below_committed(start),
             row is not None and row.contested and start.reason not in _PINS,
+            looked.pair(tp, known, start.offset, start.log),
         )
     for tp in starting.vanished:
         new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
@@ -318,7 +384,7 @@ def _is_unchanged(row: StoredOffset | None, new: NewOffset) -> bool:
     # A pin is written again: its epoch must be above those of all copies that were seen.
     if row is None or new.pinned:
         return False
-    return NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested) == new
+    return NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested, row.pair) == new
 
 
 def decisions(

@@ -556,8 +556,14 @@ def known(session: Session, group: str) -> GroupRow:
 
 
 def pinned(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
-    """A decision's offset, which counts more than what Kafka has."""
+    """A decision's offset, which counts more than what Kafka has. What was known of the log below the old one ends."""
     return NewOffset(offset, row.topic_id, row.cluster_id, pinned=True, contested=keep_contested and row.contested)
+
+
+def same_offset(row: StoredOffset, *, keep_contested: bool) -> NewOffset:
+    """The row's own offset under another name, with what is known of the log below it."""
+    new = pinned(row, row.next_offset, keep_contested=keep_contested)
+    return replace(new, pair=row.pair, suspect=row.suspect)
 
 
 def write_token(session: Session, group: str, token: Token, who: str) -> None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
-from offsetstore.offsets import OffsetRange
+from offsetstore.offsets import OffsetRange, Suspect
 from offsetstore.protocol.events import ClaimClosed, ClaimLost, ClaimTaken, DatabaseAnswered, HeartbeatMissed
 from offsetstore.protocol.forks import is_own
+from offsetstore.protocol.log_evidence import log_truncated
 from offsetstore.protocol.metadata import check_formats, load
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.retries import may_pass
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import BrokerView, StoredOffset, Token, TopicPartition
     from offsetstore.protocol.database import Session
+    from offsetstore.protocol.log_evidence import FindTruncated
     from offsetstore.protocol.marking import Marking, Position
     from offsetstore.protocol.metadata import Formats, Text
     from offsetstore.protocol.policy import StartPolicy
@@ -91,6 +93,11 @@ class ClaimRequest:
         if self.broker is None:
             return None
         return self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
+
+    @property
+    def find_truncated(self) -> FindTruncated | None:
+        """How to ask for logs whose leader epoch has changed, ``None`` if the broker can't tell."""
+        return getattr(self.broker, "find_truncated", None)  # a user's own implementation may predate it
 
     @property
     def mirrored_to(self) -> BrokerOffsets | None:
@@ -153,6 +160,7 @@ class Claim:
         self.keeps_checkpoint = False
         self.is_closed = False
         self.is_lost = False
+        self._lost: Mapping[TopicPartition, str] = {}
         self._query_id: str | None = None
         self._is_reserved = False
         self._at_close: list[Callable[[], object]] = []
@@ -176,6 +184,18 @@ class Claim:
         if not was_lost:
             self.observers.on(ClaimLost(group=self.group, token=self.token))
 
+    def note_lost(self, found: Mapping[TopicPartition, str]) -> None:
+        """Take note of logs that lost records while the job ran, and why that is known: it must not go on in them."""
+        self._lost = dict(found)
+
+    def require_log(self) -> None:
+        """Refuse to go on in a log that is known to have lost records.
+
+        :raises LogTruncated: the claim's mirror has seen it; see `note_lost`.
+        """
+        for tp, what in sorted(self._lost.items()):
+            raise log_truncated(tp, Suspect(what))
+
     def _answer(self) -> None:
         self.observers.on(DatabaseAnswered(group=self.group))
 
@@ -191,7 +211,7 @@ class Claim:
         ignored = frozenset(self.partitions - starts.keys())
         target = MirrorTarget(broker, request.kafka_group, request.mirror_every, ignored, found, has_members)
         stamp = Stamp(self.store_id, self.token.epoch, digest(request.group))
-        return Mirror(self.database, self, stamp, target, self.observers)
+        return Mirror(self.database, self, stamp, target, self.observers, on_lost=self.note_lost)
 
     @property
     def starting_offsets(self) -> str:

@@ -72,6 +72,13 @@ class ClaimInfo(Protocol):
         """Take note that another claim has taken over, or that the group was reset or renamed."""
         ...
 
+    def require_log(self) -> None:
+        """Refuse to go on in a log that is known to have lost records.
+
+        :raises LogTruncated: the claim's mirror has seen it.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TaskClaim:
@@ -101,6 +108,9 @@ class TaskClaim:
 
     def lose(self) -> None:
         """Do nothing: the task's `StaleClaim` tells the driver."""
+
+    def require_log(self) -> None:
+        """Do nothing: the driver has looked before it sent the task."""
 
 
 def name_prefix(group: str) -> str:

@@ -22,7 +22,9 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.events import MirrorCopied, MirrorFailed
+from offsetstore.protocol.log_evidence import look
 from offsetstore.protocol.stamp import Stamp
+from offsetstore.store.evidence import write_evidence
 from offsetstore.store.sessions import read, transaction
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ _FULL_COPY_SECONDS = 600.0
 # If Kafka refuses a commit, trying at every interval would fill its log, and could lock the account.
 _INTERVALS_AFTER_REFUSAL: Final = 12
 _LOCK_SECONDS: Final = 1.0
+LOOK_SECONDS = 30.0
+"""Seconds from one look at the logs' leader epochs to the next, at least."""
+_LOOKS: Final = 3
+_LOOK_AGAIN_SECONDS: Final = 0.5
 _SHOWN: Final = 5
 
 _log = logging.getLogger(__name__)
@@ -80,10 +86,19 @@ class Mirror:
     """Copies in a daemon thread until it is closed or ends for good.
 
     ``ended`` says why the mirror no longer copies, ``None`` while it does.
+
+    :param on_lost: called with the logs that lost records while the job ran, once they are found.
     """
 
     def __init__(
-        self, database: Database, claim: ClaimInfo, stamp: Stamp, target: MirrorTarget, observers: Observers
+        self,
+        database: Database,
+        claim: ClaimInfo,
+        stamp: Stamp,
+        target: MirrorTarget,
+        observers: Observers,
+        *,
+        on_lost: Callable[[Mapping[TopicPartition, str]], object] = lambda _: None,
     ) -> None:
         self.ended: str | None = None
         self._database = database
@@ -100,15 +115,21 @@ class Mirror:
         self._unrecorded: _Contest | None = None
         self._full_copy_at = time.monotonic() + _FULL_COPY_SECONDS
         self._given_up = False
+        self._on_lost = on_lost
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._lost: Mapping[TopicPartition, str] = {}
+        self._lost_is_recorded = False
+        self._has_tried_last = False
         self._copies = Background("offsetstore-mirror", self._turn, self._wait, at_end=self._last)
 
     def close(self) -> None:
         """Copy the last offsets, for at most `LAST_COMMIT` seconds, and end."""
         if not self._copies.stop(LAST_COMMIT) and not self._given_up:
             self._given_up = True
-            _log.warning(
-                "the claim of group %r was closed without its last commit to Kafka: no answer", self._claim.group
-            )
+            if not self._has_tried_last:  # else only the look at the logs takes longer
+                _log.warning(
+                    "the claim of group %r was closed without its last commit to Kafka: no answer", self._claim.group
+                )
 
     @property
     def is_idle(self) -> bool:
@@ -150,8 +171,62 @@ class Mirror:
         if any(row.next_offset < self._highest.get(tp, 0) for tp, row in rows.items()):
             self._end_with_warning("its database is older than the copy in Kafka")
             return
+        is_last = self._copies.is_stopping
         if self._commit(rows) and not self._given_up:
             self._unpin([tp for tp, row in rows.items() if row.pinned or row.contested])
+        self._has_tried_last = is_last
+        if rows and (is_last or time.monotonic() >= self._look_at) and not self._given_up:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._look_at_logs(rows)
+
+    def _look_at_logs(self, rows: Mapping[TopicPartition, StoredOffset]) -> None:
+        """Look whether the logs have lost records below these offsets; if not, write the pairs of those that moved."""
+        if not all(hasattr(self._target.broker, method) for method in ("log_ends", "find_truncated")):
+            return  # a user's own implementation may predate them
+        try:
+            if not self._lost:
+                self._lost = self._find_lost(rows)
+        except Exception as error:  # noqa: BLE001 - the next turn looks again, and so does the next claim
+            _log.debug("the mirror could not look at the logs: %s", type(error).__name__)
+            return
+        if not self._lost or self._lost_is_recorded:
+            return
+        self._on_lost(self._lost)
+        _log.warning(
+            "group %r: a log lost records that had been read; the next batch ends with LogTruncated: %s",
+            self._claim.group,
+            "; ".join(f"{tp}: {what}" for tp, what in sorted(self._lost.items())[:_SHOWN]),
+        )
+        claim = self._claim
+        self._lost_is_recorded = self._write(
+            lambda session: write_evidence(session, claim.group, claim.token, self._lost, actor=claim.owner)
+        )
+
+    def _find_lost(self, rows: Mapping[TopicPartition, StoredOffset]) -> Mapping[TopicPartition, str]:
+        broker = self._target.broker
+        logs = broker.log_ends(rows)
+        looked = look(rows, logs, broker.find_truncated)
+        if looked.lost:
+            return self._confirmed(rows, looked.lost)
+        pairs = {tp: looked.pair(tp, row, row.next_offset, logs[tp]) for tp, row in rows.items()}
+        new = {tp: pair for tp, pair in pairs.items() if pair is not None and pair != rows[tp].pair}
+        if new:
+            self._write(lambda session: session.write_pairs(self._claim.group, self._claim.token, new))
+        return {}
+
+    def _confirmed(
+        self, rows: Mapping[TopicPartition, StoredOffset], lost: Mapping[TopicPartition, str]
+    ) -> Mapping[TopicPartition, str]:
+        """Look again before it is believed, as a claim does; and see that the log is still the same topic's."""
+        broker = self._target.broker
+        for _ in range(_LOOKS - 1):
+            time.sleep(_LOOK_AGAIN_SECONDS)
+            again = look(rows, broker.log_ends(lost), broker.find_truncated).lost
+            lost = {tp: what for tp, what in again.items() if tp in lost}
+            if not lost:
+                return {}
+        ids = broker.topic_ids({tp.topic for tp in lost})
+        return {tp: what for tp, what in lost.items() if ids[tp.topic] and ids[tp.topic] == rows[tp].topic_id}
 
     def _rows(self) -> dict[TopicPartition, StoredOffset]:
         found = read(
@@ -321,7 +396,7 @@ class Mirror:
         if decided:
             self._write(write)
 
-    def _write(self, write: Callable[[Session], None]) -> bool:
+    def _write(self, write: Callable[[Session], object]) -> bool:
         """Return whether it was written; if not, the next turn retries it."""
         try:
             with transaction(

@@ -21,8 +21,8 @@ from offsetstore.store.admin import (
     expect_takeover,
     expect_timeout,
     known,
-    pinned,
     refuse_live,
+    same_offset,
     write_token,
 )
 from offsetstore.store.identity import this_process
@@ -145,9 +145,7 @@ def copy_group(database: Database, naming: Naming, lock_timeout: float) -> NewNa
         expect_plan(done, naming.if_plan)
         token = Token(before.epoch + 1, uuid4())
         write_token(session, new, token, naming.who)
-        session.set_partitions(
-            new, token, {tp: pinned(row, row.next_offset, keep_contested=False) for tp, row in rows.items()}
-        )
+        session.set_partitions(new, token, {tp: same_offset(row, keep_contested=False) for tp, row in rows.items()})
         session.write_metadata(new, token, {tp: row.metadata for tp, row in rows.items()})
         why = f"from {group!r}: {naming.reason}"
         session.append_history(new, _arrivals("copy", rows, token, naming.who, why))
@@ -187,7 +185,7 @@ def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeo
         session.set_partitions(
             new,
             token,
-            {tp: pinned(row, row.next_offset, keep_contested=True) for tp, row in rows.items()},
+            {tp: same_offset(row, keep_contested=True) for tp, row in rows.items()},
         )
         session.append_history(group, [HistoryEvent("rename", None, None, None, token, who, f"to {new!r}: {reason}")])
         session.append_history(new, _arrivals("rename", rows, token, who, f"from {group!r}: {reason}"))

@@ -737,6 +737,7 @@ def new_transaction(
     """Make a transaction; see `OffsetStore.transaction`."""
     if lock_timeout is not None:
         check_seconds("lock_timeout", lock_timeout, or_zero=True)
+    claim.require_log()
     return Transaction(
         store.database,
         claim,

@@ -15,6 +15,8 @@ from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnaps
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from offsetstore.offsets import EpochPair
+
 _MAX_TEXT: Final = 4095  # characters of Java's: Kafka's default, less the zero byte that confluent-kafka adds
 
 
@@ -41,6 +43,8 @@ class StaticBroker:
         """Groups that have members: they can't be committed to."""
         self.asked_offsets: list[str] = []
         """The group of each call of `committed_offsets`."""
+        self.asked_epochs: list[dict[TopicPartition, EpochPair]] = []
+        """What each call of `find_truncated` asked."""
         self.asked: list[str] = []
         """The group of each call of `view`."""
         self.script: list[OffsetStoreError | BrokerView | Callable[[], object] | None] = []
@@ -52,6 +56,9 @@ class StaticBroker:
         """The records' timestamps in milliseconds, by offset, as `first_records` and `read_records` find them."""
         self.last_stable: dict[TopicPartition, int] = {}
         """The last stable offset of partitions with an open transaction."""
+        self.epochs: dict[TopicPartition, int] = {}
+        """The leader epochs of logs that `truncate` has changed; the others have 0."""
+        self._parts: dict[TopicPartition, list[tuple[int, int]]] = {}
         self.unanswered: dict[str, BrokerError] = {}
         """Topics and groups for which `snapshot` has this error instead of an answer."""
         self.may_read = True
@@ -88,6 +95,16 @@ class StaticBroker:
             log = replace(log, partitions={**log.partitions, tp.partition: Watermarks(begin, end)})
             self.current = replace(self.current, topics={**self.current.topics, tp.topic: log})
 
+    def truncate(self, tp: TopicPartition, at: int, *, end: int) -> None:
+        """Lose the records from ``at`` upwards, under the same topic id, and write others, up to ``end``."""
+        self._parts.setdefault(tp, []).append((self.epochs.get(tp, 0), at))
+        self.change_leader(tp)
+        self.set_log(tp, self.current.topics[tp.topic].partitions[tp.partition].beginning, end)
+
+    def change_leader(self, tp: TopicPartition) -> None:
+        """Begin a new leader epoch of the partition."""
+        self.epochs[tp] = self.epochs.get(tp, 0) + 1
+
     def set_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit as another application does: without a text, and not listed in `commits`."""
         self._put({tp: CommittedOffset(offset) for tp, offset in offsets.items()})
@@ -116,6 +133,22 @@ class StaticBroker:
         shown = self.current
         self._check(topics, shown)
         return {topic: self._log(topic, shown).topic_id for topic in topics}
+
+    def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
+        self._check({tp.topic for tp in partitions})
+        logs = {topic: self._log(topic, self.current) for topic in {tp.topic for tp in partitions}}
+        return {tp: logs[tp.topic].partitions[tp.partition] for tp in partitions}
+
+    def find_truncated(self, pairs: Mapping[TopicPartition, EpochPair]) -> dict[TopicPartition, int | None]:
+        self.asked_epochs.append(dict(pairs))
+        logs = self.log_ends(pairs)
+        found: dict[TopicPartition, int | None] = {}
+        for tp, pair in pairs.items():
+            parted = [at for epoch, at in self._parts.get(tp, ()) if epoch >= pair.leader_epoch and at < pair.offset]
+            log = logs[tp]
+            if parted and log.high is not None and log.beginning <= pair.offset <= log.high:
+                found[tp] = min(parted)
+        return found
 
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition]
@@ -198,7 +231,14 @@ class StaticBroker:
 
     def _log(self, topic: str, shown: BrokerView) -> TopicLog:
         log = shown.topics[topic]
-        return log if self.has_ids else replace(log, topic_id=None)
+        known = {number: self._watermarks(TopicPartition(topic, number), one) for number, one in log.partitions.items()}
+        return replace(log, topic_id=log.topic_id if self.has_ids else None, partitions=known)
+
+    def _watermarks(self, tp: TopicPartition, shown: Watermarks) -> Watermarks:
+        """What the view does not say itself: its ends are high watermarks, and nobody has changed the leader."""
+        high = shown.end if shown.high is None else shown.high
+        epoch = self.epochs.get(tp, 0) if shown.leader_epoch is None else shown.leader_epoch
+        return replace(shown, high=high, leader_epoch=epoch)
 
     def _check(self, topics: Collection[str], shown: BrokerView | None = None) -> None:
         if self.error is not None:

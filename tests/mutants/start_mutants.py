@@ -13,6 +13,8 @@ _MIRROR: Final = "offsetstore/store/mirror.py"
 _SQL: Final = "offsetstore/postgres/statements.py"
 
 _RESOLVED: Final = "tests/unit/protocol/test_resolver.py::"
+_EVIDENCE: Final = "offsetstore/protocol/log_evidence.py"
+_LOGS: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _MIRRORED: Final = "tests/unit/store/test_mirror.py::"
 _CONTINUITY: Final = "tests/unit/spark/test_continuity.py::"
 _ADMIN: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
@@ -192,8 +194,8 @@ START: Final[tuple[Mutant, ...]] = (
         "contest-through-a-rename",
         (
             "offsetstore/store/names.py",
-            "row.next_offset, keep_contested=True)",
-            "row.next_offset, keep_contested=False)",
+            "same_offset(row, keep_contested=True)",
+            "same_offset(row, keep_contested=False)",
         ),
         tests=(f"{_MIRRORED}test_a_new_name_does_not_decide_about_another_application",),
         why="A new name would decide what only an operator can: that the other application's offsets do not count.",
@@ -299,5 +301,71 @@ START: Final[tuple[Mutant, ...]] = (
         ("offsetstore/spark/ways/continuity.py", "        _expect_same(batch_id, end, stored)\n", ""),
         tests=(f"{_CONTINUITY}test_the_marked_batch_with_another_end_was_planned_anew_by_an_older_checkpoint",),
         why="Records that an older checkpoint adds to a batch of that number would be dropped with its rows.",
+    ),
+    mutant(
+        "evidence-is-recorded",
+        (_TAKING, "                _record(store, request.group, evidence)\n", "                pass\n"),
+        tests=(f"{_LOGS}test_a_refused_start_is_remembered_when_the_log_has_grown_until_a_reset",),
+        why="A truncated log that has grown past the stored offset by the next start would be read on from there.",
+    ),
+    mutant(
+        "evidence-is-seen-twice",
+        (_TAKING, "self._latest.items() if tp in self._former}", "self._latest.items()}"),
+        tests=(f"{_LOGS}test_what_only_one_attempt_has_seen_is_no_evidence",),
+        why="One answer of a lagging broker would stop all later starts until a reset.",
+    ),
+    mutant(
+        "evidence-refuses",
+        (
+            _RESOLVER,
+            "(suspect := rows[tp].suspect) is not None:",
+            "(suspect := rows[tp].suspect) is not None and False:",
+        ),
+        tests=(f"{_LOGS}test_a_refused_start_is_remembered_when_the_log_has_grown_until_a_reset",),
+        why="What is recorded would be for the history alone.",
+    ),
+    mutant(
+        "evidence-by-the-high-watermark",
+        (_EVIDENCE, "log.high < row.next_offset", "log.end < row.next_offset"),
+        tests=(f"{_LOGS}test_an_offset_beyond_the_last_stable_one_is_refused_and_not_recorded",),
+        why="An open transaction below the stored offset would be taken for a truncated log.",
+    ),
+    mutant(
+        "evidence-goes-along",
+        ("offsetstore/store/admin.py", "    return replace(new, pair=row.pair, suspect=row.suspect)", "    return new"),
+        tests=(f"{_LOGS}test_a_rename_and_a_copy_carry_the_evidence_and_the_pair",),
+        why="A rename would make a truncated log startable.",
+    ),
+    mutant(
+        "pair-is-checked-first",
+        (_EVIDENCE, "return new if self.checked.get(tp) == (known, new.leader_epoch) else known", "return new"),
+        tests=(f"{_LOGS}test_a_pair_is_checked_before_it_is_replaced",),
+        why="A claim would put the new leader epoch in place of the one that shows the truncation.",
+    ),
+    mutant(
+        "epoch-below-the-pair",
+        (_EVIDENCE, "elif epoch < row.pair.leader_epoch:", "elif epoch < 0:"),
+        tests=(f"{_LOGS}test_an_epoch_below_the_pair_s_is_a_truncated_log",),
+        why="The broker knows no such epoch, and can't tell where it ended.",
+    ),
+    mutant(
+        "truncated-is-refused",
+        (_TAKING, "for tp, what in looked.truncated.items():", "for tp, what in ():"),
+        tests=(f"{_LOGS}test_a_log_that_was_truncated_and_has_regrown_is_refused_until_a_reset",),
+        why="The records that took the lost ones' offsets would never be read.",
+    ),
+    mutant(
+        "truncated-ends-the-batch",
+        ("offsetstore/store/transaction.py", "    claim.require_log()\n", ""),
+        tests=(f"{_LOGS}test_a_log_that_is_truncated_while_the_job_runs_ends_its_next_batch",),
+        why="A running job would go on in the other log, and its results would have a gap.",
+    ),
+    mutant(
+        "pairs-wait-for-nobody",
+        (_SQL, "FOR UPDATE OF p SKIP LOCKED) AS free", "FOR UPDATE OF p) AS free"),
+        tests=(
+            "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_pairs_are_written_beside_the_job_and_wait_for_no_lock",
+        ),
+        why="The mirror would wait for the job's transactions, and could deadlock with them: it locks in no order.",
     ),
 )

@@ -22,6 +22,7 @@ from offsetstore.testing.contract.admin import AdminContract
 from offsetstore.testing.contract.fence import FenceContract
 from offsetstore.testing.contract.letters import LetterContract
 from offsetstore.testing.contract.locks import LockContract
+from offsetstore.testing.contract.logs import LogContract
 from offsetstore.testing.contract.marking import MarkingContract
 from offsetstore.testing.contract.marks import MarkContract
 from offsetstore.testing.contract.metadata import MetadataContract
@@ -49,5 +50,6 @@ class OffsetStoreContract(
     LetterContract,
     RunContract,
     SampleContract,
+    LogContract,
 ):
     """The whole suite; see the module."""

@@ -85,6 +85,10 @@ class RowLocks:
         """Whether the owner has a lock on the row, of either strength."""
         return owner in self._held.get(key, {})
 
+    def is_free(self, owner: Owner, key: Key) -> bool:
+        """Whether the owner could lock the row FOR UPDATE now."""
+        return not self._in_the_way(owner, key, Mode.UPDATE)
+
     def holder(self, key: Key) -> Owner | None:
         """The owner that has locked the row FOR UPDATE."""
         return next((owner for owner, mode in self._held.get(key, {}).items() if mode is Mode.UPDATE), None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from offsetstore.errors import ConnectionLost
-from offsetstore.offsets import Pause, StoredOffset, Token, TopicPartition
+from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.database import (
     Advance,
     GroupRow,
@@ -406,6 +406,8 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
                     pinned=new.pinned,
                     contested=new.contested,
                     pinned_epoch=token.epoch if new.pinned else row.pinned_epoch,
+                    pair=new.pair,
+                    suspect=new.suspect,
                     updated_at=row.updated_at if is_same else now,
                 )
 
@@ -491,6 +493,25 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
             for tp, row in self._rows(group).items():
                 if tp in partitions and row.token == token:
                     self._changes.partitions[group, tp] = replace(row, contested=True)
+
+    def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
+        with self._statement():
+            rows = self._rows(group)
+            free = {tp for tp in pairs if tp in rows and self._locks.is_free(self, _key(group, tp))}
+            ours = [tp for tp in sorted(free) if rows[tp].token == token]
+            for tp in ours:
+                self._locks.take(self, _key(group, tp), Mode.UPDATE)
+                self._changes.partitions[group, tp] = replace(rows[tp], pair=pairs[tp])
+            return len(ours)
+
+    def write_suspects(self, group: str, token: Token, found: Mapping[TopicPartition, str]) -> set[TopicPartition]:
+        with self._statement():
+            rows = self._rows(group)
+            new = {tp for tp in found if tp in rows and rows[tp].token == token and rows[tp].suspect is None}
+            for tp in new:
+                suspect = Suspect(found[tp], self._shared.clock())
+                self._changes.partitions[group, tp] = replace(rows[tp], suspect=suspect)
+            return new
 
     def _rows(self, group: str) -> dict[TopicPartition, StoredOffset]:
         rows = self._shared.contents.partitions | self._changes.partitions

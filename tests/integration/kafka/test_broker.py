@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,7 +71,10 @@ def test_a_view_holds_ids_log_ends_and_nothing_committed(
     delete_records(servers, topic, {1: 2})
     view = broker.view(offsetstore_group, [topic])
     assert view.cluster_id
-    assert view.topics[topic].partitions == {0: Watermarks(0, 5), 1: Watermarks(2, 5), 2: Watermarks(0, 0)}
+    assert view.topics[topic].partitions == {
+        number: Watermarks(begin, end, high=end, leader_epoch=0)
+        for number, (begin, end) in enumerate([(0, 5), (2, 5), (0, 0)])
+    }
     assert view.committed == {}
     assert view.timestamps is None
 
@@ -196,7 +200,11 @@ def test_a_broker_that_stops_is_unavailable_and_answers_again_when_it_is_back(
         assert time.monotonic() - started < 2
     finally:
         offsetstore_kafka.start()
-    assert broker.view(offsetstore_group, [topic]) == before
+    after = broker.view(offsetstore_group, [topic])
+    [log], [former] = (view.topics[topic].partitions.values() for view in (after, before))
+    assert (log.leader_epoch or 0) > (former.leader_epoch or 0)
+    again = replace(after.topics[topic], partitions={0: replace(log, leader_epoch=former.leader_epoch)})
+    assert replace(after, topics={topic: again}) == before
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -10,13 +11,15 @@ import pytest
 from confluent_kafka import Producer
 
 from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
-from offsetstore.errors import ForeignStore, OffsetOutOfRange, StoreMoved, StoreRewound
-from offsetstore.kafka.admin import Record, produce
+from offsetstore.errors import ForeignStore, LogTruncated, OffsetOutOfRange, StoreMoved, StoreRewound
+from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
+from offsetstore.store import mirror as mirrors
 from offsetstore.testing.fixtures import copy_database
 from tests.support.consumer_groups import delete_by_tool, reset_by_tool
 from tests.support.mirrored_job import copied, process
@@ -24,9 +27,9 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from offsetstore import Claim
-    from offsetstore.local.kafka.server import KafkaBroker
     from offsetstore.local.postgres.server import PostgresServer
     from offsetstore.testing.fixtures import NewTopic
 
@@ -329,3 +332,54 @@ def test_an_open_transaction_below_the_stored_offset_is_waited_for_and_restarts_
 
 def resolved(store: OffsetStore, group: str, broker: Broker, tp: TopicPartition, *, policy: StartPolicy) -> object:
     return resolve_starting_offsets(broker, group=group, topics=[tp.topic], store=store, policy=policy)
+
+
+@pytest.mark.behaviour("START-26")
+def test_logs_that_older_copies_replaced_are_told_by_their_leader_epochs_when_they_have_regrown(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job has stopped meanwhile, and one runs; a third one's log only gets another leader."""
+    monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+    stopped, running, whole = partitions = [TopicPartition(name, 0) for name in ("stopped", "running", "whole")]
+    with KafkaBroker(directory=tmp_path / "kafka") as kafka, OffsetStore.connect(url) as store:
+        broker = Broker({"bootstrap.servers": kafka.bootstrap_servers}, timeout=30)
+        logs = kafka.directory / "data"
+        for tp in partitions:
+            create_topic(kafka.bootstrap_servers, tp.topic)
+            produce(kafka.bootstrap_servers, tp.topic, [Record(b"x", partition=0)] * 50)
+        kafka.stop()
+        for tp in (stopped, running):
+            shutil.copytree(logs / str(tp), tmp_path / str(tp))
+        kafka.start()
+        for tp in partitions:
+            produce(kafka.bootstrap_servers, tp.topic, [Record(b"y", partition=0)] * 50)
+        for tp in (stopped, whole):
+            with store.claim(tp.topic, broker, topics=[tp.topic]) as claim:
+                process(store, claim, tp, 100)
+        with store.claim(running.topic, broker, topics=[running.topic], mirror_every=0.1) as live:
+            process(store, live, running, 100)
+            wait_until(lambda: pair_of(store, running) == 100)
+
+            kafka.stop()
+            for tp in (stopped, running):
+                shutil.rmtree(logs / str(tp))
+                shutil.copytree(tmp_path / str(tp), logs / str(tp))
+            kafka.start()
+            for tp in partitions:
+                produce(kafka.bootstrap_servers, tp.topic, [Record(b"z", partition=0)] * 100)
+
+            wait_until(lambda: store.offsets(running.topic)[running].suspect is not None, timeout=60)
+            with pytest.raises(LogTruncated, match="the log parts at offset 50, below the stored offset 100"):
+                process(store, live, running, 150)
+        for tp in (stopped, running):
+            with pytest.raises(LogTruncated, match="the log parts at offset 50, below the stored offset 100"):
+                store.claim(tp.topic, broker, topics=[tp.topic], policy=StartPolicy(on_data_loss="earliest"))
+        store.reset(stopped.topic, {stopped: 50}, broker=broker, reason="read what took the lost records' place")
+        assert start(store, stopped.topic, broker, stopped) == (50, Reason.PINNED)
+        assert start(store, whole.topic, broker, whole) == (100, Reason.STORED)
+        broker.close()
+
+
+def pair_of(store: OffsetStore, tp: TopicPartition) -> int | None:
+    pair = store.offsets(tp.topic)[tp].pair
+    return None if pair is None else pair.offset

@@ -34,7 +34,7 @@ def test_the_ages_are_of_the_databases_clock_and_the_rows_are_the_stored_ones(
     for tp, one in state.partitions.items():
         assert one.stored == rows[tp]
         assert timedelta(hours=1) < (one.age or timedelta()) < timedelta(hours=2)
-        assert (one.pinned, one.contested, one.log) == (True, True, Watermarks(0, 10))
+        assert (one.pinned, one.contested, one.log) == (True, True, Watermarks(0, 10, high=10, leader_epoch=0))
     assert [(tp, one.lag) for tp, one in state.partitions.items()] == [(P0, 6), (P1, 7)]
     assert [one.committed and one.committed.next_offset for one in state.partitions.values()] == [None, 3]
 

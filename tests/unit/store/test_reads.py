@@ -80,7 +80,7 @@ def test_it_holds_the_owner_and_what_is_stored_committed_and_in_the_log(
 
     state = store.group_state("billing", broker)
 
-    rows, log = store.offsets("billing"), Watermarks(0, 10)
+    rows, log = store.offsets("billing"), Watermarks(0, 10, high=10, leader_epoch=0)
     assert state.partitions == {
         P0: PartitionState(rows[P0], timedelta(seconds=7), CommittedOffset(2, "theirs"), log),
         P1: PartitionState(rows[P1], timedelta(seconds=7), None, log),
@@ -110,7 +110,7 @@ def test_a_partition_that_only_the_log_has_is_there_without_a_lag(
     state = store.group_state("billing", broker)
 
     assert list(state.partitions) == [P0, P1, P2]
-    assert state.partitions[P2] == PartitionState(log=Watermarks(0, 10))
+    assert state.partitions[P2] == PartitionState(log=Watermarks(0, 10, high=10, leader_epoch=0))
     assert (state.partitions[P2].lag, state.partitions[P2].pinned, state.partitions[P2].contested) == (
         None,
         False,

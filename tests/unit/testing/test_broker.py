@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, MetadataRefused, TopicMissing
-from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
+from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, LogEnds
 from offsetstore.testing import StaticBroker
 
@@ -60,14 +60,18 @@ def test_it_refuses_what_kafka_refuses() -> None:
 
 
 def test_it_follows_its_script_then_shows_what_is_current() -> None:
-    broker = StaticBroker.with_logs({"payments": {0: (5, 10)}})
+    log = TopicLog("payments-id", {0: Watermarks(5, 10, high=10, leader_epoch=0)})
+    broker = StaticBroker(BrokerView("cluster", {"payments": log}, {}))
     earlier = replace(broker.current, committed={P0: CommittedOffset(7)})
     broker.script = [BrokerUnavailable("down"), earlier, lambda: broker.set_log(P1, 0, 3), None]
     with pytest.raises(BrokerUnavailable):
         broker.view("billing", ["payments"])
     assert broker.view("billing", ["payments"]) == earlier
     grown = broker.view("billing", ["payments"])
-    assert grown.topics["payments"].partitions == {0: Watermarks(5, 10), 1: Watermarks(0, 3)}
+    assert grown.topics["payments"].partitions == {
+        0: Watermarks(5, 10, high=10, leader_epoch=0),
+        1: Watermarks(0, 3, high=3, leader_epoch=0),
+    }
     assert broker.view("billing", ["payments"]) == broker.view("billing", ["payments"]) == grown
     assert broker.asked == ["billing"] * 5
 

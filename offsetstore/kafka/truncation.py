@@ -1,0 +1,105 @@
+"""Does a log still have the epoch that it had up to an offset? Only a consumer asks; the admin client has no such call.
+
+librdkafka asks the leader once for each partition (OffsetForLeaderEpoch) before it fetches from an offset that was
+given with a leader epoch. If the log has that epoch only up to an earlier offset, it resets the partition instead, and
+``auto.offset.reset=error`` makes that an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import confluent_kafka as ck
+
+from offsetstore.kafka.client import let_go, refused_setting
+from offsetstore.kafka.committed import FINAL, consumer_config
+from offsetstore.kafka.errors import PASSING, Doing, broker_error, no_answer
+from offsetstore.offsets import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.kafka.client import Deadline
+    from offsetstore.kafka.settings.librdkafka import ClientSettings
+    from offsetstore.offsets import EpochPair
+
+_POLL_SECONDS: Final = 0.1
+_DOING: Final = Doing("comparing the logs with their leader epochs", permission="READ")
+# Only for people: that the log was truncated is told by the error's code.
+_PARTS_AT: Final = re.compile(r"broker end offset is (\d+)")
+
+
+def find_resets(
+    settings: ClientSettings, pairs: Mapping[TopicPartition, EpochPair], deadline: Deadline
+) -> dict[TopicPartition, int | None]:
+    """Return the partitions that can't be read from the pair's offset, with the offset where the logs part.
+
+    Another one has a record there, or ends there. A partition that can't be told keeps it waiting.
+
+    :raises BrokerUnavailable: not all are known by the deadline.
+    :raises BrokerRefused: Kafka refuses the request.
+    """
+    reported: deque[ck.KafkaError] = deque(maxlen=100)
+    config = {
+        **consumer_config(settings, "offsetstore", reported),
+        "isolation.level": "read_uncommitted",
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": 100,
+        "max.partition.fetch.bytes": 65_536,  # a batch of records that is larger comes all the same
+        "queued.min.messages": 1,
+    }
+    try:
+        consumer = ck.Consumer(config)
+    except (ck.KafkaException, TypeError, ValueError) as error:
+        refused = refused_setting(error, settings.config)
+    else:
+        try:
+            return _ask(consumer, pairs, reported, deadline)
+        finally:
+            holder = [consumer]
+            del consumer
+            let_go(holder)
+    raise refused  # outside the handler: the cause's text can hold the setting's value
+
+
+def _ask(
+    consumer: ck.Consumer,
+    pairs: Mapping[TopicPartition, EpochPair],
+    reported: deque[ck.KafkaError],
+    deadline: Deadline,
+) -> dict[TopicPartition, int | None]:
+    resets: dict[TopicPartition, int | None] = {}
+    open_ = set(pairs)
+    consumer.assign(
+        [
+            ck.TopicPartition(tp.topic, tp.partition, pair.offset, leader_epoch=pair.leader_epoch)
+            for tp, pair in pairs.items()
+        ]
+    )
+    last: ck.KafkaError | None = None
+    while open_:
+        message = consumer.poll(min(_POLL_SECONDS, deadline.rest))
+        if refused := next((each for each in reported if each.code() in FINAL), None):
+            raise broker_error(refused, _DOING)
+        if message is None:
+            if not deadline.rest:
+                raise no_answer(last, reported, _DOING, deadline.seconds)
+            continue
+        topic, number, error = message.topic(), message.partition(), message.error()
+        if topic is None or number is None or number < 0 or (tp := TopicPartition(topic, number)) not in open_:
+            continue
+        code = None if error is None else error.code()
+        if error is not None and code == ck.KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 -- public all the same
+            found = _PARTS_AT.search(error.str())
+            resets[tp] = int(found[1]) if found else None
+        elif error is not None and code != ck.KafkaError._PARTITION_EOF:  # noqa: SLF001
+            if code is not None and code > 0 and code not in PASSING:
+                raise broker_error(error, _DOING)
+            last = error
+            continue
+        open_.discard(tp)
+        consumer.incremental_unassign([ck.TopicPartition(tp.topic, tp.partition)])
+    return resets

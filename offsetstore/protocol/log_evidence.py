@@ -1,0 +1,107 @@
+"""Does a log still hold what was read from it? Pure, but for the question that the broker answers.
+
+Two things show that it lost records below a stored offset, under the same topic id. It ends below the offset, by its
+high watermark; that passes as it grows. Or the leader epoch has changed, and the log no longer has the former epoch up
+to the offset that was stored with it (`EpochPair`); that stays. Under an unchanged epoch nothing can have been lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offsetstore.errors import LogTruncated
+from offsetstore.offsets import EpochPair, Suspect, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from offsetstore.offsets import BrokerView, StoredOffset, Watermarks
+
+    FindTruncated = Callable[[Mapping[TopicPartition, EpochPair]], Mapping[TopicPartition, int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLook:
+    """What one look at the logs has shown.
+
+    :param short: logs that end below the stored offset, in words.
+    :param truncated: logs that have lost the epoch of the pair, in words.
+    :param checked: the pairs of the others that were checked, each with the leader epoch of this look.
+    """
+
+    short: Mapping[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
+    truncated: Mapping[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
+    checked: Mapping[TopicPartition, tuple[EpochPair, int]] = field(
+        default_factory=dict[TopicPartition, tuple[EpochPair, int]]
+    )
+
+    @property
+    def lost(self) -> dict[TopicPartition, str]:
+        """Both kinds of evidence."""
+        return {**self.short, **self.truncated}
+
+    def pair(self, tp: TopicPartition, row: StoredOffset | None, offset: int, log: Watermarks) -> EpochPair | None:
+        """The pair to keep for an offset that was read before ``log``: a former one is checked before it is replaced.
+
+        :param row: the row as it is now; ``None`` if nothing is known of this log.
+        """
+        known, new = None if row is None else row.pair, log.pair(offset)
+        if new is None or known is None or known.leader_epoch == new.leader_epoch:
+            return new or known
+        return new if self.checked.get(tp) == (known, new.leader_epoch) else known
+
+
+def same_logs(rows: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> dict[TopicPartition, Watermarks]:
+    """The logs of the rows' own topics: their ids are known and the same."""
+    found: dict[TopicPartition, Watermarks] = {}
+    for tp, row in rows.items():
+        topic = view.topics.get(tp.topic)
+        if topic is not None and topic.topic_id and topic.topic_id == row.topic_id and tp.partition in topic.partitions:
+            found[tp] = topic.partitions[tp.partition]
+    return found
+
+
+def look(
+    rows: Mapping[TopicPartition, StoredOffset], logs: Mapping[TopicPartition, Watermarks], find: FindTruncated | None
+) -> LogLook:
+    """Judge logs that were read after the rows; only those with another leader epoch are asked for again.
+
+    :param find: as `BrokerOffsets.find_truncated`; ``None`` if the broker can't tell.
+    """
+    short: dict[TopicPartition, str] = {}
+    truncated: dict[TopicPartition, str] = {}
+    changed: dict[TopicPartition, tuple[EpochPair, int]] = {}
+    for tp, log in sorted(logs.items()):
+        row, epoch = rows[tp], log.leader_epoch
+        if log.high is not None and log.high < row.next_offset:
+            short[tp] = f"the log ended at {log.high}, below the stored offset {row.next_offset}"
+        elif epoch is None or row.pair is None or epoch == row.pair.leader_epoch:
+            continue
+        elif epoch < row.pair.leader_epoch:
+            truncated[tp] = (
+                f"the log had leader epoch {epoch}, and a later one, {row.pair.leader_epoch}, when offset "
+                f"{row.pair.offset} was stored"
+            )
+        else:
+            changed[tp] = row.pair, epoch
+    if changed and find is not None:
+        for tp, at in find({tp: pair for tp, (pair, _) in changed.items()}).items():
+            pair, epoch = changed.pop(tp)
+            where = "below" if at is None else f"at offset {at}, below"
+            truncated[tp] = (
+                f"the log parts {where} the stored offset {pair.offset}: it was truncated there after leader epoch "
+                f"{pair.leader_epoch}, and has epoch {epoch} now"
+            )
+    return LogLook(short, truncated, changed if find is not None else {})
+
+
+def log_truncated(tp: TopicPartition, found: Suspect) -> LogTruncated:
+    """The error for a log with evidence against it: of this look, or recorded (``found.at``)."""
+    since = "" if found.at is None else f" (recorded on {found.at.isoformat(timespec='seconds')})"
+    return LogTruncated(
+        "the log lost records that had been read, although the topic is the same",
+        topic_partition=tp,
+        found=f"{found.what}{since}",
+        expected="the log that the stored offset was read from",
+    )

@@ -1,0 +1,274 @@
+"""A log that lost records is not gone on in. See `offsetstore.testing.contract.suite`."""
+# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore.errors import LogTruncated, OffsetOutOfRange, TransactionLost
+from offsetstore.offsets import EpochPair, OffsetRange, TopicPartition, Watermarks
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.retries import Retries
+from offsetstore.store import acquire
+from offsetstore.store import mirror as mirrors
+from offsetstore.store.resolving import resolve_starting_offsets
+from offsetstore.store.sessions import read as reading
+from offsetstore.store.sessions import transaction
+from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, held
+
+if TYPE_CHECKING:
+    from offsetstore.offsets import StoredOffset
+    from offsetstore.store.claim import Claim
+    from offsetstore.store.store import OffsetStore
+    from offsetstore.testing.broker import StaticBroker
+    from offsetstore.testing.contract.parts import Give
+
+REASON = "ticket 17"
+ANYTHING = StartPolicy(on_data_loss="earliest", on_recreated="restart", prefer="stored")
+
+
+def row_of(store: OffsetStore, tp: TopicPartition = P0, group: str = GROUP) -> StoredOffset:
+    """The partition's row."""
+    return store.offsets(group)[tp]
+
+
+class LogContract(ContractParts):
+    """Evidence of loss, and leader epochs."""
+
+    @pytest.fixture(autouse=True)
+    def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(acquire, "_RETRIES", Retries(attempts=3, shortest=0.0, longest=0.0))
+        monkeypatch.setattr(mirrors, "_LOOK_AGAIN_SECONDS", 0.0)
+
+    @pytest.fixture
+    def stopped(self, store: OffsetStore, broker: StaticBroker, give: Give) -> Claim:
+        """A job that has stopped cleanly, with 40, 30 and 0 stored."""
+        with store.claim(GROUP, broker, mirror_every=600) as claim:
+            give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
+        return claim
+
+    # -- the end of the log
+
+    @pytest.mark.behaviour("START-25")
+    def test_a_refused_start_is_remembered_when_the_log_has_grown_until_a_reset(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        broker.set_log(P0, 0, 35)
+        with pytest.raises(OffsetOutOfRange, match=r"payments-0.*end 35"):
+            store.claim(GROUP, broker)
+        broker.set_log(P0, 0, 100)
+
+        with pytest.raises(LogTruncated, match="the log ended at 35, below the stored offset 40") as refused:
+            store.claim(GROUP, broker, policy=ANYTHING)
+
+        assert refused.value.topic_partition == P0
+        (line,) = store.history(GROUP, events=["suspect"])
+        assert (line.topic_partition, line.from_offset, line.to_offset) == (P0, 40, 40)
+        store.reset(GROUP, {P1: 30}, reason=REASON)
+        with pytest.raises(LogTruncated):
+            store.claim(GROUP, broker)
+        store.reset(GROUP, {P0: 35}, reason=REASON)
+        claim = store.claim(GROUP, broker)
+        assert claim.starting is not None
+        assert (claim.starting.offsets[P0], row_of(store).suspect) == (35, None)
+
+    @pytest.mark.behaviour("START-25")
+    def test_evidence_fences_nobody_and_changes_nothing_else(
+        self, store: OffsetStore, broker: StaticBroker, give: Give
+    ) -> None:
+        running = store.claim(GROUP, broker, mirror_every=None)
+        give(running, {P0: OffsetRange(0, 40)})
+        before = row_of(store)
+        broker.set_log(P0, 0, 35)
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+
+        found = row_of(store)
+
+        assert found.suspect is not None
+        assert found.suspect.at is not None
+        assert replace(found, suspect=None) == before
+        give(running, {P0: OffsetRange(40, 50)})
+
+    @pytest.mark.behaviour("START-25", "START-10")
+    def test_what_only_one_attempt_has_seen_is_no_evidence(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        short = replace(broker.current, topics={"payments": replace(broker.current.topics["payments"], partitions={
+            number: Watermarks(0, 35) for number in range(3)
+        })})  # fmt: skip
+        broker.script = [short, short]
+        store.claim(GROUP, broker).close()
+        broker.script = [TransactionLost("the connection broke"), TransactionLost("the connection broke"), short]
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+        assert row_of(store).suspect is None
+
+    @pytest.mark.behaviour("START-25")
+    def test_an_offset_beyond_the_last_stable_one_is_refused_and_not_recorded(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        log = broker.current.topics["payments"]
+        at_a_transaction = replace(log, partitions={**log.partitions, 0: Watermarks(0, 35, high=100)})
+        whole = broker.current
+        broker.current = replace(whole, topics={"payments": at_a_transaction})
+        with pytest.raises(OffsetOutOfRange, match="end 35"):
+            store.claim(GROUP, broker)
+        broker.current = whole
+
+        store.claim(GROUP, broker).close()
+
+        assert row_of(store).suspect is None
+
+    @pytest.mark.behaviour("START-25")
+    def test_the_resolver_and_a_dry_run_record_nothing(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        broker.set_log(P0, 0, 35)
+        with pytest.raises(OffsetOutOfRange):
+            resolve_starting_offsets(broker, group=GROUP, store=store)
+        store.reset(GROUP, "latest", partitions="all", broker=broker, reason=REASON, dry_run=True)
+        assert row_of(store).suspect is None
+
+    @pytest.mark.behaviour("START-25", "START-26")
+    def test_a_rename_and_a_copy_carry_the_evidence_and_the_pair(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        broker.set_log(P1, 0, 25)
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+        broker.set_log(P1, 0, 100)
+        store.copy_group(GROUP, "copied", reason=REASON)
+        store.rename_group(GROUP, "renamed", reason=REASON)
+
+        for group in ("copied", "renamed"):
+            assert row_of(store, P0, group).pair == EpochPair(40, 0)
+            with pytest.raises(LogTruncated, match="payments-1"):
+                store.claim(group, broker)
+
+    # -- the leader epoch
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_log_that_was_truncated_and_has_regrown_is_refused_until_a_reset(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        broker.truncate(P0, 35, end=200)
+
+        with pytest.raises(LogTruncated, match="the log parts at offset 35, below the stored offset 40"):
+            store.claim(GROUP, broker, policy=ANYTHING)
+
+        assert row_of(store).token == stopped.token
+        broker.change_leader(P0)  # also when its epoch has been forgotten by then
+        with pytest.raises(LogTruncated, match="recorded on"):
+            store.claim(GROUP, broker)
+        store.reset(GROUP, {P0: 35}, reason=REASON)
+        claim = store.claim(GROUP, broker)
+        assert claim.starting is not None
+        assert (claim.starting.offsets[P0], row_of(store).pair) == (35, EpochPair(35, 2))
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_change_of_leader_alone_is_none_and_only_its_partition_is_asked_about(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        broker.change_leader(P0)
+
+        store.claim(GROUP, broker, mirror_every=None)
+        assert broker.asked_epochs == [{P0: EpochPair(40, 0)}]
+        store.claim(GROUP, broker, mirror_every=None)
+
+        assert len(broker.asked_epochs) == 1
+        assert [row_of(store, tp).pair for tp in (P0, P1)] == [EpochPair(40, 1), EpochPair(30, 0)]
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_truncation_above_the_stored_offset_lost_nothing(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        broker.truncate(P0, 40, end=200)
+        store.claim(GROUP, broker)
+
+    @pytest.mark.behaviour("START-26")
+    def test_an_epoch_below_the_pair_s_is_a_truncated_log(
+        self, store: OffsetStore, broker: StaticBroker, give: Give
+    ) -> None:
+        broker.epochs[P0] = 5
+        with store.claim(GROUP, broker) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+        broker.epochs[P0] = 4
+        with pytest.raises(LogTruncated, match="leader epoch 4, and a later one, 5, when offset 40 was stored"):
+            store.claim(GROUP, broker)
+        assert row_of(store).suspect is not None
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_pair_is_checked_before_it_is_replaced(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        """If the leader changes after the look that no lock waits for, it is for the mirror or the next claim."""
+        broker.script = [None, lambda: broker.truncate(P0, 35, end=200)]
+        store.claim(GROUP, broker, mirror_every=None)
+        assert row_of(store).pair == EpochPair(40, 0)
+        with pytest.raises(LogTruncated):
+            store.claim(GROUP, broker)
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_log_that_is_truncated_while_the_job_runs_ends_its_next_batch(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        with store.claim(GROUP, broker, mirror_every=0.01) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 0))
+            broker.truncate(P0, 35, end=200)
+            _wait_until(lambda: row_of(store).suspect is not None)
+
+            with pytest.raises(LogTruncated, match="the log parts at offset 35"):
+                give(claim, {P0: OffsetRange(40, 50)})
+
+        assert row_of(store).next_offset == 40
+        with pytest.raises(LogTruncated):
+            store.claim(GROUP, broker)
+
+    @pytest.mark.behaviour("START-25")
+    def test_a_job_that_ends_because_its_log_is_too_short_records_it(
+        self, store: OffsetStore, broker: StaticBroker, give: Give
+    ) -> None:
+        with store.claim(GROUP, broker, mirror_every=600) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+            broker.set_log(P0, 0, 35)
+        broker.set_log(P0, 0, 100)
+        with pytest.raises(LogTruncated, match="the log ended at 35"):
+            store.claim(GROUP, broker)
+
+    @pytest.mark.behaviour("START-26")
+    def test_pairs_are_written_beside_the_job_and_wait_for_no_lock(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
+    ) -> None:
+        give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
+        before = store.offsets(GROUP)
+        pairs = {P0: EpochPair(40, 0), P1: EpochPair(30, 0)}
+        with held(store, claim, P1), transaction(store.database, name="test", lock_timeout=1) as session:
+            assert session.write_pairs(GROUP, claim.token, pairs) == 1
+
+        after = reading(store.database, lambda session: session.read_partitions(GROUP))
+
+        assert after == {**before, P0: replace(before[P0], pair=EpochPair(40, 0))}
+        store.claim(GROUP, broker)
+        with transaction(store.database, name="test") as session:
+            assert session.write_pairs(GROUP, claim.token, pairs) == 0
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_clean_stop_leaves_the_pairs_of_what_is_stored(self, store: OffsetStore, stopped: Claim) -> None:
+        assert {tp: row.pair for tp, row in store.offsets(GROUP).items()} == {
+            P0: EpochPair(40, 0), P1: EpochPair(30, 0), P2: EpochPair(0, 0),
+        }  # fmt: skip
+
+
+def _wait_until(is_so: object) -> None:
+    assert callable(is_so)
+    until = time.monotonic() + WAIT
+    while not is_so():
+        assert time.monotonic() < until, "it did not come to that"
+        time.sleep(0.01)
