@@ -9,7 +9,7 @@ from uuid import uuid4
 from offsetstore import Append, Broker, TransactionalSink
 from offsetstore.local.spark.artifacts import Artifact, JarSet
 from offsetstore.spark import tuned
-from offsetstore.spark.tuning import READER
+from offsetstore.spark.tuning import MANAGER, READER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ BARE_FILES: Final = JarSet(
 )
 """A local file system for Hadoop that starts no processes."""
 
-_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+FILE_SYSTEM: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _BARE: Final = {
     "fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
     "fs.file.impl.disable.cache": "true",  # the session's other queries use the usual one
@@ -83,15 +83,15 @@ class Jobs:
     def _with_settings(self, settings: str, options: dict[str, str]) -> dict[str, str]:
         """Set the session's settings; return the reader's."""
         conf: Any = self._spark.conf
-        for name in (_MANAGER, *_BARE):
+        for name in (MANAGER, *_BARE):
             conf.unset(name)
         if settings == "defaults":
             return options
         recommended = tuned(self._spark, options)
         if settings in {"wait", "poll", "fetch"}:  # one after the other, in `READER`'s order
-            conf.unset(_MANAGER)
             names = list(READER)[: {"wait": 1, "poll": 2, "fetch": None}[settings]]
             return options | {name: READER[name] for name in names}
+        conf.set(MANAGER, FILE_SYSTEM)
         if settings == "jar":
             for name, value in _BARE.items():
                 conf.set(name, value)

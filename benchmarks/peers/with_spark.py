@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.jobs import FILE_SYSTEM
 from benchmarks.shapes import SMALL
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 from offsetstore.local.spark.launch import local_session
-from offsetstore.spark.tuning import tuned
+from offsetstore.spark.tuning import MANAGER, tuned
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,7 +23,7 @@ def run(writer: str, url: str, servers: str, topic: str, directory: str) -> None
 
     :param writer: ``sink``, or the URL for JDBC.
     """
-    spark = local_session("peers", extra_conf={"spark.driver.memory": HEAP})
+    spark = local_session("peers", extra_conf={"spark.driver.memory": HEAP, MANAGER: FILE_SYSTEM})
     options = {
         "kafka.bootstrap.servers": servers,
         "subscribe": topic,

@@ -310,9 +310,13 @@ def replay_letters(
             ),
             lambda done: _print_decided(done, reason, format_, would="would be replayed", does="will be replayed"),
         )
-        runs = store.group_state(group).is_live
-    if done.executed and not runs and format_ != "json":
+        state = store.group_state(group)
+    if not done.executed or format_ == "json":
+        return
+    if not state.is_live:
         print_lines("No job of the group runs now: the next one replays them, or sink.drain(spark) in a program.")
+    elif state.replays_letters is False:
+        print_lines("The job that runs has no dead_letters=, and replays none: start it with dead_letters=.")
 
 
 @dead_letters.command("discard")

@@ -77,7 +77,8 @@ def status(
       paused        at, until, reason; null if the group is not paused
       database      "home", "moved" if the tables were in another database,
                     "unknown" if that can't be told
-      dead_letters  dead, requested: how many there are
+      dead_letters  dead, requested: how many there are; job_replays: whether
+                    the owner's job replays requested ones, null if not known
       lag           of all partitions, null if no broker was asked
       partitions[]  topic, partition, stored, committed, beginning, end, lag,
                     epoch, claim_id, pinned, contested, updated_at,
@@ -112,7 +113,8 @@ def _print(state: GroupState, identity: StoreIdentity) -> None:
         print_lines(f"The group is {state.pause}.")
     if waiting := sum(state.dead_letters.values()):
         requested = state.dead_letters.get("requested", 0)
-        print_lines(f"{counted(waiting, 'dead letter')}{f', {requested} to be replayed' if requested else ''}.")
+        by = " by no one: the job has no dead_letters=" if state.replays_letters is False else ""
+        print_lines(f"{counted(waiting, 'dead letter')}{f', {requested} to be replayed{by}' if requested else ''}.")
     print_table(
         _COLUMNS,
         [
@@ -174,7 +176,10 @@ def _document(state: GroupState, identity: StoreIdentity) -> dict[str, object]:
         else None,
         "paused": pause_document(state.pause),
         "database": "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown",
-        "dead_letters": {one: state.dead_letters.get(one, 0) for one in OPEN},
+        "dead_letters": {
+            **{one: state.dead_letters.get(one, 0) for one in OPEN},
+            "job_replays": state.replays_letters,
+        },
         "lag": state.lag,
         "partitions": [_partition(tp, one) for tp, one in state.partitions.items()],
     }

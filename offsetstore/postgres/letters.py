@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import refusing_letters
-from offsetstore.protocol.letters import Failed, trace_id, writable
+from offsetstore.protocol.letters import SEQUENCE_BYTES, Failed, trace_id, writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -64,6 +64,34 @@ JOIN {s}dead_letters AS l
 WHERE p.consumer_group = :group AND l.state IN ('dead', 'requested')
 GROUP BY l.topic, l.partition
 """
+
+# A sequence of this length has not been overtaken.
+LETTERS_IN_SEQUENCE: Final = f"""
+SELECT l.topic, l.partition, max(l.record_offset) AS record_offset
+FROM {{s}}dead_letters AS l
+WHERE l.consumer_group = :group AND l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}
+  AND l.state IN ('dead', 'requested')
+GROUP BY l.topic, l.partition
+"""  # noqa: S608 - a constant alone
+
+# Locked in the order in which decisions lock them.
+OVERTAKE: Final = f"""
+WITH passed AS MATERIALIZED (
+SELECT l.topic, l.partition, l.record_offset, l.topic_id
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:untils AS bigint[]))
+     AS n (topic, partition, until_offset)
+JOIN {{s}}dead_letters AS l
+  ON l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
+ AND l.record_offset < n.until_offset
+WHERE l.state IN ('dead', 'requested') AND l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}
+ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
+FOR UPDATE OF l
+)
+UPDATE {{s}}dead_letters AS l SET sequence = l.sequence || decode('00', 'hex')
+FROM passed
+WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partition = passed.partition
+  AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
+"""  # noqa: S608 - constants alone
 
 _IN_RANGES: Final = """FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
             CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
@@ -164,6 +192,15 @@ class LetterStatements:
             TopicPartition(row.topic, row.partition): row.record_offset
             for row in self._rows(LETTERS_AHEAD, group=group)
         }
+
+    def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
+        return {
+            TopicPartition(row.topic, row.partition): row.record_offset
+            for row in self._rows(LETTERS_IN_SEQUENCE, group=group)
+        }
+
+    def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+        return self._run(OVERTAKE, group=group, **_ends(ranges))
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]

@@ -32,6 +32,9 @@ SET claim_id = excluded.claim_id, owner = excluded.owner, topics = excluded.topi
 """
 
 # Ages become times by the database's clock, which is read once.
+_REPLAYS: Final = "replays_letters"
+"""The counter that is none: whether the job replays dead letters."""
+
 WRITE_RUN: Final = """
 UPDATE {s}job_runs AS r
 SET seen_at = clock.now,
@@ -123,7 +126,7 @@ class RunStatements:
             batch=status.batch,
             batch_offsets=status.batch_offsets,
             last_batch_age=_interval(status.last_batch_age),
-            counters=Jsonb(dict(status.counters)),
+            counters=Jsonb({**status.counters, **_as_counter(status.replays_letters)}),
             memory=status.memory,
             mirror_age=_interval(status.mirror_age),
             mirror_error=None if status.mirror_error is None else writable(status.mirror_error),
@@ -184,6 +187,10 @@ class RunStatements:
         ]
 
 
+def _as_counter(replays_letters: bool | None) -> dict[str, bool]:  # noqa: FBT001 - the only one
+    return {} if replays_letters is None else {_REPLAYS: replays_letters}
+
+
 def _interval(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
@@ -198,13 +205,14 @@ def _read_run(row: Any) -> Run:
         batch=row.batch_id,
         batch_offsets=row.batch_offsets,
         last_batch_age=age(row.last_batch_at),
-        counters=row.counters,
+        counters={name: count for name, count in row.counters.items() if name != _REPLAYS},
         memory=row.memory_bytes,
         mirror_age=age(row.mirrored_at),
         mirror_error=row.mirror_error,
         query_id=row.query_id,
         application_id=row.application_id,
         ui_url=row.ui_url,
+        replays_letters=row.counters.get(_REPLAYS),
     )
     return Run(
         group=row.consumer_group,

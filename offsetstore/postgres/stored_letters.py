@@ -14,7 +14,16 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.letters import error_columns, read_headers, record_arrays
 from offsetstore.postgres.schema import INDEXED
-from offsetstore.protocol.letters import PAYLOADS, Letter, LetterError, LetterKey, Payload, PayloadState, State
+from offsetstore.protocol.letters import (
+    PAYLOADS,
+    SEQUENCE_BYTES,
+    Letter,
+    LetterError,
+    LetterKey,
+    Payload,
+    PayloadState,
+    State,
+)
 from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
 
 if TYPE_CHECKING:
@@ -295,13 +304,14 @@ FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offse
 WHERE {_EXACTLY} AND l.state = 'requested'
 """
 
-OPEN_SEQUENCES: Final = """
+OPEN_SEQUENCES: Final = f"""
 SELECT l.sequence, min(l.record_offset) AS record_offset
-FROM {s}dead_letters AS l
-JOIN {s}kafka_partitions AS p
+FROM {{s}}dead_letters AS l
+JOIN {{s}}kafka_partitions AS p
   ON p.consumer_group = l.consumer_group AND p.topic = l.topic AND p.partition = l.partition
  AND l.record_offset < p.next_offset AND l.topic_id IN ('', coalesce(p.topic_id, l.topic_id))
-WHERE l.consumer_group = :group AND l.sequence IS NOT NULL AND l.state IN ('dead', 'requested')
+WHERE l.consumer_group = :group AND l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}
+  AND l.state IN ('dead', 'requested')
 GROUP BY l.sequence
 """
 

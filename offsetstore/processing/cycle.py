@@ -104,6 +104,7 @@ def commit_plan(
     retry_if: Callable[[Exception], bool] = may_pass,
     pass_over: Callable[[Transaction], None] | None = None,
     gone: Collection[tuple[TopicPartition, int]] = (),
+    in_sequence: bool = False,
 ) -> Written | None:
     """Write the computed rows and advance, in one transaction.
 
@@ -112,7 +113,7 @@ def commit_plan(
     :param marking: with ``"manual"`` the rows' writer marks what is stored.
     :param retry_if: whether to repeat the transaction after an error.
     :param pass_over: writes, after the rows, what is kept of records that have none.
-    :param gone: see `Transaction.lock`.
+    :param gone, in_sequence: see `Transaction.lock`.
     :return: ``None`` if nothing remained.
     :raises PlanOutdated: the stored offsets have changed; nothing was written.
     """
@@ -125,7 +126,7 @@ def commit_plan(
     unmarked = claim.unmarked() if marking == "manual" else {}
 
     def work(tx: Transaction) -> dict[str, int] | None:
-        remaining = lock_as_planned(tx, plan.decisions, unmarked, gone)
+        remaining = lock_as_planned(tx, plan.decisions, unmarked, gone, in_sequence=in_sequence)
         if not remaining:
             return None
         if computed is None:  # the reason not to compute is gone
@@ -144,14 +145,17 @@ def lock_as_planned(
     decisions: Decisions,
     others: Ranges | None = None,
     gone: Collection[tuple[TopicPartition, int]] = (),
+    *,
+    in_sequence: bool = False,
 ) -> Ranges:
     """Lock the partitions, and return the remaining range of each one that has any.
 
     :param others: empty ranges of further partitions to lock.
-    :param gone: see `Transaction.lock`.
+    :param gone, in_sequence: see `Transaction.lock`.
     :raises PlanOutdated: a stored offset has changed since the decisions were made.
     """
-    locked = tx.lock({**(others or {}), **{tp: decision.range for tp, decision in decisions.items()}}, gone=gone)
+    ranges = {**(others or {}), **{tp: decision.range for tp, decision in decisions.items()}}
+    locked = tx.lock(ranges, gone=gone, in_sequence=in_sequence)
     if any(locked[tp] != decision for tp, decision in decisions.items()):
         raise PlanOutdated
     return {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}

@@ -325,7 +325,7 @@ def discover(
     found = Found({})
     _log.warning("looking for the refused ones among %d records", len(records))
     with suppress(_RollBack), claim.transaction() as tx:
-        lock_as_planned(tx, decisions)
+        lock_as_planned(tx, decisions, in_sequence=True)  # what is rolled back overtakes nothing
         began = time.monotonic()  # what holds the lock is no record's fault
         trials = KeptTrials(tx, write)
         if trials.transaction_timeout is not None:

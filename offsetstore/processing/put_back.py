@@ -203,14 +203,15 @@ class PutBack:
     def _out_of_order(self, letters: Sequence[Letter]) -> list[int]:
         """Those that later records of their keys may have overtaken.
 
-        These wait in the job only if it has sequences, and not if they are of the topic's next life.
+        These wait in the job only if it has sequences, and not if they are of the topic's next life. Nor have they
+        waited if another run of the job had no sequences, or no dead letters at all.
         """
         rows = self._claim.offsets()
 
         def waits(letter: Letter) -> bool:
             row = rows.get(letter.topic_partition)
             is_current = row is None or letter.topic_id in {"", row.topic_id or letter.topic_id}
-            return self._settings.sequence is not None and letter.sequence is not None and is_current
+            return self._settings.sequence is not None and letter.is_in_sequence and is_current
 
         return [number for number, letter in enumerate(letters) if not letter.forced and not waits(letter)]
 

@@ -405,7 +405,16 @@ class Recovery:
             if skipped:
                 tx.note_skipped(skipped)
 
-        written = commit_plan(self._claim, plan, rows, run.watch, texts, pass_over=pass_over, gone=gone)
+        written = commit_plan(
+            self._claim,
+            plan,
+            rows,
+            run.watch,
+            texts,
+            pass_over=pass_over,
+            gone=gone,
+            in_sequence=self.has_sequences,
+        )
         if written is None:
             return
         run.add(written, remaining)

@@ -250,11 +250,15 @@ class ClaimClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkMade:
-    """A sink was made for the claim; ``query`` tells about its query, as soon as there is one, and may hang."""
+    """A sink was made for the claim; ``query`` tells about its query, as soon as there is one, and may hang.
+
+    :param replays_letters: whether it replays the dead letters that are requested: it has ``dead_letters=``.
+    """
 
     group: str
     token: Token
     query: WatchedQuery
+    replays_letters: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

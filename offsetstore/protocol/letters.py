@@ -33,6 +33,9 @@ PAYLOADS: Final[tuple[PayloadState, ...]] = get_args(PayloadState)
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
+SEQUENCE_BYTES: Final = 32
+"""The length of a `digest`. A longer sequence is that of a letter which was overtaken."""
+
 _LONGEST: Final = 8_192  # characters of a text
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -137,6 +140,11 @@ class Letter:
         """What it is named by."""
         return LetterKey(self.topic_partition, self.offset, self.topic_id)
 
+    @property
+    def is_in_sequence(self) -> bool:
+        """Whether all later records of its key have waited for it; a record without a key has none."""
+        return self.sequence is not None and not is_overtaken(self.sequence)
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -154,6 +162,14 @@ def digest(tp: TopicPartition, key: bytes | None) -> bytes | None:
     if key is None:
         return None
     return hashlib.sha256(f"{tp.topic}\0{tp.partition}\0".encode() + key).digest()
+
+
+def is_overtaken(sequence: bytes) -> bool:
+    """Whether a job has written later records of the key: a byte follows the digest then.
+
+    So the letters of a key still have one sequence, and are replayed in order, but nothing more waits behind them.
+    """
+    return len(sequence) > SEQUENCE_BYTES
 
 
 def trace_id(headers: Headers | None) -> str | None:
@@ -179,6 +195,14 @@ class LetterSession(Protocol):
 
     def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
         """The highest offset of an open letter at or above the stored offset, of each partition that has one."""
+        ...
+
+    def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
+        """The highest offset of an open letter for which later records of its key wait, by partition."""
+        ...
+
+    def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+        """Mark the open letters below the ranges' ends as overtaken by later records; return how many."""
         ...
 
     def letters_in(

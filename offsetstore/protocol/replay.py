@@ -48,6 +48,11 @@ class Decision:
             return self.range
         return OffsetRange(self.stored, max(self.stored, self.range.until))
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether all of the range is in the results already; an empty one at the stored offset only locks."""
+        return self.outcome is Outcome.SKIP and self.range != self.remaining
+
 
 def decide(stored: int, range_: OffsetRange) -> Decision:
     """Compare a range with the stored next offset.

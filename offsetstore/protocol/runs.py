@@ -59,6 +59,8 @@ class RunStatus:
     :param memory: resident bytes of the driver's Python process, ``None`` if unknown.
     :param mirror_age: since the offsets in Kafka were last found or made equal.
     :param mirror_error: why they could not be since.
+    :param replays_letters: whether the job replays the dead letters that are requested: its sink has ``dead_letters=``;
+        ``None`` if no sink has been made.
     """
 
     phase: Phase = "starting"
@@ -73,6 +75,7 @@ class RunStatus:
     query_id: UUID | None = None
     application_id: str | None = None
     ui_url: str | None = None
+    replays_letters: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -287,6 +287,7 @@ class StoredLetterSession(Protocol):
     def open_sequences(self, group: str) -> dict[bytes, int]:
         """The digests of keys with an open letter below the stored offset, and the lowest such offset.
 
-        Letters of an earlier topic of the same name don't count: its sequences have ended with it.
+        Letters of an earlier topic of the same name don't count: its sequences have ended with it. Nor do letters that
+        were overtaken.
         """
         ...

@@ -42,7 +42,7 @@ class Work(Protocol):
         An advance without metadata keeps it.
 
         :raises MetadataError: the serializer fails, or its text is too long.
-        :raises AdvanceMismatch: the partition was not locked.
+        :raises AdvanceMismatch: the partition was not locked, or its range is in the results already.
         """
         ...
 

@@ -178,7 +178,11 @@ class TransactionalSink:
         self._is_running: Callable[[], bool] = lambda: True
         self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchFailed`
         self._query = SinkQuery(claim)
-        claim.observers.on(SinkMade(group=claim.group, token=claim.token, query=self._query))
+        claim.observers.on(
+            SinkMade(
+                group=claim.group, token=claim.token, query=self._query, replays_letters=self._requests is not None
+            )
+        )
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.

@@ -127,7 +127,7 @@ class Claim:
     ``partitions`` are those known to have rows, ``starting`` is the resolved start (``None`` without a broker),
     ``mirror`` copies the offsets to Kafka (``None`` if that is off), and ``owner`` describes this process, for people.
     Once the claim ``is_closed``, the sink no longer writes with it; once it ``is_lost``, it knows that another claim
-    has taken over, or that the group was reset or renamed.
+    has taken over, or that the group was reset or renamed. ``close_error`` is what `close` has raised last.
     """
 
     def __init__(
@@ -164,6 +164,7 @@ class Claim:
         self._query_id: str | None = None
         self._is_reserved = False
         self._at_close: list[Callable[[], object]] = []
+        self.close_error: Exception | None = None
         self._binding = threading.Lock()
         self._heartbeat = Heartbeat(
             self.database,
@@ -315,9 +316,17 @@ class Claim:
         It is serialized now, and forgotten once that advance is committed. ``None`` as the value clears the metadata.
 
         :param tp: ``None`` for all partitions that the claim knows; one without new records gets it when it has some.
-        :raises ConfigurationError: the claim does not have that topic.
+        :raises ConfigurationError: the claim does not have that topic, or was made before a fork: the advances of the
+            other process would know nothing of the value.
         :raises MetadataError: the serializer fails, or its text is too long.
         """
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                "this claim was made before a fork, and belongs to the other process",
+                found=f"process {os.getpid()}",
+                expected=f"process {self._pid}",
+                next_step="Store metadata in the process that claims and advances.",
+            )
         if tp is not None:
             self._require_topic(tp, "claim.store_metadata")
         self.claim_metadata.store([*self.partitions] if tp is None else [tp], value)
@@ -424,6 +433,9 @@ class Claim:
                 last()  # if it fails, the next close tries again
                 with suppress(ValueError):  # another thread closes too
                     self._at_close.remove(last)
+        except Exception as error:
+            self.close_error = error
+            raise
         finally:
             self._stop()
             if not was_closed:

@@ -283,12 +283,19 @@ class _Checks:
         dead, requested = letters.get("dead", 0), letters.get("requested", 0)
         if not dead and not requested:
             return Check("dead letters", "ok", "There are no open dead letters.")
-        waiting = f"{requested} to be replayed by a job that has dead_letters=" if requested else ""
+        is_left = bool(requested) and self._has_no_dead_letters()
+        by = "by no one: the job has no dead_letters=" if is_left else "by a job that has dead_letters="
+        waiting = f"{requested} to be replayed {by}" if requested else ""
         if not dead:
-            return Check("dead letters", "ok" if self._of.owner.is_live else "attention", f"{waiting}.")
+            is_well = self._of.owner.is_live and not is_left
+            return Check("dead letters", "ok" if is_well else "attention", f"{waiting}.")
         verb = "waits" if dead == 1 else "wait"
         text = f"{counted(dead, 'dead letter')} {verb} for a decision{f', {waiting}' if waiting else ''}."
         return Check("dead letters", "attention", text, next_step=self._command("dead-letters list", "--by error"))
+
+    def _has_no_dead_letters(self) -> bool:
+        run = self._run
+        return run is not None and run.token == self._of.owner.token and run.status.replays_letters is False
 
     def _pinned(self) -> Check:
         contested = self._marked(lambda row: row.contested)

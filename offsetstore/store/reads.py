@@ -82,7 +82,8 @@ class GroupState:
     and not a job. ``partitions`` are those that the store or the log of a stored topic has, in order of (topic,
     partition).
     ``broker_error`` is the error of a broker that was asked and could not answer. ``dead_letters`` counts those whose
-    record is not in the results, and may still get there: ``dead`` and ``requested``.
+    record is not in the results, and may still get there: ``dead`` and ``requested``. ``replays_letters`` is whether
+    the owner's job replays those that are requested; ``None`` if there are none, or if it has not said so.
     """
 
     group: str
@@ -92,6 +93,7 @@ class GroupState:
     partitions: Mapping[TopicPartition, PartitionState]
     broker_error: BrokerError | None = None
     dead_letters: Mapping[State, int] = field(default_factory=dict["State", int])
+    replays_letters: bool | None = None
 
     @property
     def is_known(self) -> bool:
@@ -120,11 +122,13 @@ def read_group(session: Session, group: str) -> GroupState:
     owner, rows = session.group(group), session.read_partitions(group)
     decision = _decision(session, group, owner)
     letters = session.count_letters(group, OPEN)
+    runs = session.runs(group, limit=1) if letters.get("requested") else []
+    replays = next((run.status.replays_letters for run in runs if owner and run.token == owner.token), None)
     now = session.now()  # last, so that no age is negative
     partitions = {
         tp: PartitionState(row, None if row.updated_at is None else now - row.updated_at) for tp, row in rows.items()
     }
-    return GroupState(group, owner, decision, now, partitions, dead_letters=letters)
+    return GroupState(group, owner, decision, now, partitions, dead_letters=letters, replays_letters=replays)
 
 
 def _decision(session: Session, group: str, owner: GroupRow | None) -> str | None:

@@ -37,6 +37,7 @@ from offsetstore.protocol.events import (
     QueryStarted,
     Resumed,
     Retried,
+    SinkMade,
 )
 from offsetstore.protocol.runs import KEPT, Ending, JobError, NewRun, Phase, RunStatus, Source
 
@@ -97,6 +98,7 @@ class RunRecord:
         self._is_trimmed = False
         self._saved_end: Ending | None = None
         self._has_failed = False
+        self._has_told = False
 
     def on(self, event: Event) -> None:
         """Take note of the event."""
@@ -123,6 +125,8 @@ class RunRecord:
                     self._mirror(event)
                 case ClaimLost():
                     self._is_lost = True
+                case SinkMade():
+                    self._status = replace(self._status, replays_letters=event.replays_letters)
                 case _:
                     self._count_others(event)
 
@@ -240,6 +244,7 @@ class RunRecord:
                 session.append_errors(self._group, self._token, list(errors.values()))
                 if errors or not self._is_trimmed:
                     session.trim_runs(self._group, KEPT)
+                are_left = status.replays_letters is False and ending is None and session.has_requested(self._group)
         except Exception as error:  # noqa: BLE001 - the next heartbeat tries again
             with self._lock:
                 later, self._errors = self._errors, errors
@@ -251,6 +256,12 @@ class RunRecord:
                 _log.warning("could not record what the job does (logged once): %s%s", type(error).__name__, text)
             return
         self._is_trimmed, self._saved_end = True, ending
+        if are_left and not self._has_told:
+            _log.warning(
+                "dead letters of group %r are requested, and this job replays none: its sink has no dead_letters=",
+                self._group,
+            )
+        self._has_told = are_left
 
     def _ending(self) -> Ending:
         return "fenced" if self._is_lost else "failed" if self._phase == "failed" else "closed"

@@ -107,6 +107,9 @@ class Transaction:
         self._batch_mark: tuple[uuid.UUID, int] | None = None
         self._marks: dict[TopicPartition, int] = {}
         self._mark_metadata: dict[TopicPartition, Text] = {}
+        self._is_in_sequence = False
+        self._sequences: list[tuple[TopicPartition, int]] = []
+        self._settled: Mapping[TopicPartition, OffsetRange] = {}
         self._had_connection = False
         self._is_finished = False
         self._is_trial = False
@@ -146,6 +149,7 @@ class Transaction:
         ranges: Mapping[TopicPartition, OffsetRange],
         *,
         gone: Collection[tuple[TopicPartition, int]] = (),
+        in_sequence: bool = False,
     ) -> dict[TopicPartition, Decision]:
         """Lock the partitions' rows, check that they are this claim's, and decide what remains of each range.
 
@@ -155,6 +159,8 @@ class Transaction:
 
         :param gone: records that Kafka no longer has. Dead letters of the others are superseded: the job reads them
             again.
+        :param in_sequence: whether later records of a key with an open dead letter wait, as letters too. Otherwise open
+            letters below the ranges' ends are overtaken from now on.
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
         :raises OffsetGap: a range begins above its stored offset.
@@ -168,6 +174,7 @@ class Transaction:
         if self._decisions is not None or self._lock_error is not None:
             raise LockedTwice("tx.lock was called a second time")
         try:
+            self._is_in_sequence = in_sequence
             self._decisions = self._lock(session, ranges, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
@@ -209,8 +216,20 @@ class Transaction:
                     found=f"range {ranges[tp]}",
                     expected=f"a range from {decision.stored}",
                 )
-        self._claim.ahead.settle(session, self._claim.group, _remaining(decisions), actor=self._claim.owner, gone=gone)
+        if not self._is_manual:  # of what is only delivered, the marks tell how much is stored
+            self._settle_ahead(session, _remaining(decisions), gone)
         return decisions
+
+    def _settle_ahead(
+        self,
+        session: Session,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        gone: Collection[tuple[TopicPartition, int]] = (),
+    ) -> None:
+        """Settle what the database knows of the records that this transaction stores."""
+        claim = self._claim
+        claim.ahead.settle(session, claim.group, ranges, actor=claim.owner, gone=gone, in_sequence=self._is_in_sequence)
+        self._settled = ranges
 
     def _base(self, tp: TopicPartition) -> int:
         """The offset on which the partition's range is decided."""
@@ -222,7 +241,8 @@ class Transaction:
 
         :param ranges: exactly `Decision.remaining` for each partition, as `lock` returned it.
         :param metadata: one value for all partitions of the call; ``None`` clears it. By default, what
-            `Claim.store_metadata` was given for a partition, else it is kept.
+            `Claim.store_metadata` was given for a partition, else it is kept. A partition whose range is in the results
+            already keeps what it has: that belongs to a later offset.
         :raises AdvanceMismatch: another range, a partition that was not locked, or one that was advanced already.
         :raises MetadataError: see `offsetstore.Metadata`.
         :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
@@ -230,8 +250,9 @@ class Transaction:
         if self._is_manual:
             raise ProtocolMisuse('tx.advance was called with marking="manual"', next_step="Call tx.mark.")
         session, wanted = self._wanted(ranges)
-        given = {} if isinstance(metadata, Keep) else self._claim.claim_metadata.dump(wanted, metadata)
-        texts = {**self._stored_texts(wanted), **given}
+        new = self._not_stored(wanted)
+        given = {} if isinstance(metadata, Keep) else self._claim.claim_metadata.dump(new, metadata)
+        texts = {**self._stored_texts(new), **given}
         failpoints.reach("before_advance")
         if wanted:
             self._check_moved(session.advance(self._move(wanted, texts)), wanted)
@@ -253,9 +274,9 @@ class Transaction:
         if self._is_manual:
             self._store_marks(session)
             return
-        written = self._written_metadata
-        given = {tp: text for tp, text in (metadata or {}).items() if tp in wanted and tp not in written}
-        self._move_all(session, wanted, {**self._stored_texts(wanted), **given})
+        written, new = self._written_metadata, self._not_stored(wanted)
+        given = {tp: text for tp, text in (metadata or {}).items() if tp in new and tp not in written}
+        self._move_all(session, wanted, {**self._stored_texts(new), **given})
 
     def _move_all(
         self, session: Session, wanted: Mapping[TopicPartition, OffsetRange], texts: Mapping[TopicPartition, Text]
@@ -290,6 +311,7 @@ class Transaction:
         if not letters:
             return
         self._had_connection = True
+        self._sequences += [(one.topic_partition, one.offset) for one in letters if one.sequence is not None]
         written = session.write_letters(self._claim.group, letters)
         if written != len(letters):
             raise SinkError(
@@ -415,6 +437,7 @@ class Transaction:
             if tp in self._marks or decision.outcome is not Outcome.SKIP:
                 stored = self._rows[tp].next_offset
                 ranges[tp] = OffsetRange(stored, self._marks.get(tp, stored))
+        self._settle_ahead(session, ranges)
         self._move_all(session, ranges, {**self._stored_texts(self._marks), **self._mark_metadata})
 
     def _wanted(
@@ -424,6 +447,11 @@ class Transaction:
         for tp, range_ in ranges.items():
             self._check_remaining(decisions, tp, range_)
         return session, {tp: ranges[tp] for tp in sorted(ranges)}
+
+    def _not_stored(self, wanted: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Those whose metadata may be written: that of a range which was stored before would replace a later one."""
+        decisions = self._decisions or {}
+        return {tp for tp in wanted if not decisions[tp].is_stored}
 
     def _stored_texts(self, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Text]:
         """What the claim stores for the next advance of these partitions; all of it is used up."""
@@ -454,7 +482,7 @@ class Transaction:
         An `advance` in this transaction keeps it, unless that is given metadata itself.
 
         :raises LockFirst: before `lock`.
-        :raises AdvanceMismatch: the partition was not locked.
+        :raises AdvanceMismatch: the partition was not locked, or its range is in the results already.
         :raises MetadataError: see `offsetstore.Metadata`.
         :raises ProtocolMisuse: after `finish`.
         """
@@ -466,6 +494,14 @@ class Transaction:
                 "tx.write_metadata names a partition that was not locked",
                 topic_partition=tp,
                 next_step="Lock it in tx.lock; an empty range will do.",
+            )
+        if decisions[tp].is_stored:
+            raise AdvanceMismatch(
+                "tx.write_metadata names a partition whose range is in the results already: its metadata belongs to a "
+                "later offset, and would be replaced",
+                topic_partition=tp,
+                found=f"range {decisions[tp].range}, stored {decisions[tp].stored}",
+                expected="a partition of tx.ranges, or one locked with an empty range at the stored offset",
             )
         self._had_connection = True
         written = session.write_metadata(
@@ -646,7 +682,9 @@ class Transaction:
         self._commit(session)
         self._claim.partitions.update(self._rows)  # committed, so their rows exist now
         self._claim.claim_metadata.forget(self._used_metadata)
-        self._claim.ahead.passed({tp: one.remaining for tp, one in (self._decisions or {}).items()})
+        self._claim.ahead.passed(self._settled, in_sequence=self._is_in_sequence)
+        for tp, offset in self._sequences:
+            self._claim.ahead.note_sequence(tp, offset)
         if self._is_manual:
             for tp, decision in (self._decisions or {}).items():
                 stored = self._marks.get(tp, self._rows[tp].next_offset)

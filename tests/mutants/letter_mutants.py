@@ -16,14 +16,17 @@ _CAREFUL: Final = "offsetstore/spark/careful.py"
 
 _SEARCH: Final = "tests/unit/processing/test_computing.py::"
 _UNIT: Final = "tests/unit/processing/test_recovery.py::"
+_MEMORY: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
+_SEQUENCES: Final = "tests/unit/processing/test_sequences.py::"
+_PUT_BACK: Final = "tests/unit/processing/test_put_back.py::"
 _SETTINGS: Final = "tests/unit/spark/test_settings.py::"
 _POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
 
 _ATTEMPT: Final = "attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))"
-_SETTLE: Final = (
-    "        self._claim.ahead.settle("
-    "session, self._claim.group, _remaining(decisions), actor=self._claim.owner, gone=gone)\n"
-)
+_SETTLE: Final = """\
+        if not self._is_manual:  # of what is only delivered, the marks tell how much is stored
+            self._settle_ahead(session, _remaining(decisions), gone)
+"""
 _REFUSED_AFTER_ALL: Final = """\
                 if is_searched:  # discovery has accepted these rows
                     raise Halve(refused) from None
@@ -144,8 +147,8 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         "lock-during-discovery",
         (
             _DISCOVERY,
-            "        lock_as_planned(tx, decisions)\n        began",
-            "        tx.lock({})\n        began",
+            "        lock_as_planned(tx, decisions, in_sequence=True)  # what is rolled back overtakes nothing\n",
+            "        tx.lock({})\n",
         ),
         tests=("tests/unit/processing/test_discovery.py::test_a_stale_claim_and_an_outdated_plan_pass",),
         why="Another transaction could move the offsets meanwhile, and discovery would blame records that are stored.",
@@ -307,5 +310,57 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         ),
         tests=(f"{_SETTINGS}test_manual_marking_needs_one_function_since_the_last_mark_of_several_would_count",),
         why="The mark of one function would pass records that the other one keeps for later.",
+    ),
+    mutant(
+        "letters-of-what-is-only-delivered",
+        (
+            _TX,
+            _SETTLE,
+            "        self._settle_ahead(session, _remaining(decisions), gone)\n",
+        ),
+        tests=(f"{_MEMORY}test_a_letter_is_superseded_where_its_record_is_stored_and_not_where_it_is_delivered",),
+        why="A record that is never marked would have no letter any more, and nobody would decide about it.",
+    ),
+    mutant(
+        "letters-that-are-overtaken",
+        (
+            "offsetstore/store/ahead.py",
+            "        if not in_sequence and (below := ",
+            "        if in_sequence and (below := ",
+        ),
+        tests=(f"{_SEQUENCES}test_letters_are_overtaken_by_a_run_for_which_nothing_waits",),
+        why="A replay would replace the row of a later record, which a run without sequences has written.",
+    ),
+    mutant(
+        "letters-that-are-overtaken-in-this-run",
+        (_TX, "            self._claim.ahead.note_sequence(tp, offset)\n", "            pass\n"),
+        tests=(f"{_SEQUENCES}test_a_transaction_of_the_job_s_own_overtakes_letters_of_the_same_run",),
+        why="The same, where the letters and the later record are of one run.",
+    ),
+    mutant(
+        "replay-of-a-letter-that-was-overtaken",
+        (
+            "offsetstore/processing/put_back.py",
+            "letter.is_in_sequence and is_current",
+            "letter.sequence is not None and is_current",
+        ),
+        tests=(f"{_PUT_BACK}test_a_sequence_protects_no_newer_row_once_a_run_without_sequences_has_gone_on",),
+        why="The same: that it is marked does not help if a replay does not look.",
+    ),
+    mutant(
+        "metadata-of-a-replay",
+        (_TX, "        if decisions[tp].is_stored:\n", "        if not decisions:\n"),
+        tests=(f"{_MEMORY}test_a_replay_does_not_replace_the_metadata_of_a_later_offset",),
+        why="The next owner would read the note of a batch that was replayed as that of the stored offset.",
+    ),
+    mutant(
+        "metadata-of-a-replay-in-an-advance",
+        (
+            _TX,
+            "        return {tp for tp in wanted if not decisions[tp].is_stored}\n",
+            "        return {tp for tp in wanted if tp in decisions}\n",
+        ),
+        tests=(f"{_MEMORY}test_a_replay_does_not_replace_the_metadata_of_a_later_offset",),
+        why="The same, where the note comes with the advance, or was stored for it.",
     ),
 )

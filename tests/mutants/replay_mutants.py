@@ -166,7 +166,7 @@ ORDER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "supersede-what-is-gone",
-        (_RECOVERY, "pass_over=pass_over, gone=gone)", "pass_over=pass_over)"),
+        (_RECOVERY, "            gone=gone,\n            in_sequence", "            in_sequence"),
         tests=(f"{_SEQUENCES}test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_key_waits",),
         why="A record that Kafka has compacted away would be nowhere: its letter is all that is left of it.",
     ),

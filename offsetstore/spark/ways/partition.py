@@ -253,15 +253,20 @@ class PartitionWay:
             if self._recovery is not None or function_failed(error) is not None:
                 self._forget_stored(claim, plan)
             raise
-        done = [result.topic_partition for result in results if result.is_stored]
-        self._claim.claim_metadata.forget(claim.claim_metadata.next(done))
+        self._note_stored(claim, plan, [result.topic_partition for result in results if result.is_stored])
         return results
+
+    def _note_stored(self, claim: TaskClaim, plan: Plan, done: Collection[TopicPartition]) -> None:
+        """Do for the claim what tasks that have stored these partitions did for their copies of it."""
+        self._claim.claim_metadata.forget(claim.claim_metadata.next(done))
+        remaining = plan.remaining()
+        self._claim.ahead.passed({tp: remaining[tp] for tp in done if tp in remaining})
 
     def _forget_stored(self, claim: TaskClaim, plan: Plan) -> None:
         """Take note of what tasks have stored before the others were ended: the batch goes on."""
         rows, remaining = self._claim.offsets(), plan.remaining()
         done = [tp for tp, range_ in remaining.items() if tp in rows and rows[tp].next_offset >= range_.until]
-        self._claim.claim_metadata.forget(claim.claim_metadata.next(done))
+        self._note_stored(claim, plan, done)
 
     def _rows(self, records: DataFrame) -> DataFrame:
         """Call transform, and check that each row is made from one record."""

@@ -183,5 +183,5 @@ def _check_file_manager(execution: Any) -> None:
             "the checkpoint's file manager may not replace existing files on this file system",
             found=f"{root}, {MANAGER}={manager}",
             expected="the file manager that Spark chooses by default",
-            next_step="Unset it before the query starts; `tuned` sets it if Hadoop's default file system is local.",
+            next_step="Unset it before the query starts, or start the query in a session without it.",
         )

@@ -814,6 +814,38 @@ class LetterContract(ContractParts):
             assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
         assert requested(store) == []
 
+    @pytest.mark.behaviour("DLQ-17")
+    def test_open_letters_are_overtaken_by_what_is_written_above_them(
+        self, store: OffsetStore, broker: StaticBroker, five: Claim, give_up: GiveUp, give: Give
+    ) -> None:
+        def in_sequence() -> dict[str, bool]:
+            listed = store.letters(GROUP, topic="payments", contents=True).letters
+            return {str(one.key): one.is_in_sequence for one in listed if one.sequence is not None}
+
+        store.discard(GROUP, at(2), reason=REASON)
+        give_up(five, {P2: OffsetRange(0, 9)}, [dead(5, P2, b"k", cause="sequence")])
+        assert reading(store.database, lambda one: one.letters_in_sequence(GROUP)) == {P0: 6, P2: 5}
+        give(five, {P0: OffsetRange(10, 11), P1: OffsetRange(10, 11)})
+
+        assert reading(store.database, lambda one: one.letters_in_sequence(GROUP)) == {P2: 5}
+        assert reading(store.database, lambda one: one.open_sequences(GROUP)) == {digest(P2, b"k"): 5}
+        assert in_sequence() == {
+            "payments:0:2": True,  # it is settled
+            "payments:0:4": False,
+            "payments:0:6": False,
+            "payments:2:5": True,
+        }
+        with session(store) as job:
+            assert job.overtake_letters(GROUP, {P0: OffsetRange(0, 11)}) == 0, "once is enough"
+        store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
+        assert requested(store) == ["payments:0:4", "payments:0:6"]
+        with session(store) as job:
+            assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
+        assert requested(store) == [], "6 waits for 4, as before"
+
+        give_up(store.claim(GROUP, broker), {P0: OffsetRange(11, 13)}, [dead(12, key=b"k")])
+        assert in_sequence()["payments:0:12"]
+
     @pytest.mark.behaviour("DLQ-11")
     def test_a_sequence_ends_with_its_topic(
         self, store: OffsetStore, broker: StaticBroker, five: Claim, give_up: GiveUp

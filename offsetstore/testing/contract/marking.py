@@ -20,6 +20,7 @@ from offsetstore.errors import (
     UnexpectedCommit,
 )
 from offsetstore.offsets import OffsetRange
+from offsetstore.protocol.letters import LetterError, NewLetter
 from offsetstore.protocol.replay import Outcome
 from offsetstore.testing.contract.parts import GROUP, P0, P1, ContractParts, Stop
 
@@ -116,6 +117,32 @@ class MarkingContract(ContractParts):
         assert (again.outcome, longer.outcome) == (Outcome.SKIP, Outcome.CROP)
         assert longer.remaining == OffsetRange(10, 12)
         assert (self.stored(store), claim.delivered) == (4, {P0: 12})
+
+    @pytest.mark.behaviour("DLQ-14")
+    def test_a_letter_is_superseded_where_its_record_is_stored_and_not_where_it_is_delivered(
+        self, store: OffsetStore, claim: Claim, broker: StaticBroker, deliver: Deliver
+    ) -> None:
+        with store.transaction(claim) as tx:
+            remaining = {P0: tx.lock({P0: OffsetRange(0, 10)})[P0].remaining}
+            refused = LetterError("RowsRefused", "refused")
+            tx.write_letters([NewLetter(P0, at, "refused", refused, 1, None, None) for at in (3, 6, 8)])
+            tx.advance(remaining)
+        store.reset(GROUP, {P0: 0}, reason="it is mended")
+        again = store.claim(GROUP, broker)
+
+        deliver(again, 0, 10, None)
+        assert self.states(store) == {3: "dead", 6: "dead", 8: "dead"}
+        deliver(again, 10, 12, 4)
+        assert self.states(store) == {3: "superseded", 6: "dead", 8: "dead"}
+        deliver(again, 12, 13, 8)
+        assert self.states(store) == {3: "superseded", 6: "superseded", 8: "dead"}
+
+        last = store.claim(GROUP, broker)
+        deliver(last, 8, 10, 10)
+        assert set(self.states(store).values()) == {"superseded"}
+
+    def states(self, store: OffsetStore) -> dict[int, str]:
+        return {one.offset: one.state for one in reversed(store.letters(GROUP).letters)}
 
     @pytest.mark.behaviour("MARK-1")
     def test_a_block_that_fails_delivers_nothing_and_keeps_no_mark(

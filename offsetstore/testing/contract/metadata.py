@@ -155,6 +155,25 @@ class MetadataContract(ContractParts):
         assert store.metadata(GROUP)[P0] == "before an advance that keeps it"
 
     @pytest.mark.behaviour("META-4")
+    def test_a_replay_does_not_replace_the_metadata_of_a_later_offset(self, store: OffsetStore, claim: Claim) -> None:
+        advance(store, claim, P0, 9, metadata="of 9")
+        for replayed in (OffsetRange(0, 3), OffsetRange(3, 3), OffsetRange(0, 9)):
+            with pytest.raises(AdvanceMismatch, match="in the results already"), store.transaction(claim) as tx:
+                tx.lock({P0: replayed})
+                tx.write_metadata(P0, "of a replay")
+
+        claim.store_metadata(P0, "for the next advance")
+        with store.transaction(claim) as tx:
+            locked = tx.lock({P0: OffsetRange(0, 3), P1: OffsetRange(0, 3)})
+            tx.advance({tp: decision.remaining for tp, decision in locked.items()}, metadata="of 3")
+        with store.transaction(claim) as tx:
+            locked = tx.lock({P0: OffsetRange(0, 3)})
+            tx.finish({P0: locked[P0].remaining}, {P0: '"of a batch"'})
+        assert store.metadata(GROUP) == {P0: "of 9", P1: "of 3", P2: None}
+        advance(store, claim, P0, 10)
+        assert store.metadata(GROUP)[P0] == "for the next advance"
+
+    @pytest.mark.behaviour("META-4")
     def test_metadata_is_written_only_to_what_is_locked(self, store: OffsetStore, claim: Claim) -> None:
         with pytest.raises(LockFirst), store.transaction(claim) as tx:
             tx.write_metadata(P0, "early")

@@ -22,6 +22,7 @@ from offsetstore.protocol.events import (
     QueryStarted,
     Retried,
 )
+from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.runs import JobError, RunStatus
 from offsetstore.store.sessions import read, transaction
 from offsetstore.testing.contract.parts import GROUP, P0, P1, ContractParts
@@ -239,6 +240,28 @@ class RunContract(ContractParts):
         assert runs()[GROUP] == LastRun(None, "failed", {}, None)
         store.reset(GROUP, {P0: 3}, reason="ticket 17")
         assert list(runs()) == ["other"]
+
+    @pytest.mark.behaviour("DLQ-19")
+    @pytest.mark.parametrize("replays", [None, False, True])
+    def test_whether_a_job_replays_letters_is_known_of_the_last_run(
+        self, store: OffsetStore, broker: StaticBroker, *, replays: bool | None
+    ) -> None:
+        store.claim(GROUP, broker, mirror_every=None)
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        write(store, claim, RunStatus(counters={"letters": 1}, replays_letters=replays))
+        status = last(store).status
+        assert (status.replays_letters, status.counters) == (replays, {"letters": 1})
+        assert store.group_state(GROUP).replays_letters is None, "nothing is requested"
+        with store.transaction(claim) as tx:
+            remaining = {P0: tx.lock({P0: OffsetRange(0, 4)})[P0].remaining}
+            payload = Payload(None, b"a value", None, None, None)
+            tx.write_letters([NewLetter(P0, 2, "refused", LetterError("E", "refused"), 1, None, payload)])
+            tx.advance(remaining)
+        store.request_replay(GROUP, LetterKey(P0, 2), reason="ticket 17")
+        assert store.group_state(GROUP).replays_letters is replays
+
+        store.claim(GROUP, broker, mirror_every=None)
+        assert store.group_state(GROUP).replays_letters is None, "the new job has made no sink yet"
 
     def test_what_is_read_can_be_limited(self, store: OffsetStore, broker: StaticBroker) -> None:
         claims = [store.claim(GROUP, broker, mirror_every=None) for _ in range(3)]

@@ -105,6 +105,28 @@ class LetterMemory:
                     ahead[tp] = max(offset, ahead.get(tp, 0))
             return ahead
 
+    def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
+        with self._statement():
+            found: dict[TopicPartition, int] = {}
+            for tp, offset, letter in self._open(group):
+                if letter.is_in_sequence:
+                    found[tp] = max(offset, found.get(tp, 0))
+            return found
+
+    def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+        count = 0
+        with self._statement():
+            for tp, offset, letter in sorted(self._open(group), key=lambda one: one[:2]):
+                if tp not in ranges or offset >= ranges[tp].until or not letter.is_in_sequence:
+                    continue
+                key = (group, tp, offset, letter.topic_id)
+                self._take_letter(key)
+                now = self._letters()[key]
+                if now.state in OPEN and now.sequence is not None and now.is_in_sequence:
+                    self._letter_changes().letters[key] = replace(now, sequence=now.sequence + b"\0")
+                    count += 1
+        return count
+
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:

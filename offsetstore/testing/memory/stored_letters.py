@@ -209,7 +209,7 @@ class StoredLetterMemory(LetterMemory):
             for letter in self._of(group):
                 row = rows.get(letter.topic_partition)
                 is_below = row is not None and letter.offset < row.next_offset and _is_current(letter, rows)
-                if letter.sequence is not None and letter.state in OPEN and is_below:
+                if letter.sequence is not None and letter.is_in_sequence and letter.state in OPEN and is_below:
                     found[letter.sequence] = min(letter.offset, found.get(letter.sequence, letter.offset))
         return found
 

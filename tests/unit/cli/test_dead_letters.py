@@ -11,6 +11,7 @@ import pytest
 from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.protocol.letters import NewLetter, Payload, digest
+from offsetstore.protocol.runs import RunStatus
 from offsetstore.store.sessions import transaction
 
 if TYPE_CHECKING:
@@ -242,7 +243,21 @@ def test_status_counts_open_letters(run: Callable[..., Result], store: InMemoryO
     store.request_replay("billing", LetterKey(P0, 1), reason="ticket 17")
     assert "3 dead letters, 1 to be replayed." in run("status", "-g", "billing").stdout.splitlines()
     found = document(run("status", "-g", "billing", "--format", "json"))
-    assert found["dead_letters"] == {"dead": 2, "requested": 1}
+    assert found["dead_letters"] == {"dead": 2, "requested": 1, "job_replays": None}
+
+
+@pytest.mark.behaviour("DLQ-19")
+def test_letters_that_no_job_will_replay_are_reported_as_such(
+    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    with transaction(store.database, name="test") as session:
+        session.write_run("billing", claim.token, RunStatus(replays_letters=False), None)
+    asked = run("dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "--execute").stdout.splitlines()
+    assert asked[-1] == "The job that runs has no dead_letters=, and replays none: start it with dead_letters=."
+    told = "3 dead letters, 1 to be replayed by no one: the job has no dead_letters=."
+    assert told in run("status", "-g", "billing").stdout.splitlines()
+    found = document(run("status", "-g", "billing", "--format", "json"))
+    assert found["dead_letters"] == {"dead": 2, "requested": 1, "job_replays": False}
 
 
 @pytest.mark.behaviour("DLQ-7")

@@ -476,9 +476,9 @@ def test_the_wait_for_the_lock_takes_no_time_from_the_search(claim: Claim, monke
     now = [0.0]
     lock = discovery.lock_as_planned
 
-    def slow(tx: Any, decisions: Any) -> Any:
+    def slow(tx: Any, decisions: Any, **others: Any) -> Any:
         now[0] += 60
-        return lock(tx, decisions)
+        return lock(tx, decisions, **others)
 
     monkeypatch.setattr(discovery, "lock_as_planned", slow)
     monkeypatch.setattr("offsetstore.processing.discovery.time.monotonic", lambda: now[0])

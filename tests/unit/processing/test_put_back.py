@@ -191,7 +191,8 @@ def give_up(
     """Pass what remains below ``until`` with these letters; ``key`` is that of their sequence."""
     with claim.transaction() as tx:
         at = claim.offsets().get(tp)
-        remaining = tx.lock({tp: OffsetRange(at.next_offset if at else 0, until)})[tp].remaining
+        range_ = OffsetRange(at.next_offset if at else 0, until)
+        remaining = tx.lock({tp: range_}, in_sequence=key is not None)[tp].remaining
         tx.write_letters(
             [
                 replace(
@@ -655,6 +656,30 @@ def test_a_sequence_protects_no_newer_row_in_a_job_without_sequences(store: InMe
     request(store)
     assert run(claim, Job(replaces_in_order=True), DeadLetters()) == 0
     assert (states(store), errors(store)) == (["dead"], ["ReplayOutOfOrder"])
+
+
+@pytest.mark.behaviour("DLQ-17")
+def test_a_sequence_protects_no_newer_row_once_a_run_without_sequences_has_gone_on(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    """That run may have written later records of the key: which ones, nothing tells."""
+    give_up(claim, {1: "old", 2: "newer"}, key=b"k")
+    store.claim(GROUP, topics=["payments"])  # one that writes nothing
+    assert [one.is_in_sequence for one in store.letters(GROUP, contents=True).letters] == [True, True]
+    without = store.claim(GROUP, topics=["payments"])
+    give_up(without, {}, until=101)
+    again = store.claim(GROUP, topics=["payments"])
+    request(store)
+    job = Job(replaces_in_order=True)
+    assert run(again, job, DeadLetters(sequence="key")) == 0
+    assert "ReplayOutOfOrder" in errors(store)
+    assert store.rows("results") == []
+
+    request(store, 2)
+    assert run(again, job, DeadLetters(sequence="key")) == 0, "the letters of a key are still replayed in order"
+    request(store, 1, 2, forced=True)
+    assert run(again, job, DeadLetters(sequence="key")) == 2
+    assert store.rows("results") == ["old", "newer"]
 
 
 @pytest.mark.behaviour("DLQ-7", "DLQ-14")

@@ -19,7 +19,7 @@ from offsetstore.testing.memory.store import InMemoryOffsetStore
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Sequence
 
-    from offsetstore import Claim, Work
+    from offsetstore import Claim, Transaction, Work
     from offsetstore.processing.plan import Ranges
 
 GROUP = "billing"
@@ -186,6 +186,50 @@ def test_behind_such_a_letter_its_key_waits_in_the_next_batch_too(store: InMemor
     again.write(4, 8)
     assert store.rows("results")[-1:] == ["j 5"]
     assert letters(store) == {2: "rejected", 4: "sequence", 6: "sequence", 7: "sequence"}
+
+
+@pytest.mark.behaviour("DLQ-17")
+@pytest.mark.parametrize("sequence", [None, "no dead letters"])
+def test_letters_are_overtaken_by_a_run_for_which_nothing_waits(
+    store: InMemoryOffsetStore, claim: Claim, sequence: str | None
+) -> None:
+    def in_sequence() -> dict[int, bool]:
+        return {one.offset: one.is_in_sequence for one in store.letters(GROUP, contents=True).letters}
+
+    Job(claim, "k 0").write(0, 3)
+    job = Job(store.claim(GROUP, topics=["payments"]))
+    assert job.is_careful()
+    job.write(3, 4)
+    assert in_sequence() == {0: True, 2: True}
+
+    without = store.claim(GROUP, topics=["payments"])
+    if sequence is None:
+        Job(without, sequence=None).write(4, 5)
+    else:
+        without.run(lambda tx: tx.advance({P0: tx.lock({P0: OffsetRange(4, 5)})[P0].remaining}))
+    assert in_sequence() == {0: False, 2: False}
+
+    restarted = Job(store.claim(GROUP, topics=["payments"]))
+    assert not restarted.is_careful(), "nothing waits behind them any longer"
+    restarted.write(5, 8)
+    assert store.rows("results")[-2:] == ["j 5", "k 7"]
+
+
+@pytest.mark.behaviour("DLQ-17")
+def test_a_transaction_of_the_job_s_own_overtakes_letters_of_the_same_run(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    Job(claim, "k 0").write(0, 3)
+
+    def refused(tx: Transaction) -> None:
+        tx.lock({P0: OffsetRange(3, 4)})
+        raise RowsRefused("rolled back")
+
+    with pytest.raises(RowsRefused):
+        claim.run(refused)
+    assert {one.is_in_sequence for one in store.letters(GROUP, contents=True).letters} == {True}
+    claim.run(lambda tx: tx.advance({P0: tx.lock({P0: OffsetRange(3, 4)})[P0].remaining}))
+    assert {one.is_in_sequence for one in store.letters(GROUP, contents=True).letters} == {False}
 
 
 @pytest.mark.behaviour("DLQ-11")

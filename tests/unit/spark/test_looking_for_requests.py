@@ -56,6 +56,16 @@ def sink(claim: Claim, replays: Replays) -> Any:
     return made
 
 
+@pytest.mark.behaviour("DLQ-19")
+@pytest.mark.parametrize("settings", [None, DeadLetters()])
+def test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests(settings: DeadLetters | None) -> None:
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        TransactionalSink(claim, lambda batch: batch, into=Append("events"), dead_letters=settings)
+        claim.close()
+        assert store.runs("billing")[-1].status.replays_letters is (settings is not None)
+
+
 def look(sink: Any, check: Callable[[], None] = lambda: None) -> None:
     sink._requests._next_look = 0
     sink._requests.look(check)

@@ -1,14 +1,15 @@
-"""What a claim leaves running when it is closed."""
+"""What a claim leaves running when it is closed, and what it is not for."""
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore import Retries
-from offsetstore.errors import LockTimeout
+from offsetstore.errors import ConfigurationError, LockTimeout, SinkError
 from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.waiting import wait_until
@@ -36,6 +37,51 @@ def test_what_waits_for_another_try_gets_none_once_the_claim_is_closed() -> None
         with pytest.raises(LockTimeout):
             claim.run(work)  # as the last flush does
         assert len(tries) == 1 + FAST.attempts
+
+
+def test_what_the_claim_s_close_has_raised_is_not_raised_again_by_the_store_s(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[int] = []
+
+    def last() -> None:
+        tries.append(1)
+        raise SinkError(f"what is kept can't be written, try {len(tries)}")
+
+    store = InMemoryOffsetStore()
+    claim = store.claim("billing", topics=["payments"])
+    claim.at_close(last)
+    with pytest.raises(SinkError, match="try 1"):
+        claim.close()
+    store.close()  # tries again, and tells in the log
+    assert len(tries) == 2
+    assert "try 2" in caplog.text
+
+    with pytest.raises(SinkError, match="try 3"):
+        claim.close()
+
+
+@pytest.mark.behaviour("META-5")
+def test_metadata_for_the_next_advance_is_not_taken_from_a_forked_child() -> None:
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        child = os.fork()
+        if child == 0:
+            try:
+                claim.store_metadata(None, "lost with the child")
+            except ConfigurationError:
+                os._exit(77)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 77
+
+
+def test_what_no_close_has_raised_yet_is_raised_by_the_store_s() -> None:
+    def last() -> None:
+        raise SinkError("what is kept can't be written")
+
+    store = InMemoryOffsetStore()
+    store.claim("billing", topics=["payments"]).at_close(last)
+    with pytest.raises(SinkError, match="can't be written"):
+        store.close()
 
 
 def test_a_query_that_is_bound_to_a_closed_claim_is_not_watched_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

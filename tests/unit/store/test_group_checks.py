@@ -268,8 +268,21 @@ def test_dead_letters_that_wait_for_a_decision_need_attention() -> None:
     assert found.text == "2 dead letters wait for a decision, 1 to be replayed by a job that has dead_letters=."
     assert found.next_step == "offsetstore dead-letters list -g billing --by error"
     assert check("dead letters", lag_of(letters={"requested": 1})).verdict == "ok"
+    assert check("dead letters", lag_of(letters={"requested": 1}), run_of(replays_letters=True)).verdict == "ok"
     without_job = lag_of(letters={"requested": 1}, owner=replace(OWNER, alive_for=None))
     assert check("dead letters", without_job).verdict == "attention"
+
+
+@pytest.mark.behaviour("DLQ-19")
+def test_requested_letters_that_the_job_does_not_replay_need_attention() -> None:
+    without = run_of(replays_letters=False)
+    found = check("dead letters", lag_of(letters={"requested": 3}), without)
+    assert (found.verdict, found.text) == ("attention", "3 to be replayed by no one: the job has no dead_letters=.")
+    both = check("dead letters", lag_of(letters={"dead": 1, "requested": 3}), without)
+    assert both.text.endswith("waits for a decision, 3 to be replayed by no one: the job has no dead_letters=.")
+    assert check("dead letters", lag_of(), without).verdict == "ok"
+    earlier = replace(without, token=replace(TOKEN, epoch=TOKEN.epoch - 1))
+    assert check("dead letters", lag_of(letters={"requested": 3}), earlier).verdict == "ok"
 
 
 def test_contested_offsets_need_attention_and_pinned_ones_are_told() -> None:

@@ -25,6 +25,7 @@ from offsetstore.protocol.events import (
     MirrorCopied,
     MirrorFailed,
     Retried,
+    SinkMade,
 )
 from offsetstore.protocol.runs import KEPT, JobError, RunStatus
 from offsetstore.store import run_record
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from offsetstore.protocol.database import Session
+    from offsetstore.protocol.query_status import WatchedQuery
     from offsetstore.protocol.runs import Ending
 
 TOKEN = Token(4, UUID(int=4))
@@ -47,6 +49,7 @@ class Tables:
     runs: list[tuple[RunStatus, Ending | None]] = field(default_factory=list[tuple[RunStatus, "Ending | None"]])
     errors: list[JobError] = field(default_factory=list[JobError])
     trims: int = 0
+    requested: bool = False
     failing: Exception | None = None
 
     @contextmanager
@@ -61,6 +64,10 @@ class Tables:
     def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:
         assert (group, token) == ("billing", TOKEN)
         self.runs.append((status, ending))
+
+    def has_requested(self, group: str) -> bool:
+        assert group == "billing"
+        return self.requested
 
     def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
         assert (group, token) == ("billing", TOKEN)
@@ -108,6 +115,29 @@ def test_what_could_not_be_saved_is_saved_later_and_logged_once(
     record.save(tables.begin)
     assert len(tables.errors) == 2
     assert [status.counters for status, _ in tables.runs] == [{"retries": 3}] * 2
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query of which nothing is known."""
+
+
+@pytest.mark.behaviour("DLQ-19")
+@pytest.mark.parametrize("replays", [True, False, None])
+def test_a_job_without_dead_letters_says_that_it_replays_none_once_for_each_time_that_some_are_requested(
+    record: RunRecord, tables: Tables, caplog: pytest.LogCaptureFixture, *, replays: bool | None
+) -> None:
+    if replays is not None:
+        record.on(SinkMade(group="billing", token=TOKEN, query=cast("WatchedQuery", Query()), replays_letters=replays))
+    with caplog.at_level(logging.WARNING):
+        for requested in (False, True, True, False, True):
+            tables.requested = requested
+            record.save(tables.begin)
+        record.save(tables.begin, is_over=True)
+    lines = [line.getMessage() for line in caplog.records]
+    assert len(lines) == (2 if replays is False else 0)
+    assert all("this job replays none: its sink has no dead_letters=" in line for line in lines)
+    assert {status.replays_letters for status, _ in tables.runs} == {replays}
 
 
 def test_a_flood_of_different_errors_is_bounded(record: RunRecord, tables: Tables) -> None:
