@@ -67,7 +67,8 @@ class HistoryEvent:
     ``discard``, ``erase`` (discarded, and their contents deleted), ``prune``. That is one line for many letters, with a
     partition and a range of offsets if they are of one partition. ``from_offset`` is ``None`` if there was no row,
     ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and is ``None`` until the event
-    is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be invented; lines from before revision 0006 have none. ``id`` grows from line to line, and is 0 until then.
+    is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be invented; lines from before
+    revision 0006 have none. ``id`` grows from line to line, and is 0 until then.
     """
 
     event: str

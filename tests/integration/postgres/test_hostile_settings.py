@@ -136,7 +136,7 @@ def fingerprints(query: Query) -> list[object]:
 def read_everything(store: OffsetStore) -> list[object]:
     """What the store reads of it; times come in the role's zone, but are equal."""
     store.request_replay(GROUP, store.letter(GROUP, P0, 1).key, reason=TEXT)
-    until = store.pause(GROUP, reason=TEXT, until=INSTANT.replace(year=2100)).until
+    paused = store.pause(GROUP, reason=TEXT, until=INSTANT.replace(year=2100)).after
     broker = StaticBroker.with_topics({"payments": 1}, end=100)
     store.record_samples(store.lag(None, broker))
     facts = store.facts()
@@ -146,7 +146,7 @@ def read_everything(store: OffsetStore) -> list[object]:
         store.metadata(GROUP),
         {tp: one.next_offset for tp, one in store.offsets(GROUP).items()},
         [one.error_class for one in store.letter_errors(GROUP)],
-        until,
+        paused and paused.until,
         [one.ending for one in store.runs(GROUP)],
         [one.name for one in facts.tables],
         [one.partitions for one in store.groups()],
