@@ -27,7 +27,8 @@ _SECONDS: Final = 10.0
 _PROBLEMS: Final = {
     "no-live-job": "no live job owns it",
     "lag-too-high": "it is too far behind",
-    "lag-unknown": "Kafka has no log of a topic that it has offsets of",
+    "lag-unknown": "Kafka has no log of a topic that it has offsets of, or one that ends before them",
+    "log-lost-records": "a log lost records that had been read: `offsetstore status` names it",
 }
 
 
@@ -97,7 +98,7 @@ def health(
     Keys of --format json, with --group:
       group
       well         true or false
-      problems     no-live-job, lag-too-high, lag-unknown
+      problems     no-live-job, lag-too-high, lag-unknown, log-lost-records
       paused       at, until, reason; null if the group is not paused
       lag, behind_seconds
                    null if no broker was asked

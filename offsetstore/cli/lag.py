@@ -106,10 +106,11 @@ def lag(
     Keys of --format json; with --watch, each look is one line:
       groups[]  group, live, paused, lag, behind_seconds,
                 topics[]  topic, lag, behind_seconds, behind_is_bound,
-                          headroom, without_offset (partitions), error,
+                          headroom, beyond_end, without_offset (partitions),
+                          error,
                           partitions[]  partition, stored, beginning, end, lag,
                                         behind_seconds, behind_is_bound,
-                                        headroom
+                                        headroom, beyond_end, suspect
 
     \b
     Examples, with OFFSETSTORE_URL and OFFSETSTORE_BOOTSTRAP_SERVERS set:
@@ -167,10 +168,20 @@ def _print(found: Lag, *, by_partition: bool, as_lines: bool, format_: str) -> N
         print_table(_COLUMNS, list(_topic_rows(found)))
     for group, one in found.groups.items():
         for name, topic in one.topics.items():
-            if topic.error is not None:
-                print_lines(f"{group}, {name}: {topic.error.what}")
-            if topic.without_offset:
-                print_lines(f"{group}, {name}: no stored offset of {topic.without_offset} partitions.")
+            print_lines(*(f"{group}, {note}" for note in _notes(name, topic)))
+
+
+def _notes(name: str, topic: TopicLag) -> Iterator[str]:
+    """What the table has no column for."""
+    if topic.error is not None:
+        yield f"{name}: {topic.error.what}"
+    for number, part in topic.partitions.items():
+        if part.beyond_end:
+            yield f"{name}-{number}: the stored offset is {part.beyond_end} beyond the end of the log."
+        if part.is_suspect:
+            yield f"{name}-{number}: the log lost records that had been read, and each start is refused until a reset."
+    if topic.without_offset:
+        yield f"{name}: no stored offset of {topic.without_offset} partitions."
 
 
 def _topic_rows(found: Lag) -> Iterator[tuple[object, ...]]:
@@ -214,6 +225,7 @@ def _document(group: str, one: GroupLag) -> dict[str, object]:
                 "behind_seconds": topic.seconds,
                 "behind_is_bound": topic.is_bound,
                 "headroom": topic.headroom,
+                "beyond_end": topic.beyond_end,
                 "without_offset": topic.without_offset,
                 "error": None if topic.error is None else str(topic.error),
                 "partitions": [_part(number, part) for number, part in topic.partitions.items()],
@@ -233,4 +245,6 @@ def _part(number: int, part: PartitionLag) -> dict[str, object]:
         "behind_seconds": part.seconds,
         "behind_is_bound": part.is_bound,
         "headroom": part.headroom,
+        "beyond_end": part.beyond_end,
+        "suspect": part.is_suspect,
     }

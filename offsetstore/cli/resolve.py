@@ -229,4 +229,4 @@ def _document(group: str, kafka_group: str, start: StartingOffsets) -> dict[str,
 
 
 def _records(start: StartingOffsets) -> int:
-    return sum(lag_of(one.offset, one.log) for one in start.starts.values())
+    return sum(lag_of(one.offset, one.log) or 0 for one in start.starts.values())

@@ -12,6 +12,7 @@ from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.cli.pause import document as pause_document
 from offsetstore.protocol.letters import OPEN
+from offsetstore.store.reads import end_of
 from offsetstore.text import counted, short
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ def status(
     The lag is the number of offsets from the stored one to the end of the log. The age is the time since the stored
     offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision: it takes
     precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another application
-    or a copy of the database used the group in Kafka while the job ran: see docs/starting.md. While the group is
-    paused, its job waits. If the store's tables are in another database than before, or it is not known in which one,
-    that is said too.
+    or a copy of the database used the group in Kafka while the job ran: see docs/starting.md. It is marked "suspect" if
+    the log is known to have lost records: each start fails until a reset. The lag of an offset beyond the log's end is
+    not known. While the group is paused, its job waits. If the store's tables are in another database than before, or
+    it is not known in which one, that is said too.
 
     If Kafka does not answer, the stored offsets are shown all the same, and the exit code is 4. The exit code is 1 if
     the store does not know the group. Dead letters are counted if their records are not in the results, and may still
@@ -81,8 +83,8 @@ def status(
                     the owner's job replays requested ones, null if not known
       lag           of all partitions, null if no broker was asked
       partitions[]  topic, partition, stored, committed, beginning, end, lag,
-                    epoch, claim_id, pinned, contested, updated_at,
-                    age_seconds
+                    beyond_end, epoch, claim_id, pinned, contested, suspect,
+                    updated_at, age_seconds
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -122,7 +124,7 @@ def _print(state: GroupState, identity: StoreIdentity) -> None:
                 tp,
                 _stored_in_words(one),
                 one.committed.next_offset if one.committed else None,
-                one.log.end if one.log else None,
+                end_of(one.log) if one.log else None,
                 one.lag,
                 one.stored.token.epoch if one.stored else None,
                 None if one.age is None else short(one.age),
@@ -130,6 +132,12 @@ def _print(state: GroupState, identity: StoreIdentity) -> None:
             for tp, one in state.partitions.items()
         ],
     )
+    for tp, one in state.partitions.items():
+        if one.suspect is not None:
+            print_lines(f"{tp}: the log lost records that had been read, and each start is refused until a reset.")
+            print_lines(f"{tp}: {one.suspect.what}")
+        if one.beyond_end:
+            print_lines(f"{tp}: the stored offset is {one.beyond_end} beyond the end of the log.")
     if state.lag is not None:
         print_lines(f"Lag {state.lag} in {counted(len(state.partitions), 'partition')}.")
 
@@ -137,7 +145,8 @@ def _print(state: GroupState, identity: StoreIdentity) -> None:
 def _stored_in_words(one: PartitionState) -> str | None:
     if one.stored is None:
         return None
-    marks = [mark for mark, is_set in (("pinned", one.pinned), ("contested", one.contested)) if is_set]
+    found = (("pinned", one.pinned), ("contested", one.contested), ("suspect", one.suspect is not None))
+    marks = [mark for mark, is_set in found if is_set]
     return f"{one.stored.next_offset} ({', '.join(marks)})" if marks else str(one.stored.next_offset)
 
 
@@ -193,12 +202,14 @@ def _partition(tp: TopicPartition, one: PartitionState) -> dict[str, object]:
         "stored": row.next_offset if row else None,
         "committed": one.committed.next_offset if one.committed else None,
         "beginning": log.beginning if log else None,
-        "end": log.end if log else None,
+        "end": end_of(log) if log else None,
         "lag": one.lag,
+        "beyond_end": one.beyond_end,
         "epoch": row.token.epoch if row else None,
         "claim_id": str(row.token.claim_id) if row else None,
         "pinned": row.pinned if row else None,
         "contested": row.contested if row else None,
+        "suspect": one.suspect.what if one.suspect else None,
         "updated_at": row.updated_at.isoformat() if row and row.updated_at else None,
         "age_seconds": one.age.total_seconds() if one.age is not None else None,
     }

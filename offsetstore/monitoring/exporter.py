@@ -71,6 +71,12 @@ BATCH: Final = Gauge(
 UNREAD: Final = Gauge(
     "offsetstore_group_unread_partitions", "Partitions of the group's topics without a stored offset.", _GROUP
 )
+BEYOND: Final = Gauge(
+    "offsetstore_group_beyond_end_offsets", "Offsets by which stored ones are beyond the logs' ends.", _GROUP_TOPIC
+)
+SUSPECT: Final = Gauge(
+    "offsetstore_group_suspect_partitions", "Partitions whose log is known to have lost records.", _GROUP
+)
 PINNED: Final = Gauge("offsetstore_group_pinned_partitions", "Partitions that a decision has set.", _GROUP)
 LETTERS: Final = Gauge(
     "offsetstore_group_dead_letters", "Dead letters that are open, by state.", ("consumergroup", "state")
@@ -232,6 +238,7 @@ def _add_groups(page: Page, lag: Lag) -> None:
         changed = [row.updated_at for row in rows.values() if row.updated_at is not None]
         page.add(ADVANCED, max(changed).timestamp() if changed else None, group)
         page.add(PINNED, sum(row.pinned for row in rows.values()), group)
+        page.add(SUSPECT, sum(row.suspect is not None for row in rows.values()), group)
         for state in OPEN:
             page.add(LETTERS, lag.store.letters.get(group, {}).get(state, 0), group, state)
         if lag.kafka is not None:
@@ -242,6 +249,8 @@ def _add_groups(page: Page, lag: Lag) -> None:
             page.add(RECORDS_SUM, topic.records, group, name)
             page.add(SECONDS, topic.seconds, group, name)
             page.add(HEADROOM, topic.headroom, group, name)
+            if any(part.stored is not None and part.log is not None for part in topic.partitions.values()):
+                page.add(BEYOND, topic.beyond_end, group, name)
 
 
 def _add_topics(page: Page, lag: Lag) -> None:

@@ -30,6 +30,7 @@ CheckName: TypeAlias = Literal[
     "unread partitions",
     "headroom",
     "topics",
+    "logs",
     "pause",
     "dead letters",
     "pinned offsets",
@@ -92,6 +93,7 @@ class _Checks:
         yield self._unread_partitions()
         yield self._headroom()
         yield self._topics()
+        yield self._logs()
         yield self._pause()
         yield self._letters()
         yield self._pinned()
@@ -260,6 +262,29 @@ class _Checks:
         worst = (anew or errors)[0]
         more = f" And {len(errors) - 1} more." if len(errors) > 1 else ""
         return Check("topics", "bad" if anew else "attention", f"{worst.what}.{more}", next_step=worst.next_step)
+
+    def _logs(self) -> Check:
+        """Evidence first: a log that lost records ends beyond the stored offset again after a while."""
+        suspects = {TopicPartition(*place): one.stored for place, one in self._partitions() if one.is_suspect}
+        for tp, row in suspects.items():
+            assert row is not None
+            assert row.suspect is not None
+            more = f" And {len(suspects) - 1} more." if len(suspects) > 1 else ""
+            text = (
+                f"{tp} lost records that had been read: {row.suspect.what}.{more} Each start is refused until a reset. "
+                "Found:"
+            )
+            at = None if row.suspect.at is None else _whole(row.suspect.at)
+            return Check("logs", "bad", text, at, self._command("history", "--event suspect -n 5"))
+        if self._lag.kafka is None:
+            return Check("logs", "attention", _KAFKA_SILENT)
+        if short := [TopicPartition(*place) for place, one in self._partitions() if one.beyond_end]:
+            text = (
+                f"The stored offsets of {_some(list(map(str, short)))} are {counted(self._of.beyond_end, 'offset')} "
+                "beyond the log's end: it lost records, or a reset went too far. The next start is refused."
+            )
+            return Check("logs", "bad", text, next_step=self._resolve(sorted({tp.topic for tp in short})))
+        return Check("logs", "ok", "No log ends before the stored offset, and none is known to have lost records.")
 
     def _pause(self) -> Check:
         pause = self._of.owner.pause

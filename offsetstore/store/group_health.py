@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from offsetstore.store.lag import GroupLag
     from offsetstore.store.reads import GroupState
 
-Problem: TypeAlias = Literal["no-live-job", "lag-too-high", "lag-unknown"]
+Problem: TypeAlias = Literal["no-live-job", "lag-too-high", "lag-unknown", "log-lost-records"]
 
 Condition: TypeAlias = Literal["stalled", "silent", "paused", "live"]
 """``stalled``: there are unread records, and no progress. ``silent``: no job sends heartbeats."""
@@ -60,7 +60,7 @@ def judge_lag(lag: GroupLag, limit: LagLimit) -> tuple[Problem, ...]:
 
 
 def judge_group(state: GroupState, lag: GroupLag | None = None, *, limit: LagLimit | None = None) -> GroupHealth:
-    """Judge a group: a job must own it and be live, and within the limit, if there is one.
+    """Judge a group: a job owns it and is live, and within the limit, if there is one; no log has lost records.
 
     :param state: as `OffsetStore.group_state` returns it.
     :param lag: as `OffsetStore.lag` returns it; without it, any limit is one that can't be judged.
@@ -68,6 +68,8 @@ def judge_group(state: GroupState, lag: GroupLag | None = None, *, limit: LagLim
     problems: list[Problem] = [] if state.is_live else ["no-live-job"]
     if limit is not None and state.pause is None:
         problems.extend(judge_lag(lag, limit) if lag is not None and lag.topics else ("lag-unknown",))
+    if any(one.suspect or one.beyond_end for one in state.partitions.values()) or (lag is not None and lag.beyond_end):
+        problems.append("log-lost-records")
     return GroupHealth(state, tuple(problems), lag)
 
 

@@ -10,7 +10,7 @@ from offsetstore.errors import BrokerError, OffsetStoreError, TopicRecreated
 from offsetstore.protocol.first_unread import FirstUnread, find_first_unread
 from offsetstore.protocol.samples import Sample
 from offsetstore.protocol.snapshot import GroupSnapshot, TopicSnapshot
-from offsetstore.store.reads import lag_of
+from offsetstore.store.reads import beyond_end, lag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,7 +29,8 @@ class PartitionLag:
 
     ``stored`` is the row of the store, ``None`` if there is none: no job of the group reads the partition yet. ``log``
     is ``None`` if Kafka did not tell. ``seconds`` is the age of the first unread record, 0 if nothing is unread, and
-    ``None`` if it is not known. With ``is_bound`` the record may be younger; see `FirstUnread`.
+    ``None`` if it is not known. With ``is_bound`` the record may be younger; see `FirstUnread`. Of a stored offset
+    beyond the log's end neither lag is known: it is never 0.
     """
 
     stored: StoredOffset | None
@@ -39,8 +40,21 @@ class PartitionLag:
 
     @property
     def records(self) -> int | None:
-        """Offsets from the stored one to the high watermark, as Kafka's own tool counts; ``None`` if not known."""
+        """Offsets from the stored one to the high watermark, as Kafka's own tool counts.
+
+        ``None`` if not known, or if the log ends before the stored offset.
+        """
         return None if self.stored is None or self.log is None else lag_of(self.stored.next_offset, self.log)
+
+    @property
+    def beyond_end(self) -> int:
+        """Offsets by which the stored one is beyond the high watermark: records that were read are missing there."""
+        return 0 if self.stored is None or self.log is None else beyond_end(self.stored.next_offset, self.log)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether there is evidence that the log lost records: each start is refused until a reset."""
+        return self.stored is not None and self.stored.suspect is not None
 
     @property
     def headroom(self) -> int | None:
@@ -87,6 +101,11 @@ class TopicLag:
         return min((one.headroom for one in self.partitions.values() if one.headroom is not None), default=None)
 
     @property
+    def beyond_end(self) -> int:
+        """The sum of the offsets by which stored ones are beyond the logs' ends."""
+        return sum(one.beyond_end for one in self.partitions.values())
+
+    @property
     def without_offset(self) -> int:
         """How many partitions Kafka has of which the store has no offset."""
         return sum(one.stored is None for one in self.partitions.values())
@@ -126,6 +145,11 @@ class GroupLag:
     def headroom(self) -> int | None:
         """The smallest of the topics' headrooms, ``None`` if nothing is unread."""
         return min((one.headroom for one in self.topics.values() if one.headroom is not None), default=None)
+
+    @property
+    def beyond_end(self) -> int:
+        """The sum of the offsets by which stored ones are beyond the logs' ends."""
+        return sum(one.beyond_end for one in self.topics.values())
 
     @property
     def mirror_lag(self) -> int | None:
@@ -275,8 +299,9 @@ class _Behind:
 
     def _partition(self, tp: TopicPartition, row: StoredOffset) -> PartitionLag:
         log = self._log(tp, row)
-        if log is None or not lag_of(row.next_offset, log):
-            return PartitionLag(row, log, None if log is None else 0.0)
+        lag = None if log is None else lag_of(row.next_offset, log)
+        if not lag:
+            return PartitionLag(row, log, None if lag is None else 0.0)
         age = self._ages.get((tp, row.next_offset))
         return PartitionLag(row, log) if age is None else PartitionLag(row, log, age.age(self._now), age.is_bound)
 

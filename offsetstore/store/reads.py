@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
-from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition, Watermarks
+from offsetstore.offsets import CommittedOffset, StoredOffset, Suspect, TopicPartition, Watermarks
 from offsetstore.protocol.database import EVENTS
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.numbers import check_whole
@@ -38,9 +38,23 @@ _INTERVAL: Final = 1.0
 _OVERLAP: Final = timedelta(hours=1)
 
 
-def lag_of(next_offset: int, log: Watermarks) -> int:
-    """Count the offsets from ``next_offset`` to the end of the log; 0 if the log ends before it."""
-    return max(0, log.end - next_offset)
+def end_of(log: Watermarks) -> int:
+    """The high watermark: what lies behind an open transaction is unread, too."""
+    return log.end if log.high is None else log.high
+
+
+def lag_of(next_offset: int, log: Watermarks) -> int | None:
+    """Count the offsets from ``next_offset`` to the end of the log.
+
+    ``None`` if the log ends before it: records are missing there, and what is unread can't be told. See `beyond_end`.
+    """
+    lag = end_of(log) - next_offset
+    return None if lag < 0 else lag
+
+
+def beyond_end(next_offset: int, log: Watermarks) -> int:
+    """Count the offsets by which ``next_offset`` is beyond the end of the log, 0 for one that the log holds."""
+    return max(0, next_offset - end_of(log))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +73,18 @@ class PartitionState:
 
     @property
     def lag(self) -> int | None:
-        """Offsets from the stored one to the end of the log, ``None`` if either is not known."""
+        """Offsets from the stored one to the end of the log; ``None`` if not known, or if the log ends before it."""
         return None if self.stored is None or self.log is None else lag_of(self.stored.next_offset, self.log)
+
+    @property
+    def beyond_end(self) -> int:
+        """Offsets by which the stored one is beyond the end of the log: records that were read are missing there."""
+        return 0 if self.stored is None or self.log is None else beyond_end(self.stored.next_offset, self.log)
+
+    @property
+    def suspect(self) -> Suspect | None:
+        """Evidence that the log lost records, which refuses each start until a reset."""
+        return None if self.stored is None else self.stored.suspect
 
     @property
     def pinned(self) -> bool:
@@ -112,9 +136,10 @@ class GroupState:
 
     @property
     def lag(self) -> int | None:
-        """The sum of the partitions' lags, ``None`` if none is known."""
+        """The sum of the partitions' lags, ``None`` if none is known, or if a stored offset is beyond the log's end."""
         known = [one.lag for one in self.partitions.values() if one.lag is not None]
-        return sum(known) if known else None
+        is_beyond = any(one.beyond_end for one in self.partitions.values())
+        return sum(known) if known and not is_beyond else None
 
 
 def read_group(session: Session, group: str) -> GroupState:

@@ -83,6 +83,9 @@ def _troubles(group: GroupLag) -> Iterator[str]:
     for topic in group.topics.values():
         if topic.error is not None:
             yield topic.error.what
+    parts = [part for topic in group.topics.values() for part in topic.partitions.values()]
+    if any(part.is_suspect or part.beyond_end for part in parts):
+        yield "a log lost records that had been read"
     if group.headroom is not None and group.headroom < 0:
         yield "records were removed from Kafka unread"
     if group.mirror_lead and not group.owner.is_live:

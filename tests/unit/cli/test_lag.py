@@ -65,6 +65,15 @@ def test_each_partition_has_a_line_if_asked(run: Run) -> None:
     ]
 
 
+@pytest.mark.behaviour("OPS-16")
+def test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit(run: Run, broker: StaticBroker) -> None:
+    broker.set_log(P1, 0, 8)
+    result = run("lag", "-g", "billing", "--partitions", "--fail-above", "1000000", *BROKER)
+    assert result.exit_code == 1
+    assert ["billing", "payments-1", "10", "8", "-", "-", "-"] in [line.split() for line in result.stdout.splitlines()]
+    assert "billing, payments-1: the stored offset is 2 beyond the end of the log." in result.stdout
+
+
 @pytest.mark.behaviour("OPS-1", "OPS-12")
 def test_as_json_it_holds_all_and_the_help_names_each_key(run: Run) -> None:
     result = run("lag", "-g", "billing", "--format", "json", *BROKER)

@@ -103,7 +103,9 @@ def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
         "offsetstore_group_live": 1,
         "offsetstore_group_mirror_lag_offsets": 1,
         "offsetstore_group_paused": 0,
+        "offsetstore_group_beyond_end_offsets": 0,
         "offsetstore_group_pinned_partitions": 0,
+        "offsetstore_group_suspect_partitions": 0,
         "offsetstore_group_unread_partitions": 1,
     }
     for name in ("current_offset", "lag"):
@@ -119,6 +121,25 @@ def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
     assert (found["offsetstore_exporter_up", "database"], found["offsetstore_exporter_up", "kafka"]) == (1, 1)
     assert abs(found["offsetstore_database_clock_skew_seconds",]) < 5
     assert found["offsetstore_exporter_partition_series_left_out",] == 0
+
+
+@pytest.mark.behaviour("OPS-16")
+def test_an_offset_beyond_the_end_and_evidence_of_loss_have_series_of_their_own_and_no_lag(
+    exporter: Exporter, database: MemoryDatabase, broker: StaticBroker
+) -> None:
+    token = database.begin(name="test").read_partitions("billing")[P1].token
+    session = database.begin(name="test")
+    session.write_suspects("billing", token, {P1: "the log ended at 8, below the stored offset 10"})
+    session.commit()
+    broker.set_log(P1, 0, 8)
+    found = shown(exporter)
+    assert found["offsetstore_group_beyond_end_offsets", "billing", "payments"] == 2
+    assert found["offsetstore_group_suspect_partitions", "billing"] == 1
+    assert not {
+        key
+        for key in found
+        if key[0].startswith("kafka_consumergroup_lag") and key[1:3] == ("billing", "payments") and key[3:] != ("0",)
+    }
 
 
 @pytest.mark.behaviour("OPS-5")
@@ -167,6 +188,7 @@ def test_without_kafka_the_stores_part_stays_and_the_rest_is_left_out(
         "kafka_consumergroup_lag", "kafka_consumergroup_lag_sum", "offsetstore_group_lag_seconds",
         "offsetstore_group_headroom_offsets", "offsetstore_group_mirror_lag_offsets",
         "offsetstore_group_has_kafka_members", "offsetstore_group_unread_partitions", "offsetstore_topic_up",
+        "offsetstore_group_beyond_end_offsets",
         "offsetstore_topic_open_transaction_offsets",
     }  # fmt: skip
     assert again.keys() == down.keys()

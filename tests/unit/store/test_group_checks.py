@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from offsetstore.errors import BrokerUnavailable, TopicMissing, TopicRecreated
-from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Token, TopicPartition
+from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.database import GroupRow, HistoryEvent, StoreOverview
 from offsetstore.protocol.runs import Run, RunStatus
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds
@@ -81,7 +81,7 @@ def check(
 def test_a_group_that_is_well_has_nothing_to_do() -> None:
     found = check_group("billing", lag_of(), run_of(phase="idle", batch=7))
     assert {one.verdict for one in found} == {"ok"}
-    assert [one.next_step for one in found] == [""] * 9
+    assert [one.next_step for one in found] == [""] * 10
 
 
 def test_a_live_claim_tells_its_owner_and_heartbeat() -> None:
@@ -294,10 +294,21 @@ def test_contested_offsets_need_attention_and_pinned_ones_are_told() -> None:
     assert "payments-0, payments-1, payments-2 and 2 more" in pinned.text
 
 
+@pytest.mark.behaviour("OPS-16")
+def test_a_log_that_lost_records_is_bad_while_it_is_too_short_and_when_it_has_grown() -> None:
+    short = check("logs", lag_of(part(103, end=100)))
+    assert (short.verdict, short.next_step) == ("bad", "offsetstore resolve -g billing -t payments -b HOST:PORT")
+    assert "payments-0 are 3 offsets beyond the log's end" in short.text
+    grown = check("logs", lag_of(part(103, end=200, suspect=Suspect("the log ended at 100, below 103", NOW))))
+    assert (grown.verdict, grown.at) == ("bad", NOW)
+    assert "payments-0 lost records that had been read: the log ended at 100, below 103." in grown.text
+    assert grown.next_step == "offsetstore history -g billing --event suspect -n 5"
+
+
 def test_without_kafka_what_is_not_known_is_not_called_well() -> None:
     lag = replace(lag_of(), kafka=None, broker_error=BrokerUnavailable("Kafka does not answer"))
     unknown = [one.name for one in check_group("billing", lag, None) if one.verdict == "attention"]
-    assert unknown == ["copies in Kafka", "unread partitions", "headroom", "topics"]
+    assert unknown == ["copies in Kafka", "unread partitions", "headroom", "topics", "logs"]
 
 
 def test_commands_can_be_copied_whatever_the_names_are() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from offsetstore import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, TopicMissing, TopicRecreated
+from offsetstore.store.group_health import LagLimit, judge_group, judge_lag
 from offsetstore.store.lag import PartitionLag, TopicLag
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
@@ -71,6 +72,19 @@ def test_it_is_told_in_records_and_in_time_for_each_partition_topic_and_group(
     assert (payments.without_offset, refunds.without_offset) == (1, 0)
     assert (payments.headroom, payments.is_bound, found.broker_error) == (4, False, None)
     assert group.owner == store.owner("billing")
+
+
+@pytest.mark.behaviour("OPS-16")
+def test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    broker.set_log(P1, 0, 8)
+    group = store.lag(None, broker).groups["billing"]
+    short = group.topics["payments"].partitions[1]
+    assert (short.records, short.seconds, short.headroom, short.beyond_end) == (None, None, None, 2)
+    assert (group.topics["payments"].records, group.is_part, group.beyond_end) == (None, True, 2)
+    assert judge_lag(group, LagLimit(records=1000)) == ("lag-unknown",)
+    assert judge_group(store.group_state("billing"), group).problems == ("no-live-job", "log-lost-records")
 
 
 @pytest.mark.behaviour("OPS-12")

@@ -12,7 +12,7 @@ from offsetstore import GroupState, OffsetRange, PartitionState, TopicPartition,
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, TopicLog
 from offsetstore.store.adoption import QueryCheckpoint
-from offsetstore.store.reads import lag_of, read_adoption
+from offsetstore.store.reads import beyond_end, lag_of, read_adoption
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 
 if TYPE_CHECKING:
@@ -67,9 +67,25 @@ def contest(store: InMemoryOffsetStore, claim: Claim) -> None:
     session.commit()
 
 
-@pytest.mark.parametrize(("next_offset", "lag"), [(0, 10), (9, 1), (10, 0), (11, 0)])
+@pytest.mark.parametrize(("next_offset", "lag"), [(0, 10), (9, 1), (10, 0)])
 def test_the_lag_is_what_is_left_of_the_log(next_offset: int, lag: int) -> None:
-    assert lag_of(next_offset, Watermarks(5, 10)) == lag
+    assert (lag_of(next_offset, Watermarks(5, 10)), beyond_end(next_offset, Watermarks(5, 10))) == (lag, 0)
+
+
+@pytest.mark.behaviour("OPS-16")
+def test_an_offset_beyond_the_end_has_no_lag_and_what_is_behind_a_transaction_is_unread() -> None:
+    assert (lag_of(11, Watermarks(5, 10)), beyond_end(11, Watermarks(5, 10))) == (None, 1)
+    hanging = Watermarks(5, 10, high=30)
+    assert (lag_of(10, hanging), beyond_end(10, hanging)) == (20, 0)
+
+
+@pytest.mark.behaviour("OPS-16")
+def test_a_state_with_an_offset_beyond_the_end_has_no_lag_of_the_others(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    broker.set_log(P0, 0, 3)
+    state = store.group_state("billing", broker)
+    assert (state.partitions[P0].lag, state.partitions[P0].beyond_end, state.lag) == (None, 1, None)
 
 
 def test_it_holds_the_owner_and_what_is_stored_committed_and_in_the_log(

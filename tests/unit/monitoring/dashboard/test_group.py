@@ -72,6 +72,7 @@ def test_each_check_has_a_word_for_its_verdict(client: httpx.Client) -> None:
             "unread partitions",
             "headroom",
             "topics",
+            "logs",
             "pause",
             "dead letters",
             "pinned offsets",
