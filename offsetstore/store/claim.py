@@ -13,7 +13,7 @@ from urllib.parse import quote
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
 from offsetstore.offsets import OffsetRange, Suspect
 from offsetstore.protocol.events import ClaimClosed, ClaimLost, ClaimTaken, DatabaseAnswered, HeartbeatMissed
-from offsetstore.protocol.forks import is_own
+from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.log_evidence import log_truncated
 from offsetstore.protocol.metadata import check_formats, load
 from offsetstore.protocol.numbers import check_seconds
@@ -320,13 +320,11 @@ class Claim:
             other process would know nothing of the value.
         :raises MetadataError: the serializer fails, or its text is too long.
         """
-        if os.getpid() != self._pid:
-            raise ConfigurationError(
-                "this claim was made before a fork, and belongs to the other process",
-                found=f"process {os.getpid()}",
-                expected=f"process {self._pid}",
-                next_step="Store metadata in the process that claims and advances.",
-            )
+        expect_own(
+            self._pid,
+            "this claim was made before a fork, and belongs to the other process",
+            "Store metadata in the process that claims and advances.",
+        )
         if tp is not None:
             self._require_topic(tp, "claim.store_metadata")
         self.claim_metadata.store([*self.partitions] if tp is None else [tp], value)
