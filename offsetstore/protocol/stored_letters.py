@@ -164,6 +164,11 @@ class ChosenLetter(NamedTuple):
     attempts: int
     created_at: datetime
 
+    @classmethod
+    def of(cls, letter: Letter) -> ChosenLetter:
+        """The same of a letter that was read."""
+        return cls(letter.state, letter.payload_state, letter.forced, letter.times, letter.attempts, letter.created_at)
+
 
 @dataclass(frozen=True, slots=True)
 class FailedReplay:

@@ -41,6 +41,7 @@ from offsetstore.protocol.metadata import KEEP, Keep, Text, load
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
+from offsetstore.protocol.stored_letters import ChosenLetter
 from offsetstore.store.sessions import repeat
 from offsetstore.store.unknown_commit import Advanced, settle
 
@@ -348,10 +349,7 @@ class Transaction:
         """Lock letters that are to be replayed; return whether all of them are as they were read."""
         session, _ = self._require_lock("tx.lock_letters was called before tx.lock")
         locked = session.lock_letters(self._claim.group, [letter.key for letter in letters])
-        return all(
-            locked.get(one.key) == (one.state, one.payload_state, one.forced, one.times, one.attempts)
-            for one in letters
-        )
+        return all(locked.get(one.key) == ChosenLetter.of(one) for one in letters)
 
     def settle_letters(self, replayed: Sequence[Letter], failed: Mapping[LetterKey, FailedReplay]) -> None:
         """Mark letters that are locked: those whose rows are written, and those that are dead again."""

@@ -23,7 +23,7 @@ _TWICE: Final = f"{_REPLAYS}test_of_two_replays_of_one_letter_the_second_writes_
 _STOPS: Final = f"{_REPLAYS}test_the_letters_of_a_key_stop_at_the_first_that_fails"
 
 _LOCKED: Final = "            _lock(tx, [letters[number] for number in sorted({*kept, *failed})])\n"
-_AS_READ: Final = "locked.get(one.key) == (one.state, one.payload_state, one.forced, one.times, one.attempts)"
+_AS_READ: Final = "locked.get(one.key) == ChosenLetter.of(one)"
 _COUNTED: Final = "        if (done, back) != (len(replayed), len(failed)):\n"
 _NOT_COUNTED: Final = "        if (done, back) > (len(replayed), len(failed)):\n"
 _BELOW: Final = "(l.record_offset < p.next_offset OR l.topic_id NOT IN"

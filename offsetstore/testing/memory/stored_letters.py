@@ -108,7 +108,7 @@ class StoredLetterMemory(LetterMemory):
                 self._lock_letter(group, key)
             # As it is now: another transaction may have changed it while we waited.
             now = choose()
-            return {key: _chosen(now[key]) for key in keys if key in now}
+            return {key: ChosenLetter.of(now[key]) for key in keys if key in now}
 
     def count_without_payload(self, group: str, which: LetterFilter) -> int:
         with self._statement():
@@ -260,12 +260,6 @@ def _precedes(one: Letter, letter: Letter) -> bool:
 
 def _without_contents(letter: Letter) -> Letter:
     return replace(letter, payload=None, sequence=None, error=replace(letter.error, text="", traceback=None))
-
-
-def _chosen(letter: Letter) -> ChosenLetter:
-    return ChosenLetter(
-        letter.state, letter.payload_state, letter.forced, letter.times, letter.attempts, letter.created_at
-    )
 
 
 def _error_group(letters: list[Letter]) -> ErrorGroup:
