@@ -189,6 +189,7 @@ def _starts(
 ) -> dict[TopicPartition, Start]:
     starts: dict[TopicPartition, Start] = {}
     any_is_contested = any(row.contested for row in rows.values())
+    claimed_epoch = max((row.token.epoch for row in rows.values()), default=0)
     for partition, watermarks in sorted(log.partitions.items()):
         tp = TopicPartition(topic, partition)
         if tp in rows and (suspect := rows[tp].suspect) is not None:
@@ -207,7 +208,7 @@ def _starts(
             topic_is_known=bool(rows or adopted),
             # For a new partition, the other application's offset is not adopted either.
             is_contested=rows[tp].contested if tp in rows else any_is_contested,
-            claimed_epoch=max((row.token.epoch for row in rows.values()), default=0),
+            claimed_epoch=claimed_epoch,
             policy=asked.policy,
             is_same_log=tp in rows and log.topic_id is not None and rows[tp].topic_id == log.topic_id,
         )

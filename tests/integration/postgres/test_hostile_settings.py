@@ -22,6 +22,7 @@ from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.address import StoreAddress
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
+from offsetstore.testing.fixtures import copy_database
 from offsetstore.writers.staging import Staged, Staging
 from tests.integration.transacting import GROUP, P0, lock
 from tests.integration.writers.writing import batch, kafka
@@ -187,7 +188,7 @@ def asking(url: str) -> Generator[Query]:
 def expected(offsetstore_postgres: PostgresServer, offsetstore_template: str) -> Iterator[object]:
     """The bytes with PostgreSQL's own settings, and what is read of them."""
     name = f"test_{uuid4().hex[:12]}"
-    url = offsetstore_postgres.create_database(name, template=offsetstore_template)
+    url = copy_database(offsetstore_postgres, name, template=offsetstore_template)
     with asking(url) as query, OffsetStore.connect(url) as store:
         make_tables(query)
         found = outcome(store, query)
