@@ -54,6 +54,13 @@ _MAX_OTHERS: Final = 4
 _log = logging.getLogger(__name__)
 
 
+class AcceptedThen(PlanOutdated):
+    """The refusal did not recur: the batch may be accepted now."""
+
+    def __init__(self) -> None:
+        super().__init__("rows were refused, and accepted a moment later")
+
+
 class Proof(Enum):
     """What it takes to show that a record is the cause of a refusal."""
 
@@ -119,7 +126,7 @@ def isolate(
     :param ranges: the batch's records.
     :param proof: tells, from the refusal of the smallest part, what it takes to show its cause.
     :param seconds: how long to search; with 0 no part is tried.
-    :raises PlanOutdated: the refusal did not recur; the batch may be accepted now.
+    :raises AcceptedThen: the refusal did not recur.
     :raises StaleClaim, PlanOutdated, StagedRowsLost: the claim no longer owns the batch, or the plan is outdated.
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
@@ -128,7 +135,7 @@ def isolate(
     try:
         first = search.bisect(0, search.size)
         if not search.refuses(search.size):
-            raise PlanOutdated("rows were refused, and accepted a moment later")
+            raise AcceptedThen
         needed = proof(search.error)
         if needed is Proof.ROW or (needed is Proof.BATCH and search.is_cause(first, search.error)):
             record = search.record(first)

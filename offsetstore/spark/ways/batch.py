@@ -19,7 +19,16 @@ from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.offsets import count_offsets
 from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, write_all
-from offsetstore.processing.isolate import Proof, Verdict, conclude, is_of_values, isolate, schema_of, try_out
+from offsetstore.processing.isolate import (
+    AcceptedThen,
+    Proof,
+    Verdict,
+    conclude,
+    is_of_values,
+    isolate,
+    schema_of,
+    try_out,
+)
 from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import may_pass
@@ -231,6 +240,8 @@ class BatchWay:
         """Find the first record with which the batch can't be computed, and store those before it.
 
         Parts of the batch are only computed. What waits in memory, or was delivered, is not stored.
+
+        :raises Exception: Spark's own, if it does not recur.
         """
         claim, ranges, frame = self._claim, batch.ranges, batch.frame
         plan = Plan.of(claim, ranges) if self._stores_parts else None
@@ -258,7 +269,10 @@ class BatchWay:
             if plan is not None:
                 self._compute_and_commit(plan.up_to(part), within(frame, part), batch.number, Stopwatch())
 
-        verdict = isolate(failed, ranges, attempt, proof=lambda _: self._proof_of_failure(batch))
+        try:
+            verdict = isolate(failed, ranges, attempt, proof=lambda _: self._proof_of_failure(batch))
+        except AcceptedThen:  # a worker that died, say: Spark's own error tells more
+            raise failed.__cause__ or failed from None
         batch.sleep(claim, 0)  # a query that is being stopped interrupts Spark
         if plan is None:
             verdict = replace(verdict, accepted={})

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from offsetstore.errors import GroupBusy, PlanChanged
-from offsetstore.offsets import OffsetRange, Pause, Token, Watermarks
+from offsetstore.offsets import OffsetRange, Pause, Token
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter

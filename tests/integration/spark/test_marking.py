@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
 
@@ -12,17 +13,18 @@ from offsetstore import Append, Execute, Flush, OffsetStore, Tick, TopicPartitio
 from offsetstore.errors import (
     ClaimInUse,
     ConfigurationError,
+    LockTimeout,
     MarkBackwards,
     MarkBeyondDelivered,
     ProtocolMisuse,
     RowsRefused,
     SinkError,
     StaleClaim,
-    TransactionConflict,
     UnsupportedQuery,
 )
 from offsetstore.protocol.events import IdleWorkFailed
 from tests.support.recorder import Recorder
+from tests.support.server_errors import OF_SERVER, held
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS
@@ -136,18 +138,19 @@ def test_a_function_that_keeps_rows_is_not_called_again(world: World, topic: str
     calls: list[int] = []
     write = in_fours(rows)
 
-    def deadlock(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    def lock_timeout(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         write(work, batches)
         calls.append(1)
         if len(calls) == 2:
-            work.connection.execute(text("DO $$ BEGIN RAISE deadlock_detected; END $$"))
+            work.connection.execute(text(f"DO $$ BEGIN {OF_SERVER['55P03']} END $$"))
 
     claim = world.claim(topic)
-    sink = TransactionalSink(claim, traced, into=Execute(deadlock), marking="manual")
+    sink = TransactionalSink(claim, traced, into=Execute(lock_timeout), marking="manual")
     checkpoint = claim.checkpoint(world.checkpoints)
     options: dict[str, Any] = {"maxOffsetsPerTrigger": "3"}
-    failed = world.failure(world.start(sink, world.read(claim, **options), checkpoint=checkpoint), sink)
-    assert isinstance(failed.error, TransactionConflict)
+    with psycopg.connect(world.database.url) as other, held(other):
+        failed = world.failure(world.start(sink, world.read(claim, **options), checkpoint=checkpoint), sink)
+    assert isinstance(failed.error, LockTimeout)
     failed = world.failure(world.start(sink, world.read(claim, **options), checkpoint=checkpoint), sink)
     assert isinstance(failed.error, SinkError)
     assert (len(calls), written(world), world.stored(topic)) == (2, "", {0: 0})

@@ -9,12 +9,14 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import psycopg
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import text
 
 from offsetstore import Append, Execute, Upsert
 from offsetstore.spark import collecting
+from tests.support.server_errors import OF_SERVER, held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -266,7 +268,7 @@ def test_execute_gets_the_rows_once_and_none_of_kafkas_columns(world: World, off
 
 
 @pytest.mark.behaviour("TX-12")
-def test_execute_is_repeated_with_all_rows_after_a_deadlock_and_its_first_try_is_gone(
+def test_execute_is_repeated_with_all_rows_after_a_lock_timeout_and_its_first_try_is_gone(
     world: World, offsetstore_topic: NewTopic
 ) -> None:
     world.database.execute("CREATE TABLE events (value text)")
@@ -284,9 +286,10 @@ def test_execute_is_repeated_with_all_rows_after_a_deadlock_and_its_first_try_is
         work.connection.execute(text("INSERT INTO events VALUES (:value)"), rows)
         attempts.append(len(rows))
         if len(attempts) == 1:
-            work.connection.execute(text("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$"))
+            work.connection.execute(text(f"DO $$ BEGIN {OF_SERVER['55P03']} END $$"))
 
-    world.run(world.claim(topic), transform, Execute(execute))
+    with psycopg.connect(world.database.url) as other, held(other):
+        world.run(world.claim(topic), transform, Execute(execute))
 
     assert attempts == [2, 2]
     assert len(computed) == 1  # the rows are kept, not computed again
