@@ -62,6 +62,8 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
         "claim_id": found["owner"]["claim_id"],
         "pinned": False,
         "contested": False,
+        "beyond_end": 0,
+        "suspect": None,
     }
 
 
