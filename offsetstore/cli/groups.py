@@ -9,7 +9,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import show_done
-from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_losses, print_table
 from offsetstore.cli.pause import document as pause_document
 from offsetstore.text import counted, short, visible
 
@@ -277,6 +277,7 @@ def _print_deleted(done: DeletedGroup) -> None:
     print_lines(f"{done.group} {'was' if done.executed else 'would be'} deleted: {what}.")
     if done.contested:
         print_lines("Another application uses this group in Kafka. A new job of this name begins at its offsets.")
+    print_losses(done.losses)
     print_lines("Kafka keeps the copy of the offsets, which no longer counts. This removes it:")
     click.echo(
         f"  kafka-consumer-groups.sh --bootstrap-server HOST:PORT --delete --group {shlex.quote(visible(done.group))}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
 import click
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from offsetstore.offsets import Suspect, TopicPartition
+
 _T = TypeVar("_T")
+_LOSSES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,14 @@ def print_digest(digest: str, *, execute: bool = True) -> None:
     :param execute: whether the command needs ``--execute``.
     """
     print_lines(f"Plan {digest}: {'--execute ' if execute else ''}--if-plan {digest} does this, or nothing.")
+
+
+def print_losses(losses: Mapping[TopicPartition, Suspect]) -> None:
+    """Print the evidence that logs lost records, which a decision clears."""
+    for tp, suspect in [*losses.items()][:_LOSSES]:
+        print_lines(f"{tp}: the log lost records that had been read: {suspect.what}.")
+    if len(losses) > _LOSSES:
+        print_lines(f"And {len(losses) - _LOSSES} more partitions.")
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:

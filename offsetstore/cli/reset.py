@@ -12,7 +12,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import show_done
-from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_table
+from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_losses, print_table
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.store.admin import ShiftBy
@@ -73,7 +73,7 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
 @click.option("--all-topics", is_flag=True, help="All partitions for which the group has stored offsets.")
 @click.option("--to-earliest", is_flag=True, help="To the beginning of the log.")
 @click.option("--to-latest", is_flag=True, help="To the end of the log.")
-@click.option("--to-current", is_flag=True, help="To where they are: this only pins them.")
+@click.option("--to-current", is_flag=True, help="To where they are: this pins them, and accepts evidence of loss.")
 @click.option("--to-offset", type=click.IntRange(0, MAX_OFFSET), metavar="N", help="To this offset.")
 @click.option(
     "--to-datetime",
@@ -174,7 +174,9 @@ def reset(
                     dead letters in the range that were replayed: their rows
                     are in the results and would be written twice
       partitions[]  topic, partition, stored, new, beginning, end
-                    (the last two are null if no broker was asked)
+                    (these two are null if no broker was asked), suspect
+                    (evidence that the log lost records, which the reset
+                    accepts; null if there is none)
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -307,6 +309,10 @@ def _print(done: Reset, *, forced: bool) -> None:
     )
     print_lines("")
     print_lines(*_consequences(done))
+    print_losses(done.losses)
+    if done.losses:
+        accepts = "accepted" if done.executed else "would accept"
+        print_lines(f"The reset {accepts} this loss: starts are no longer refused because of it.")
     if done.replayed_letters:
         letters = counted(done.replayed_letters, "replayed dead letter")
         print_lines(f"{letters} in this range: their rows are in the results and would be written twice.")
@@ -324,7 +330,7 @@ def _print(done: Reset, *, forced: bool) -> None:
     if live and not forced:
         print_lines("Nothing was written.")
         return
-    only_pins = not done.read_again and not done.passed_over
+    only_pins = not done.read_again and not done.passed_over and not done.losses
     print_lines(
         f"Nothing was written. {'--execute would only pin the offsets' if only_pins else 'Add --execute to do it'}."
     )
@@ -365,6 +371,7 @@ def _document(done: Reset, reason: str) -> dict[str, object]:
                 "new": move.to_offset,
                 "beginning": move.log.beginning if move.log else None,
                 "end": move.log.end if move.log else None,
+                "suspect": move.suspect.what if move.suspect else None,
             }
             for move in done.moves
         ],

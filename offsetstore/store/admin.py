@@ -22,7 +22,7 @@ from offsetstore.errors import (
     UnknownGroup,
     WrongCluster,
 )
-from offsetstore.offsets import MAX_OFFSET, OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
+from offsetstore.offsets import MAX_OFFSET, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition, Watermarks
 from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, renamed
 from offsetstore.protocol.metadata import format_of
 from offsetstore.protocol.numbers import check_seconds, check_whole
@@ -73,12 +73,16 @@ Decided: TypeAlias = Literal["fence", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a reset does to one partition. ``log`` is what Kafka holds, ``None`` if it was not asked."""
+    """What a reset does to one partition. ``log`` is what Kafka holds, ``None`` if it was not asked.
+
+    ``suspect`` is evidence that the log lost records below ``from_offset``: the reset accepts that, wherever it goes.
+    """
 
     topic_partition: TopicPartition
     from_offset: int
     to_offset: int
     log: Watermarks | None
+    suspect: Suspect | None = None
 
     @property
     def shift(self) -> int:
@@ -121,6 +125,11 @@ class Reset:
     def passed_over(self) -> int:
         """How many offsets the next start passes over."""
         return sum(max(0, move.shift) for move in self.moves)
+
+    @property
+    def losses(self) -> dict[TopicPartition, Suspect]:
+        """The evidence of loss that the reset clears, so that starts are no longer refused because of it."""
+        return {move.topic_partition: move.suspect for move in self.moves if move.suspect is not None}
 
     @property
     def fenced(self) -> GroupRow | None:
@@ -243,7 +252,9 @@ class ResetRequest:
         held = held_by(owner, {one.topic_partition: one.from_offset for one in moves})
         is_live = owner is not None and owner.is_live
         to = [self._place(one, is_live=is_live) for one in moves]
-        return Reset(self.group, moves, owner, digest_of("reset", self.group, held, to, replayed), (), replayed)
+        losses = [one.suspect for one in moves]
+        digest = digest_of("reset", self.group, held, to, replayed, losses)
+        return Reset(self.group, moves, owner, digest, (), replayed)
 
     def _place(self, move: Move, *, is_live: bool) -> int | str:
         """Where an offset goes, in words where the number changes by itself: with the log, or a live job's offset."""
@@ -279,7 +290,7 @@ class ResetRequest:
             what = f"the log does not hold offset {new}"
             held = f"from {log.beginning} to {log.end}"
             raise OffsetOutOfRange(what, topic_partition=tp, expected=held, next_step=CHOOSE)
-        return Move(tp, row.next_offset, new, log)
+        return Move(tp, row.next_offset, new, log, row.suspect)
 
     def _offset(self, tp: TopicPartition, stored: int, log: Watermarks | None, view: BrokerView | None) -> int:
         match self.target:
@@ -337,7 +348,7 @@ def reset(
         # With from_offset= it is a repair, and decides nothing about other applications.
         keep = request.from_offset is not None
         new = {
-            move.topic_partition: pinned(rows[move.topic_partition], move.to_offset, keep_contested=keep)
+            move.topic_partition: decided_offset(rows[move.topic_partition], move.to_offset, keep_contested=keep)
             for move in moves
         }
         session.set_partitions(group, token, new)
@@ -558,6 +569,12 @@ def known(session: Session, group: str) -> GroupRow:
 def pinned(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
     """A decision's offset, which counts more than what Kafka has. What was known of the log below the old one ends."""
     return NewOffset(offset, row.topic_id, row.cluster_id, pinned=True, contested=keep_contested and row.contested)
+
+
+def decided_offset(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
+    """The offset of a reset, which accepts what its plan shows: a truncation that nobody has seen is none of that."""
+    new = pinned(row, offset, keep_contested=keep_contested)
+    return replace(new, pair=row.pair) if offset == row.next_offset and row.suspect is None else new
 
 
 def same_offset(row: StoredOffset, *, keep_contested: bool) -> NewOffset:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from offsetstore.errors import ConfigurationError, LettersOpen, UnknownGroup
-from offsetstore.offsets import StoredOffset, Token, TopicPartition
+from offsetstore.offsets import StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.letters import OPEN
 from offsetstore.store.admin import (
@@ -200,6 +200,7 @@ class DeletedGroup:
     :param letters: how many dead letters, by state.
     :param contested: whether another application used the group in Kafka while the job ran. What it has committed
         there is where a new job of that name starts, as for any name without a stored offset.
+    :param losses: evidence that logs lost records below the stored offsets; it goes with them.
     :param owner: of the group before.
     :param digest: for ``if_plan``.
     :param executed: whether anything was deleted.
@@ -209,6 +210,7 @@ class DeletedGroup:
     offsets: Mapping[TopicPartition, int]
     letters: Mapping[State, int]
     contested: bool
+    losses: Mapping[TopicPartition, Suspect]
     owner: GroupRow
     digest: str
     executed: bool = False
@@ -251,10 +253,12 @@ class Deletion:
         owner, rows = known(session, self.group), session.read_partitions(self.group)
         offsets = {tp: row.next_offset for tp, row in rows.items()}
         contested = any(row.contested for row in rows.values())
+        losses = {tp: row.suspect for tp, row in rows.items() if row.suspect is not None}
         letters = session.count_letters(self.group)
         # No letter of a group goes before it is pruned, so their numbers show whether any has come or changed.
-        digest = digest_of("delete", self.group, held_by(owner, offsets), contested, sorted(letters.items()))
-        found = DeletedGroup(self.group, offsets, letters, contested, owner, digest)
+        held = held_by(owner, offsets)
+        digest = digest_of("delete", self.group, held, contested, sorted(letters.items()), sorted(losses.items()))
+        found = DeletedGroup(self.group, offsets, letters, contested, losses, owner, digest)
         if found.open_letters and not self.discard_letters:
             raise LettersOpen(
                 f"the group {self.group!r} has dead letters that are still open; nothing was written",

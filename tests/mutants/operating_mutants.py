@@ -119,6 +119,18 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         why="A reset would fence another job than the one that it has shown.",
     ),
     mutant(
+        "plan-of-a-loss",
+        (_ADMIN, "losses = [one.suspect for one in moves]", "losses = list[object]()"),
+        tests=(f"{_CONTRACT}test_evidence_that_came_after_the_plan_is_not_cleared_unseen",),
+        why="A reset would clear evidence of loss that nobody has seen.",
+    ),
+    mutant(
+        "pair-of-an-offset-that-stays",
+        (_ADMIN, "return replace(new, pair=row.pair) if offset", "return new if offset"),
+        tests=(f"{_CONTRACT}test_a_reset_to_where_it_is_keeps_what_tells_a_truncated_log_unless_it_accepts_the_loss",),
+        why="A reset that only pins would make a truncated log startable that no start has seen yet.",
+    ),
+    mutant(
         "plan-in-any-zone",
         ("offsetstore/store/plans.py", "value.timestamp()", "float(value.hour)"),
         tests=(

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from offsetstore.errors import GroupBusy, PlanChanged
+from offsetstore.errors import GroupBusy, LogTruncated, OffsetOutOfRange, PlanChanged
 from offsetstore.offsets import OffsetRange, Pause, Token
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
@@ -122,6 +122,13 @@ def advance(one: Session) -> None:
     one.set_partitions(GROUP, row.token, {P0: new})
 
 
+def suspect(one: Session) -> None:
+    """A start has seen that the log lost records."""
+    token = one.lock_group(GROUP)
+    one.lock_partitions(GROUP, [P0])
+    assert one.write_suspects(GROUP, token, {P0: "the log ended at 5, below the stored offset 10"}) == {P0}
+
+
 CHANGES: Final[dict[Callable[[Session], None], tuple[str, ...]]] = {
     pause_again: PAUSES,
     resume: PAUSES,
@@ -129,6 +136,7 @@ CHANGES: Final[dict[Callable[[Session], None], tuple[str, ...]]] = {
     fail_again: LETTERS,
     claim_it: OFFSETS,
     advance: OFFSETS,
+    suspect: ("reset", "delete"),
 }
 
 
@@ -262,6 +270,44 @@ class PlanContract(ContractParts):
             store.copy_group(GROUP, "another", reason=REASON, dry_run=True).digest,
         ]
         assert len(set(digests)) == len(digests)
+
+    @pytest.mark.behaviour("OPS-10", "START-25")
+    def test_evidence_that_came_after_the_plan_is_not_cleared_unseen(
+        self, store: OffsetStore, left: None, broker: StaticBroker
+    ) -> None:
+        to_current: dict[str, Any] = {"offsets": ShiftBy(0), "partitions": "all", "reason": REASON}
+        planned = store.reset(GROUP, **to_current, dry_run=True)
+        assert planned.losses == {}
+        broker.set_log(P0, 0, 5)
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+        broker.set_log(P0, 0, 100)
+        with pytest.raises(LogTruncated):
+            store.claim(GROUP, broker)
+
+        with pytest.raises(PlanChanged) as caught:
+            store.reset(GROUP, **to_current, if_plan=planned.digest)
+
+        found = store.offsets(GROUP)[P0].suspect
+        assert found is not None
+        assert caught.value.plan.losses == {P0: found}
+        store.reset(GROUP, **to_current, if_plan=caught.value.found)
+        assert store.offsets(GROUP)[P0].suspect is None
+
+    @pytest.mark.behaviour("OPS-1", "START-26")
+    def test_a_reset_to_where_it_is_keeps_what_tells_a_truncated_log_unless_it_accepts_the_loss(
+        self, store: OffsetStore, left: None, broker: StaticBroker
+    ) -> None:
+        store.claim(GROUP, broker, mirror_every=None).close()
+        before = store.offsets(GROUP)[P0]
+        assert before.pair is not None
+        store.reset(GROUP, {P0: before.next_offset}, reason=REASON)
+        assert store.offsets(GROUP)[P0].pair == before.pair
+        with session(store) as one:
+            suspect(one)
+        store.reset(GROUP, {P0: before.next_offset}, reason=REASON)
+        row = store.offsets(GROUP)[P0]
+        assert (row.pair, row.suspect) == (None, None)
 
     # -- letters
 

@@ -115,6 +115,31 @@ def test_reset_to_current_pins_every_topic_where_it_is(
     }
 
 
+@pytest.mark.behaviour("OPS-1", "START-25")
+def test_reset_says_which_evidence_of_loss_it_accepts(
+    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    claim.close()
+    session = store.memory.begin(name="test")
+    session.write_suspects("billing", claim.token, {P0: "the log ended at 3, below the stored offset 4"})
+    session.commit()
+    reset = ("reset", "-g", "billing", "--all-topics", "--to-current", *REASON)
+    loss = "payments-0: the log lost records that had been read: the log ended at 3, below the stored offset 4."
+    assert loss in run("groups", "delete", "-g", "billing", *REASON).stdout
+    assert [one["suspect"] for one in json.loads(run(*reset, "--format", "json").stdout)["partitions"]] == [
+        "the log ended at 3, below the stored offset 4",
+        None,
+        None,
+    ]
+    planned, done = run(*reset).stdout, run(*reset, "--execute").stdout
+    assert loss in planned
+    assert loss in done
+    assert "The reset would accept this loss" in planned
+    assert "only pin" not in planned
+    assert "The reset accepted this loss" in done
+    assert "loss" not in run(*reset).stdout
+
+
 @pytest.mark.behaviour("OPS-1")
 def test_reset_reads_and_prints_the_csv_of_kafkas_tool(
     run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim, tmp_path: Path

@@ -21,6 +21,7 @@ from offsetstore.monitoring.dashboard.forms import LIFETIME, MOST_USED, TicketRe
 from offsetstore.monitoring.dashboard.rendering import environment
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.protocol.letters import NewLetter, Payload
+from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
 from tests.support.page_forms import Browser, Page
@@ -120,6 +121,25 @@ def decided(store: OffsetStore, event: str) -> list[HistoryEvent]:
 
 def plan_reset(browser: Browser, **fields: str) -> Page:
     return browser.open("/actions/reset/plan", **{"group": GROUP, "to": "earliest", **fields})
+
+
+# --- evidence of loss
+
+
+@pytest.mark.behaviour("START-25")
+def test_a_reset_shows_the_evidence_of_loss_that_it_accepts(browser: Browser, store: OffsetStore) -> None:
+    owner = store.owner(GROUP)
+    assert owner is not None
+    with transaction(store.database, name="test", lock_timeout=5) as session:
+        session.write_suspects(GROUP, owner.token, {P0: "the log ended at 3"})
+    plan = plan_reset(browser, to="current")
+    assert "pins the offsets, and accepts the loss" in plan.text
+    assert "The reset accepts this loss" in plan.text
+    assert re.search(r"payments\S*0: the log ended at 3", plan.text)
+    done = browser.send(plan, **ANSWER)
+    assert "The reset accepted this loss" in done.text
+    assert store.offsets(GROUP)[P0].suspect is None
+    assert "loss" not in plan_reset(browser, to="current").text
 
 
 # --- each decision ------------------------------------------------------------------------------------------------
