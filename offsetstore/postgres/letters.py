@@ -93,6 +93,24 @@ WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partit
   AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
 """  # noqa: S608 - constants alone
 
+# What the statements above and below lock, in the order of both together.
+LOCK_PASSED: Final = f"""
+WITH passed AS MATERIALIZED (
+SELECT l.topic, l.partition, l.record_offset, l.topic_id
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
+            CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
+JOIN {{s}}dead_letters AS l
+  ON l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
+ AND l.record_offset < n.until_offset
+WHERE l.state IN ('dead', 'requested')
+  AND (l.record_offset >= n.from_offset
+       OR l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES})
+ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
+FOR UPDATE OF l
+)
+SELECT count(*) AS count FROM passed
+"""  # noqa: S608 - constants alone
+
 _IN_RANGES: Final = """FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
             CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
 JOIN {s}kafka_partitions AS p
@@ -201,6 +219,9 @@ class LetterStatements:
 
     def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
         return self._run(OVERTAKE, group=group, **_ends(ranges))
+
+    def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        self._rows(LOCK_PASSED, group=group, **_bounds(ranges))
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]

@@ -205,6 +205,10 @@ class LetterSession(Protocol):
         """Mark the open letters below the ranges' ends as overtaken by later records; return how many."""
         ...
 
+    def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        """Lock the open letters that `overtake_letters` and `supersede` may mark, in one order for both together."""
+        ...
+
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:

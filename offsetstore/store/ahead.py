@@ -67,11 +67,15 @@ class Ahead:
 
         :param in_sequence: whether later records of letters' keys wait; otherwise the letters below are overtaken.
         """
-        if letters := _reaching(ranges, self.letters):
+        letters = _reaching(ranges, self.letters)
+        below = {} if in_sequence else {tp: one for tp, one in ranges.items() if one and tp in self.sequences}
+        if letters and below:  # each locks in order, but the second one has letters before those of the first
+            session.lock_passed_letters(group, letters | below)
+        if letters:
             session.supersede(group, letters, actor=actor, gone=gone)
         if failures := _reaching(ranges, self.failures):
             session.pass_failures(group, failures)
-        if not in_sequence and (below := {tp: one for tp, one in ranges.items() if one and tp in self.sequences}):
+        if below:
             session.overtake_letters(group, below)
 
     def passed(self, ranges: Mapping[TopicPartition, OffsetRange], *, in_sequence: bool = False) -> None:

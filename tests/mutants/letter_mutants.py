@@ -325,11 +325,21 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         "letters-that-are-overtaken",
         (
             "offsetstore/store/ahead.py",
-            "        if not in_sequence and (below := ",
-            "        if in_sequence and (below := ",
+            "        below = {} if in_sequence else {",
+            "        below = {} if not in_sequence else {",
         ),
         tests=(f"{_SEQUENCES}test_letters_are_overtaken_by_a_run_for_which_nothing_waits",),
         why="A replay would replace the row of a later record, which a run without sequences has written.",
+    ),
+    mutant(
+        "letters-that-are-passed-are-locked-in-order",
+        (
+            "offsetstore/store/ahead.py",
+            "            session.lock_passed_letters(group, letters | below)\n",
+            "            pass\n",
+        ),
+        tests=("tests/integration/store/test_letters.py::test_letters_read_again_and_below_are_locked_in_one_order",),
+        why="A job that reads on after a reset and a decision about all letters would wait for each other.",
     ),
     mutant(
         "letters-that-are-overtaken-in-this-run",

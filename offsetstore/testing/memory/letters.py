@@ -127,6 +127,13 @@ class LetterMemory:
                     count += 1
         return count
 
+    def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        with self._statement():
+            for tp, offset, letter in sorted(self._open(group), key=lambda one: (*one[:2], one[2].topic_id)):
+                range_ = ranges.get(tp)
+                if range_ and offset < range_.until and (offset >= range_.from_ or letter.is_in_sequence):
+                    self._take_letter((group, tp, offset, letter.topic_id))
+
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:

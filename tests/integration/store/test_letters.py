@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
 
@@ -16,7 +17,8 @@ from offsetstore.postgres import stored_letters as sql
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.protocol.stored_letters import LetterCursor
 from offsetstore.store.sessions import read, transaction
-from tests.integration.transacting import GROUP, P0, write
+from tests.integration.transacting import GROUP, P0, P1, write
+from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from offsetstore import Claim
     from tests.integration.conftest import Query
 
+WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'"
 MANY = 100_000
 HUGE = 10_000_000
 RECORD = Payload(b"key", b"value", (), 0, 0)
@@ -96,6 +99,51 @@ def test_a_letter_that_the_database_refuses_is_no_record_s_fault(
     assert b"secret".hex() not in str(caught.value)
     assert caught.value.__cause__ is None
     assert_nothing_was_written(store, query)
+
+
+# -- the order of their locks
+
+
+@pytest.mark.behaviour("DLQ-17", "TX-8")
+@pytest.mark.parametrize(
+    ("held", "free"), [((0, 5), [(0, 150), (1, 5)]), ((0, 150), [(1, 5)]), ((1, 5), list[tuple[int, int]]())], ids=str
+)
+def test_letters_read_again_and_below_are_locked_in_one_order(
+    store: OffsetStore,
+    claim: Claim,
+    offsetstore_database: str,
+    query: Query,
+    held: tuple[int, int],
+    free: list[tuple[int, int]],
+) -> None:
+    """Else a decision about all of them, which locks them in order, and the job would wait for each other."""
+    give = {P0: OffsetRange(0, 200), P1: OffsetRange(0, 200)}
+    with store.transaction(claim) as tx:
+        left = {tp: one.remaining for tp, one in tx.lock(give).items()}
+        keys = [(P0, 5), (P0, 150), (P1, 5)]
+        tx.write_letters([dead(at, topic_partition=tp, sequence=digest(tp, b"k")) for tp, at in keys])
+        tx.advance(left)
+    store.reset(GROUP, {P0: 100, P1: 100}, reason="ticket 17")
+    again = store.claim(GROUP, topics=["payments"])
+
+    def job() -> None:
+        with store.transaction(again, lock_timeout=60) as tx:
+            ranges = {P0: OffsetRange(100, 200), P1: OffsetRange(100, 200)}
+            tx.advance({tp: one.remaining for tp, one in tx.lock(ranges).items()})
+
+    with psycopg.connect(offsetstore_database) as other:
+        other.execute("SELECT FROM dead_letters WHERE (partition, record_offset) = (%s, %s) FOR UPDATE", held)
+        running = in_background(job)
+        wait_until(lambda: query(WAITING))
+        found = query("SELECT partition, record_offset FROM dead_letters ORDER BY 1, 2 FOR UPDATE SKIP LOCKED")
+        other.rollback()
+        running.result(60)
+
+    assert found == free
+    letters = {(one.topic_partition.partition, one.offset): one for one in store.letters(GROUP, contents=True).letters}
+    assert letters[0, 150].state == "superseded"
+    assert not letters[0, 5].is_in_sequence
+    assert not letters[1, 5].is_in_sequence
 
 
 # -- letters that are hard to write
