@@ -295,6 +295,7 @@ def replay_letters(
       plan             for --if-plan
       more             whether more letters fit than --limit allows
       without_payload  how many fit whose records are not kept
+      overtaken        with --force: for how many of them a job has not waited
       letters[]        topic, partition, offset, topic_id
 
     \b
@@ -363,6 +364,7 @@ def discard_letters(
       plan             for --if-plan
       more             whether more letters fit than --limit allows
       without_payload  0
+      overtaken        0
       letters[]        topic, partition, offset, topic_id
 
     \b
@@ -511,6 +513,7 @@ def _print_decided(done: LettersDecided, reason: str, format_: str, *, would: st
                 "plan": done.digest,
                 "more": done.more,
                 "without_payload": done.without_payload,
+                "overtaken": done.overtaken,
                 "letters": [_place(key) for key in done.letters],
             }
         )
@@ -527,6 +530,9 @@ def _print_decided(done: LettersDecided, reason: str, format_: str, *, would: st
         print_lines("More letters fit than --limit allows: repeat the command for them, or raise the limit.")
     if done.without_payload:
         print_lines(f"{counted(done.without_payload, 'letter')} can't be replayed: their records are not kept.")
+    if done.overtaken:
+        letters = counted(done.overtaken, "letter")
+        print_lines(f"A job has gone on without waiting for {letters} of these: later rows may be replaced.")
     if done.executed:
         print_lines("Done.")
     elif done.letters:

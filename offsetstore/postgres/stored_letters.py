@@ -219,6 +219,9 @@ LIMIT :limit
 LOCK_FITTING: Final = CHOOSE_FITTING + "FOR UPDATE OF l\n"
 LOCK_NAMED: Final = CHOOSE_NAMED + "FOR UPDATE OF l\n"
 
+# Only where it is asked for: a dashboard's role may not read the sequence.
+_OVERTAKEN: Final = f"{_CHOSEN}, coalesce(octet_length(l.sequence) > {SEQUENCE_BYTES}, false) AS overtaken"
+
 # Not `<> 'kept'`, for which no index is searched.
 COUNT_WITHOUT_PAYLOAD: Final = f"""
 SELECT count(*) AS count FROM {{s}}dead_letters AS l
@@ -402,14 +405,26 @@ class StoredLetterStatements:
         limit: int,
         payloads: Collection[PayloadState] = PAYLOADS,
         lock: bool = False,
+        overtaken: bool = False,
     ) -> dict[LetterKey, ChosenLetter]:
         if isinstance(which, LetterFilter):
             statement, values = LOCK_FITTING if lock else CHOOSE_FITTING, _fitting(which)
         else:
             statement, values = LOCK_NAMED if lock else CHOOSE_NAMED, _named(which)
+        if overtaken:
+            statement = statement.replace(_CHOSEN, _OVERTAKEN)
+        rows = self._rows(statement, group=group, limit=limit, payloads=[*payloads], **values)
         return {
-            _key(row): ChosenLetter(row.state, row.payload, row.forced, row.times, row.attempts, row.created_at)
-            for row in self._rows(statement, group=group, limit=limit, payloads=[*payloads], **values)
+            _key(row): ChosenLetter(
+                row.state,
+                row.payload,
+                row.forced,
+                row.times,
+                row.attempts,
+                row.created_at,
+                is_overtaken=overtaken and row.overtaken,
+            )
+            for row in rows
         }
 
     def count_without_payload(self, group: str, which: LetterFilter) -> int:
@@ -438,7 +453,7 @@ class StoredLetterStatements:
         return [_letter(row, contents=True) for row in rows]
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
-        return self.choose_letters(group, keys, limit=len(keys), lock=True)
+        return self.choose_letters(group, keys, limit=len(keys), lock=True, overtaken=True)
 
     def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
         return self._run(MARK_REPLAYED, group=group, actor=actor, **_named(keys))

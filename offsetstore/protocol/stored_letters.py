@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import MAX_OFFSET
-from offsetstore.protocol.letters import PAYLOADS, Cause, LetterKey, State
+from offsetstore.protocol.letters import PAYLOADS, Cause, LetterKey, State, is_overtaken
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -155,7 +155,10 @@ class ErrorGroup:
 
 
 class ChosenLetter(NamedTuple):
-    """What a decision looks at; the last three tell that a letter was written again."""
+    """What a decision looks at; times, attempts and creation tell that a letter was written again.
+
+    ``is_overtaken`` is false, too, where it was not asked for: it takes a right to read the letters' contents.
+    """
 
     state: State
     payload_state: PayloadState
@@ -163,11 +166,20 @@ class ChosenLetter(NamedTuple):
     times: int
     attempts: int
     created_at: datetime
+    is_overtaken: bool = False
 
     @classmethod
     def of(cls, letter: Letter) -> ChosenLetter:
-        """The same of a letter that was read."""
-        return cls(letter.state, letter.payload_state, letter.forced, letter.times, letter.attempts, letter.created_at)
+        """The same of a letter that was read with its contents."""
+        return cls(
+            letter.state,
+            letter.payload_state,
+            letter.forced,
+            letter.times,
+            letter.attempts,
+            letter.created_at,
+            letter.sequence is not None and is_overtaken(letter.sequence),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +245,12 @@ class StoredLetterSession(Protocol):
         limit: int,
         payloads: Collection[PayloadState] = PAYLOADS,
         lock: bool = False,
+        overtaken: bool = False,
     ) -> dict[LetterKey, ChosenLetter]:
-        """Find letters with such payloads, at most ``limit``, in order, and perhaps lock them FOR UPDATE."""
+        """Find letters with such payloads, at most ``limit``, in order, and perhaps lock them FOR UPDATE.
+
+        :param overtaken: look at whether they were overtaken, which a dashboard's role may not read.
+        """
         ...
 
     def count_without_payload(self, group: str, which: LetterFilter) -> int:
@@ -278,7 +294,7 @@ class StoredLetterSession(Protocol):
         ...
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
-        """Lock them FOR UPDATE, in order, and return those that there are."""
+        """Lock them FOR UPDATE, in order, and return those that there are; with whether they were overtaken."""
         ...
 
     def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:

@@ -52,6 +52,8 @@ class LettersDecided:
     :param digest: for ``if_plan``.
     :param more: whether more letters fit than the limit allowed.
     :param without_payload: how many letters fit that can't be replayed, since their records are not kept.
+    :param overtaken: of a forced replay, how many of the letters a job has overtaken: it has written later records of
+        their keys, perhaps, and the replay may replace what these have written.
     :param history: the line that was added; ``None`` for a dry run, and if no letter fits: nothing was written.
     """
 
@@ -60,6 +62,7 @@ class LettersDecided:
     digest: str
     more: bool = False
     without_payload: int = 0
+    overtaken: int = 0
     history: HistoryEvent | None = None
 
     @property
@@ -142,6 +145,7 @@ class _Action:
     :param states: the states from which a filter chooses letters; and with what payload.
     :param check: raises if a letter that was named can't be decided about like that.
     :param words: what is done to them, for the history.
+    :param overtaken: whether it counts that letters were overtaken.
     """
 
     event: str
@@ -150,6 +154,7 @@ class _Action:
     payloads: tuple[PayloadState, ...]
     check: Callable[[LetterKey, ChosenLetter], None]
     write: Callable[[Session, Mapping[LetterKey, ChosenLetter]], None]
+    overtaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,8 @@ class LetterDecision:
             session.decide_letters(by.group, chosen, "requested", actor=by.who, reason=by.reason, forced=forced)
 
         words = "to be replayed, forced" if forced else "to be replayed"
-        return self._decide(database, _Action("replay", words, ("dead",), ("kept",), _expect_replayable, write))
+        action = _Action("replay", words, ("dead",), ("kept",), _expect_replayable, write, overtaken=forced)
+        return self._decide(database, action)
 
     def discard(self, database: Database, *, erase: bool) -> LettersDecided:
         """Give the letters up; see `OffsetStore.discard`."""
@@ -231,23 +237,29 @@ class LetterDecision:
     ) -> tuple[LettersDecided, dict[LetterKey, ChosenLetter]]:
         group = self.by.group
         if not isinstance(self.which, LetterFilter):
-            chosen = session.choose_letters(group, self.which, limit=len(self.which), lock=lock)
+            chosen = session.choose_letters(
+                group, self.which, limit=len(self.which), lock=lock, overtaken=action.overtaken
+            )
             _expect_all(group, self.which, chosen)
             for key, letter in chosen.items():
                 action.check(key, letter)
-            return LettersDecided(group, tuple(chosen), self._digest(action, chosen)), chosen
+            return self._decided(action, chosen), chosen
         states = tuple(one for one in action.states if not self.which.states or one in self.which.states)
         if not states:
-            return LettersDecided(group, (), self._digest(action, {})), {}
+            return self._decided(action, {}), {}
         which = replace(self.which, states=states)
-        found = session.choose_letters(group, which, limit=self.limit + 1, payloads=action.payloads, lock=lock)
+        found = session.choose_letters(
+            group, which, limit=self.limit + 1, payloads=action.payloads, lock=lock, overtaken=action.overtaken
+        )
         chosen = dict([*found.items()][: self.limit])
         lost = session.count_without_payload(group, which) if action.payloads == ("kept",) else 0
-        digest = self._digest(action, chosen)
-        return LettersDecided(group, tuple(chosen), digest, len(found) > self.limit, lost), chosen
+        decided = self._decided(action, chosen)
+        return replace(decided, more=len(found) > self.limit, without_payload=lost), chosen
 
-    def _digest(self, action: _Action, chosen: Mapping[LetterKey, ChosenLetter]) -> str:
-        return digest_of(action.words, self.by.group, [*chosen.items()])
+    def _decided(self, action: _Action, chosen: Mapping[LetterKey, ChosenLetter]) -> LettersDecided:
+        digest = digest_of(action.words, self.by.group, [*chosen.items()])
+        overtaken = sum(one.is_overtaken for one in chosen.values())
+        return LettersDecided(self.by.group, tuple(chosen), digest, overtaken=overtaken)
 
     def _event(self, action: _Action, token: Token, keys: Sequence[LetterKey]) -> HistoryEvent:
         """One line for all: how many, which, and where they are if they are of one partition."""

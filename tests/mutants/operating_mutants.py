@@ -119,6 +119,12 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         why="A reset would fence another job than the one that it has shown.",
     ),
     mutant(
+        "plan-of-letters-that-were-overtaken",
+        (_LETTERS, "_expect_replayable, write, overtaken=forced)", "_expect_replayable, write)"),
+        tests=(f"{_CONTRACT}test_a_letter_that_was_overtaken_since_is_in_the_new_plan_of_a_forced_replay",),
+        why="A forced replay would replace rows that were written after its plan was shown.",
+    ),
+    mutant(
         "plan-of-a-loss",
         (_ADMIN, "losses = [one.suspect for one in moves]", "losses = list[object]()"),
         tests=(f"{_CONTRACT}test_evidence_that_came_after_the_plan_is_not_cleared_unseen",),

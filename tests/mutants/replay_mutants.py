@@ -42,6 +42,12 @@ REPLAY: Final[tuple[Mutant, ...]] = (
         why="The same: a letter that is locked may have been given up, or replayed, since it was read.",
     ),
     mutant(
+        "letters-compared-in-all-that-was-read",
+        (_TX, _AS_READ, "(found := locked.get(one.key)) and found[:-1] == ChosenLetter.of(one)[:-1]"),
+        tests=(f"{_REPLAYS}test_a_letter_that_is_overtaken_after_it_was_read_is_not_written",),
+        why="A replay would replace rows that a transaction without sequences has written meanwhile.",
+    ),
+    mutant(
         "letters-locked-and-counted",
         (_PUT_BACK, _LOCKED, ""),
         (_TX, _COUNTED, _NOT_COUNTED),

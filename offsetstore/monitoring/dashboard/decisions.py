@@ -45,7 +45,7 @@ class Invalid(Exception):
 class Group:
     """What is decided about.
 
-    :param store: for a plan, one whose role only reads is enough.
+    :param store: for a plan, one whose role only reads is enough; for that of a forced replay, also letters' contents.
     :param kafka_name: its name in Kafka.
     """
 

@@ -16,7 +16,7 @@ import pytest
 from offsetstore.errors import GroupBusy, LogTruncated, OffsetOutOfRange, PlanChanged
 from offsetstore.offsets import OffsetRange, Pause, Token
 from offsetstore.protocol.database import NewOffset
-from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
+from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
 from offsetstore.store.admin import ShiftBy, write_token
 from offsetstore.store.sessions import transaction
@@ -321,6 +321,36 @@ class PlanContract(ContractParts):
         rejected = LetterFilter(cause="rejected")
         planned = store.discard(GROUP, rejected, reason=REASON, dry_run=True)
         assert not store.discard(GROUP, rejected, reason=REASON, if_plan=planned.digest).executed
+
+    @pytest.mark.behaviour("DLQ-17", "DLQ-18")
+    def test_a_letter_that_was_overtaken_since_is_in_the_new_plan_of_a_forced_replay(
+        self, store: OffsetStore, left: None, broker: StaticBroker
+    ) -> None:
+        """It has no other effect that a plan could show: the replay may now replace later rows."""
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        with store.transaction(claim) as tx:
+            ranges = tx.lock({P0: OffsetRange(10, 15)})
+            tx.write_letters([replace(dead(12), sequence=digest(P0, b"key"))])
+            tx.advance({P0: ranges[P0].remaining})
+        planned = [
+            store.request_replay(GROUP, which, reason=REASON, forced=True, dry_run=True) for which in (ALL, at(12))
+        ]
+        others = [
+            decide("discard", store, dry_run=True).digest,
+            store.discard(GROUP, at(12), reason=REASON, dry_run=True),
+        ]
+        assert [one.overtaken for one in planned] == [0, 0]
+        with store.transaction(claim) as tx:
+            tx.advance({P0: tx.lock({P0: OffsetRange(15, 16)})[P0].remaining})
+
+        for which, plan in zip((ALL, at(12)), planned, strict=True):
+            with pytest.raises(PlanChanged) as caught:
+                store.request_replay(GROUP, which, reason=REASON, forced=True, if_plan=plan.digest)
+            assert caught.value.plan.overtaken == 1
+        assert others == [
+            decide("discard", store, dry_run=True).digest,
+            store.discard(GROUP, at(12), reason=REASON, dry_run=True),
+        ]
 
     # -- offsets
 

@@ -94,6 +94,7 @@ class StoredLetterMemory(LetterMemory):
         limit: int,
         payloads: Collection[PayloadState] = PAYLOADS,
         lock: bool = False,
+        overtaken: bool = False,
     ) -> dict[LetterKey, ChosenLetter]:
         def choose() -> dict[LetterKey, Letter]:
             if isinstance(which, LetterFilter):
@@ -108,7 +109,8 @@ class StoredLetterMemory(LetterMemory):
                 self._lock_letter(group, key)
             # As it is now: another transaction may have changed it while we waited.
             now = choose()
-            return {key: ChosenLetter.of(now[key]) for key in keys if key in now}
+            found = {key: ChosenLetter.of(now[key]) for key in keys if key in now}
+            return found if overtaken else {key: one._replace(is_overtaken=False) for key, one in found.items()}
 
     def count_without_payload(self, group: str, which: LetterFilter) -> int:
         with self._statement():
@@ -170,7 +172,7 @@ class StoredLetterMemory(LetterMemory):
         return _within(sorted(found, key=lambda letter: letter.key), limit, max_bytes)
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
-        return self.choose_letters(group, keys, limit=len(keys), lock=True)
+        return self.choose_letters(group, keys, limit=len(keys), lock=True, overtaken=True)
 
     def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
         now = self._letter_clock()

@@ -113,6 +113,7 @@ def test_letters_read_again_and_below_are_locked_in_one_order(
     claim: Claim,
     offsetstore_database: str,
     query: Query,
+    *,
     held: tuple[int, int],
     free: list[tuple[int, int]],
 ) -> None:

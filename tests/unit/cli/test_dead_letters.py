@@ -151,6 +151,19 @@ def test_an_export_is_one_line_for_each_letter_with_all_bytes(run: Callable[...,
     assert (newest["traceback"], newest["error_text"]) == ("line 1\nline 2", "no")
 
 
+@pytest.mark.behaviour("DLQ-17")
+def test_the_plan_of_a_forced_replay_counts_the_letters_that_were_overtaken(
+    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    replay = ("dead-letters", "replay", "-g", "billing", *REASON, "--all")
+    assert "gone on" not in run(*replay, "--force").stdout
+    with store.transaction(claim) as tx:
+        tx.advance({P0: tx.lock({P0: OffsetRange(5, 6)})[P0].remaining})
+    assert "A job has gone on without waiting for 1 letter of these" in run(*replay, "--force").stdout
+    assert document(run(*replay, "--force", "--format", "json"))["overtaken"] == 1
+    assert document(run(*replay, "--format", "json"))["overtaken"] == 0
+
+
 def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
     replay = ("dead-letters", "replay", "-g", "billing", *REASON)
     assert run(*replay, "--all").stdout.splitlines()[:-1] == [

@@ -682,6 +682,17 @@ def test_a_sequence_protects_no_newer_row_once_a_run_without_sequences_has_gone_
     assert store.rows("results") == ["old", "newer"]
 
 
+@pytest.mark.behaviour("DLQ-7", "DLQ-17")
+def test_a_letter_that_is_overtaken_after_it_was_read_is_not_written(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {1: "old"}, key=b"k")
+    request(store)
+    job = Job(replaces_in_order=True, meanwhile=[lambda: give_up(claim, {}, until=101)])
+    assert run(claim, job, DeadLetters(sequence="key")) == 0
+    assert (store.rows("results"), states(store)) == ([], ["requested"])
+    assert run(claim, job, DeadLetters(sequence="key")) == 0
+    assert (states(store), errors(store)) == (["dead"], ["ReplayOutOfOrder"])
+
+
 @pytest.mark.behaviour("DLQ-7", "DLQ-14")
 def test_a_sequence_of_an_earlier_topic_protects_no_newer_row(store: InMemoryOffsetStore) -> None:
     broker = StaticBroker.with_topics({"payments": 1}, end=100)

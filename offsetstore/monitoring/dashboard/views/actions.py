@@ -23,7 +23,15 @@ from offsetstore.monitoring.dashboard.context import (
     show,
     snapshot_of,
 )
-from offsetstore.monitoring.dashboard.decisions import DECISIONS, By, Group, Invalid, names_letters, premise
+from offsetstore.monitoring.dashboard.decisions import (
+    DECISIONS,
+    By,
+    Group,
+    Invalid,
+    ReplayLetters,
+    names_letters,
+    premise,
+)
 from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
@@ -192,8 +200,9 @@ def _show_plan(
     """Show what would happen now, and ask for a reason and the group's name."""
     actions, store = _actions(request), dashboard_of(request).store
     owner = _owner(store, group)
-    on = _on(actions, group, store)
-    result = decision.plan(on)
+    # Whether letters were overtaken is for a role that may read their contents, which that of the pages need not be.
+    is_forced = isinstance(decision, ReplayLetters) and decision.forced
+    result = decision.plan(_on(actions, group, actions.store if is_forced else store))
     planned = decision.fields()
     if isinstance(result, LettersDecided) and "offset" in planned:  # a newer one of that offset is another
         planned["topic_id"] = result.letters[0].topic_id or ""
