@@ -5,8 +5,9 @@ All offsets are *next offsets*, last processed + 1, as Kafka and Spark count: 64
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,8 +18,16 @@ MAX_OFFSET = 2**63 - 1
 """The largest offset that Kafka, Spark and PostgreSQL's ``bigint`` can hold."""
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and value is not True and value is not False
+def whole(value: Any) -> int | None:
+    """Return a number as an ``int``, which NumPy's integers are not; ``None`` if it is not whole. ``True`` is no 1."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        return None
 
 
 class _TopicPartition(NamedTuple):
@@ -40,9 +49,10 @@ class TopicPartition(_TopicPartition):
 
         :raises ValueError: an empty topic, a negative partition.
         """
-        if not topic or not _is_int(partition) or partition < 0:
+        number = whole(partition)
+        if not topic or number is None or number < 0:
             raise ValueError(f"not a partition of a topic: {topic!r}, {partition}; expected a name and a number >= 0")
-        return super().__new__(cls, topic, partition)
+        return super().__new__(cls, topic, number)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -60,9 +70,12 @@ class OffsetRange:
 
         :raises ValueError: negative, reversed, or beyond 64 bits.
         """
-        is_range = _is_int(self.from_) and _is_int(self.until) and 0 <= self.from_ <= self.until <= MAX_OFFSET
-        if not is_range:
+        from_, until = whole(self.from_), whole(self.until)
+        if from_ is None or until is None or not 0 <= from_ <= until <= MAX_OFFSET:
             raise ValueError(f"not a range of offsets: {self}; expected whole numbers, 0 <= from <= until < 2**63")
+        if from_ is not self.from_ or until is not self.until:
+            object.__setattr__(self, "from_", from_)
+            object.__setattr__(self, "until", until)
 
     def __str__(self) -> str:
         return f"[{self.from_}, {self.until})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from offsetstore.errors import AdvanceMismatch, ConfigurationError, MarkBackwards, MarkBeyondDelivered
-from offsetstore.protocol.numbers import check_whole
+from offsetstore.protocol.numbers import as_offset
 
 if TYPE_CHECKING:
     from offsetstore.offsets import TopicPartition
@@ -61,8 +61,8 @@ def base(tp: TopicPartition, stored: int, position: Position | None) -> int:
     return position.delivered
 
 
-def check_mark(tp: TopicPartition, next_offset: int, *, above: int, delivered: int) -> None:
-    """Check that ``above < next_offset <= delivered``.
+def check_mark(tp: TopicPartition, next_offset: int, *, above: int, delivered: int) -> int:
+    """Check that ``above < next_offset <= delivered``, and return it as an ``int``.
 
     :param next_offset: one above the last offset that is done.
     :param above: the stored offset, or one below an earlier mark of the same transaction.
@@ -70,7 +70,7 @@ def check_mark(tp: TopicPartition, next_offset: int, *, above: int, delivered: i
     :raises MarkBackwards: it is too low.
     :raises MarkBeyondDelivered: it is too high.
     """
-    check_whole("next_offset", next_offset)
+    next_offset = as_offset("next_offset", next_offset)
     if next_offset <= above:
         raise MarkBackwards(
             "a mark must be above the stored offset, and not below an earlier mark",
@@ -87,3 +87,4 @@ def check_mark(tp: TopicPartition, next_offset: int, *, above: int, delivered: i
             found=next_offset,
             expected=f"{above + 1} to {delivered}",
         )
+    return next_offset

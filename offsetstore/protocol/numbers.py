@@ -1,8 +1,9 @@
 """The numbers that callers give: one that makes no sense is refused where it is given.
 
 A comparison alone lets too much pass: ``True`` is 1, NaN fails no ``< 0``, half a row never fills a buffer, and
-infinity becomes an error of the clock or of the database, hours later. NumPy's integers are no ``int``: they are
-refused here, since neither `json` nor `datetime.timedelta` takes them.
+infinity becomes an error of the clock or of the database, hours later. NumPy's integers are no ``int``, and neither
+`json` nor `datetime.timedelta` takes them: as an offset they become one, since offsets come from a frame's column, and
+for anything else they are refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from threading import TIMEOUT_MAX
 from typing import Any, Final
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.offsets import whole
 
 _LONGEST: Final = TIMEOUT_MAX
 """The most seconds that Python waits for a lock: 292 years."""
@@ -28,8 +30,19 @@ def check_whole(name: str, value: object, unit: str = "", *, least: int | None =
         return
     bounds = "a number" if least is None else f"{least} or more" if most is None else f"from {least} to {most}"
     raise ConfigurationError(
-        f"{name} must be {bounds}{unit and f' {unit}'}", found=repr(value), expected="a whole number, as an int"
+        f"{name} must be {bounds}{unit and f' {unit}'}, as an int", found=repr(value), expected="a whole number"
     )
+
+
+def as_offset(name: str, value: object, *, least: int | None = 0, most: int | None = None) -> int:
+    """Return an offset as an ``int``, also if it is of NumPy.
+
+    :raises ConfigurationError: as `check_whole`.
+    """
+    number = whole(value)
+    check_whole(name, value if number is None else number, least=least, most=most)
+    assert number is not None
+    return number
 
 
 def check_seconds(name: str, value: object, *, or_zero: bool = False, most: float = _LONGEST) -> None:

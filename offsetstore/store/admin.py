@@ -25,7 +25,7 @@ from offsetstore.errors import (
 from offsetstore.offsets import MAX_OFFSET, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition, Watermarks
 from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, renamed
 from offsetstore.protocol.metadata import format_of
-from offsetstore.protocol.numbers import check_seconds, check_whole
+from offsetstore.protocol.numbers import as_offset, check_seconds
 from offsetstore.store.identity import this_process
 from offsetstore.store.plans import digest_of, expect_plan, held_by
 from offsetstore.store.sessions import deciding, fencing, read
@@ -59,7 +59,7 @@ class ShiftBy:
 
         :raises ConfigurationError: it is not whole.
         """
-        check_whole("ShiftBy.offsets", self.offsets, "offsets", least=None)
+        object.__setattr__(self, "offsets", as_offset("ShiftBy.offsets", self.offsets, least=None))
 
 
 ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | datetime | ShiftBy
@@ -161,9 +161,9 @@ class ResetRequest:
         expect_timeout(self.takeover_timeout)
         expect_takeover(self.takeover)
         if self.from_offset is not None:
-            check_whole("from_offset", self.from_offset, most=MAX_OFFSET)
+            object.__setattr__(self, "from_offset", as_offset("from_offset", self.from_offset, most=MAX_OFFSET))
         if isinstance(self.target, Mapping):
-            _expect_offsets(self.target)
+            object.__setattr__(self, "target", _offsets(self.target))
             if self.partitions is not None:
                 raise ConfigurationError(
                     "a reset names its partitions twice: with their offsets, and in partitions=",
@@ -187,7 +187,8 @@ class ResetRequest:
                 expected="a datetime with tzinfo, such as UTC",
             )
         if not isinstance(self.target, (str, datetime, ShiftBy)):
-            check_whole("the offset to reset to", self.target, most=MAX_OFFSET)
+            target = as_offset("the offset to reset to", self.target, most=MAX_OFFSET)
+            object.__setattr__(self, "target", target)
 
     @property
     def needs_broker(self) -> bool:
@@ -614,11 +615,10 @@ def expect_timeout(takeover_timeout: float) -> None:
     check_seconds("takeover_timeout", takeover_timeout, or_zero=True)
 
 
-def _expect_offsets(offsets: Mapping[TopicPartition, int]) -> None:
+def _offsets(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     if not offsets:
         raise ConfigurationError("a reset names no partitions", expected="an offset for each partition to reset")
-    for tp, offset in offsets.items():
-        check_whole(f"the offset of {tp}", offset, most=MAX_OFFSET)
+    return {tp: as_offset(f"the offset of {tp}", offset, most=MAX_OFFSET) for tp, offset in offsets.items()}
 
 
 def _expect_rows(

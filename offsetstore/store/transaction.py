@@ -38,7 +38,7 @@ from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.letters import LetterError, NewLetter, writable
 from offsetstore.protocol.marking import Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, load
-from offsetstore.protocol.numbers import check_seconds
+from offsetstore.protocol.numbers import as_offset, check_seconds
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stored_letters import ChosenLetter
@@ -343,7 +343,7 @@ class Transaction:
                 next_step="Call it after the savepoint.",
             )
         error = LetterError("Rejected", reason)
-        self.write_letters([NewLetter(tp, offset, "rejected", error, 0, None, payload)])
+        self.write_letters([NewLetter(tp, as_offset("offset", offset), "rejected", error, 0, None, payload)])
 
     def lock_letters(self, letters: Sequence[Letter]) -> bool:
         """Lock letters that are to be replayed; return whether all of them are as they were read."""
@@ -413,7 +413,7 @@ class Transaction:
             )
         earlier = self._marks.get(tp)
         above = self._rows[tp].next_offset if earlier is None else earlier - 1
-        check_mark(tp, next_offset, above=above, delivered=self._delivered(decisions[tp]))
+        next_offset = check_mark(tp, next_offset, above=above, delivered=self._delivered(decisions[tp]))
         if not isinstance(metadata, Keep):
             self._mark_metadata |= self._claim.claim_metadata.dump([tp], metadata)
         else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from offsetstore.errors import ConfigurationError, FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
 from offsetstore.postgres.errors import is_of_server, refusals
 from offsetstore.postgres.session import discard_at_end
+from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.outages import chain, tells_of_outage
 from offsetstore.protocol.retries import may_pass
 from offsetstore.writers.arrow.kafka_column import drop_kafka
@@ -118,7 +119,7 @@ class _Rejecting:
             raise ConfigurationError(
                 "the reason of work.dead_letter must be a text", topic_partition=tp, found=type(reason).__name__
             )
-        self.reasons[tp, offset] = reason
+        self.reasons[tp, as_offset("offset", offset)] = reason
 
 
 @contextmanager

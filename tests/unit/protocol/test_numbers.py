@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,7 +57,6 @@ WHOLE: Final[dict[str, Callable[[Any], object]]] = {
     "Flush.bytes": lambda n: Flush(bytes=n),
     "Retries.attempts": lambda n: Retries(attempts=n),
     "StagingPolicy.threshold": lambda n: StagingPolicy("auto", n),
-    "mark": lambda n: check_mark(TP, n, above=0, delivered=10),
     "port": lambda n: listening("metrics", "127.0.0.1", n).__enter__(),
 }
 
@@ -89,7 +89,7 @@ def test_a_number_that_may_be_left_out_is_one_if_it_is_given(wrong: Any) -> None
     assert Retry(after=0) == Retry(after=0.0)
 
 
-@pytest.mark.parametrize("wrong", [1.5, True, math.nan, "1", np.int64(5)], ids=repr)
+@pytest.mark.parametrize("wrong", [1.5, True, math.nan, "1", np.bool_(1), np.float64(5)], ids=repr)
 def test_a_shift_a_partition_and_a_range_are_of_whole_numbers(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"ShiftBy\.offsets must be a number"):
         ShiftBy(wrong)
@@ -97,7 +97,34 @@ def test_a_shift_a_partition_and_a_range_are_of_whole_numbers(wrong: Any) -> Non
         TopicPartition("payments", wrong)
     with pytest.raises(ValueError, match="not a range"):
         OffsetRange(0, wrong)
+    with pytest.raises(ConfigurationError, match="next_offset must be 0 or more, as an int"):
+        check_mark(TP, wrong, above=0, delivered=10)
     assert ShiftBy(-5).offsets == -5
+
+
+@pytest.mark.behaviour("TX-13")
+@pytest.mark.parametrize("make", [np.int64, np.int32, np.uint8])
+def test_offsets_and_partitions_of_numpy_become_ints(make: Callable[[int], Any]) -> None:
+    five: Any = make(5)
+    tp, range_ = TopicPartition("payments", five), OffsetRange(make(0), five)
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        with claim.transaction(marking="manual") as tx:
+            tx.lock({tp: range_})
+            tx.mark(tp, make(4) + 1)
+        marked = store.offsets("billing")[tp].next_offset
+        done = [
+            store.reset("billing", target, partitions=partitions, reason="a trial", from_offset=from_offset)
+            for target, partitions, from_offset in (
+                ({tp: make(3)}, None, five),
+                (make(4), {"payments": [five]}, None),
+                (ShiftBy(make(1)), "all", None),
+            )
+        ]
+    numbers = [tp.partition, range_.from_, range_.until, marked, *(one.moves[0].to_offset for one in done)]
+    assert numbers == [5, 0, 5, 5, 3, 4, 5]
+    assert {type(number) for number in numbers} == {int}
+    assert json.dumps([tp, range_.size]) == '[["payments", 5], 5]'
 
 
 @pytest.mark.parametrize("wrong", [wrong for wrong in NEVER if wrong is not None], ids=repr)
