@@ -173,6 +173,8 @@ def reset(
       replayed_letters
                     dead letters in the range that were replayed: their rows
                     are in the results and would be written twice
+      to_datetime   the time of --to-datetime, or to which --by-duration has
+                    led: with --if-plan, name it; null for other targets
       partitions[]  topic, partition, stored, new, beginning, end
                     (these two are null if no broker was asked), suspect
                     (evidence that the log lost records, which the reset
@@ -189,7 +191,7 @@ def reset(
         ShiftBy(0) if to_current else None,
         to_offset,
         to_datetime,
-        None if by_duration is None else _ago(by_duration),
+        led_to := None if by_duration is None else _ago(by_duration),
         None if shift_by is None else ShiftBy(shift_by),
         None if from_file is None else _read_offsets(from_file, group),
     )
@@ -199,11 +201,11 @@ def reset(
 
     def show(done: Reset) -> None:
         if format_ == "json":
-            print_json(_document(done, reason))
+            print_json(_document(done, reason, target))
         elif format_ == "csv":
             _print_csv(done)
         else:
-            _print(done, forced=force)
+            _print(done, forced=force, led_to=led_to)
 
     with options.open_store(url, schema) as store:
         done = show_done(
@@ -292,7 +294,7 @@ def _print_csv(done: Reset) -> None:
     click.echo(text.getvalue(), nl=False)
 
 
-def _print(done: Reset, *, forced: bool) -> None:
+def _print(done: Reset, *, forced: bool, led_to: datetime | None) -> None:
     print_table(
         _COLUMNS,
         [
@@ -334,6 +336,8 @@ def _print(done: Reset, *, forced: bool) -> None:
     print_lines(
         f"Nothing was written. {'--execute would only pin the offsets' if only_pins else 'Add --execute to do it'}."
     )
+    if led_to is not None:
+        print_lines(f"--by-duration leads to {led_to.isoformat()}: repeat this plan with --to-datetime and that time.")
     print_digest(done.digest)
 
 
@@ -351,7 +355,7 @@ def _consequences(done: Reset) -> list[str]:
     return lines
 
 
-def _document(done: Reset, reason: str) -> dict[str, object]:
+def _document(done: Reset, reason: str, target: object) -> dict[str, object]:
     fenced = done.fenced
     return {
         "group": done.group,
@@ -363,6 +367,7 @@ def _document(done: Reset, reason: str) -> dict[str, object]:
         if fenced is not None
         else None,
         "replayed_letters": done.replayed_letters,
+        "to_datetime": target.isoformat() if isinstance(target, datetime) else None,
         "partitions": [
             {
                 "topic": move.topic_partition.topic,

@@ -261,6 +261,8 @@ class ResetRequest:
         """Where an offset goes, in words where the number changes by itself: with the log, or a live job's offset."""
         if self.target == "latest":
             return "latest"
+        if isinstance(self.target, datetime) and move.log is not None and move.to_offset == move.log.end:
+            return "end"  # no record is that young
         return f"{move.shift:+d}" if is_live and isinstance(self.target, ShiftBy) else move.to_offset
 
     def expect(self, plan: Reset) -> None:

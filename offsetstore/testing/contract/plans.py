@@ -382,6 +382,16 @@ class PlanContract(ContractParts):
         assert again[0].digest != planned[0]  # the beginning was removed: less is read again than was shown
         assert again[1].digest == planned[1]
 
+        at_a_time: dict[str, Any] = {**targets[0], "offsets": datetime.now(UTC)}
+        to_the_end = store.reset(GROUP, **at_a_time, reason=REASON, dry_run=True)
+        assert to_the_end.moves[0].to_offset == 130
+        broker.set_log(P0, 7, 140)
+        later = store.reset(GROUP, **at_a_time, reason=REASON, dry_run=True)
+        assert (later.moves[0].to_offset, later.digest) == (140, to_the_end.digest)
+        broker.current = replace(broker.current, timestamps={P0: 139})
+        with pytest.raises(PlanChanged):
+            store.reset(GROUP, **at_a_time, reason=REASON, if_plan=to_the_end.digest)
+
     @pytest.mark.behaviour("OPS-10")
     def test_letters_that_were_replayed_since_are_in_the_new_plan_of_a_reset(
         self, store: OffsetStore, left: None

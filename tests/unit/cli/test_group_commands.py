@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -113,6 +115,21 @@ def test_reset_to_current_pins_every_topic_where_it_is(
         P2: (0, True),
         R0: (7, True),
     }
+
+
+@pytest.mark.behaviour("OPS-1", "OPS-10")
+def test_the_plan_of_a_duration_is_repeated_with_the_time_that_it_has_led_to(
+    run: Callable[..., Result], store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    claim.close()
+    reset = ("reset", "-g", "billing", "-t", "payments", "-b", "kafka:1", *REASON)
+    planned = run(*reset, "--by-duration", "PT1H").stdout
+    [(time, digest)] = re.findall(r"leads to (\S+): .*\nPlan (\w+)", planned)
+    broker.set_log(P0, 0, 20)
+    assert datetime.now(UTC) - datetime.fromisoformat(time) >= timedelta(hours=1)
+    assert json.loads(run(*reset, "--to-datetime", time, "--format", "json").stdout)["to_datetime"] == time
+    assert run(*reset, "--to-datetime", time, "--execute", "--if-plan", digest).exit_code == 0
+    assert store.offsets("billing")[P0].next_offset == 20
 
 
 @pytest.mark.behaviour("OPS-1", "START-25")
