@@ -29,6 +29,7 @@ class HasSocket(Protocol):
 
 
 _kept: WeakSet[HasSocket] = WeakSet()
+_nowhere: list[socket.socket] = []
 
 
 def is_own(pid: int) -> bool:
@@ -46,18 +47,22 @@ def expect_own(pid: int, what: str = _STORE, next_step: str = _CONNECT) -> None:
 
 
 def keep_from_children(connection: HasSocket) -> None:
-    """Let processes that are forked from now on have a socket in its place that leads nowhere."""
+    """Let processes that are forked from now on have a socket in its place that leads nowhere.
+
+    :raises OSError: this process may open no more files. A child that can't make the socket would keep this one's.
+    """
+    if not _nowhere:
+        nowhere, other = socket.socketpair()
+        other.close()
+        _nowhere.append(nowhere)
     _kept.add(connection)
 
 
 def _take_sockets() -> None:
     """In a child: what is sent fails, and what is read has ended. The parent's socket stays open."""
-    nowhere, other = socket.socketpair()
-    other.close()
-    with nowhere:
-        for connection in list(_kept):
-            with suppress(Exception):  # it is closed, or was never connected
-                os.dup2(nowhere.fileno(), connection.fileno(), inheritable=False)
+    for connection in list(_kept):
+        with suppress(Exception):  # it is closed, or was never connected
+            os.dup2(_nowhere[0].fileno(), connection.fileno(), inheritable=False)
 
 
 if hasattr(os, "register_at_fork"):  # where processes can fork

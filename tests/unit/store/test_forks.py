@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import pytest
 
 from offsetstore import OffsetRange, TopicPartition, Transaction
+from offsetstore.protocol import forks
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.forking import BEFORE_A_FORK, run_forked
 
@@ -43,3 +47,21 @@ def test_a_child_can_not_go_on_with_its_parent_s_transaction(way: str) -> None:
 
         assert run_forked(job).startswith(BEFORE_A_FORK)
         assert store.offsets("billing")[P0].next_offset == 2
+
+
+@pytest.mark.behaviour("TX-2")
+def test_a_child_that_may_open_no_more_files_still_loses_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs in the child is called here: it must make nothing."""
+    monkeypatch.setattr(forks, "_kept", WeakSet[forks.HasSocket]())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        forks.keep_from_children(ours)
+
+        def refused() -> None:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        monkeypatch.setattr(socket, "socketpair", refused)
+        forks._take_sockets()
+        with pytest.raises(BrokenPipeError):
+            ours.send(b"X")
+        assert theirs.recv(1) == b""
