@@ -88,15 +88,15 @@ class StartPolicy:
         return None
 
 
-_OTHER_STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy")
+_OTHER_STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 
 
 def check_reader(option: Callable[[str], str | None]) -> None:
     """Check the options of Spark's Kafka source that decide where a query begins, and what it may pass over.
 
-    Spark prefers each of `_OTHER_STARTS` to ``startingOffsets``, or takes it for what to do where one of these finds no
-    record. A streaming query ends at none of `_ENDS`: Spark refuses two of them, and ignores the third.
+    Spark prefers each of `_OTHER_STARTS` to ``startingOffsets``, and reads ``startingOffsetsByTimestampStrategy`` for
+    these alone. A streaming query ends at none of `_ENDS`: Spark refuses two of them, and ignores the third.
 
     :param option: the value of an option by its name, whose case does not matter; ``None`` if it was not given.
     :raises UnsupportedQuery: naming the option.

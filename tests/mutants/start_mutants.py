@@ -214,8 +214,8 @@ START: Final[tuple[Mutant, ...]] = (
         "another-start-of-the-reader",
         (
             "offsetstore/protocol/policy.py",
-            '_OTHER_STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp", ',
-            '_OTHER_STARTS: Final = ("startingOffsetsByTimestamp", ',
+            '_OTHER_STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp")',
+            '_OTHER_STARTS: Final = ("startingOffsetsByTimestamp",)',
         ),
         tests=("tests/unit/kafka/test_options.py::test_another_start_than_the_claims_and_an_end_are_refused_by_name",),
         why="Spark would begin at that time: above what is stored it would end in a gap, below it read for nothing.",

@@ -79,7 +79,6 @@ def test_losing_records_silently_is_refused_before_anything_is_asked(value: obje
         ("startingTimestamp", "overrides the start"),
         ("STARTINGTIMESTAMP", "overrides the start"),
         ("startingOffsetsByTimestamp", "overrides the start"),
-        ("startingOffsetsByTimestampStrategy", "overrides the start"),
         ("endingOffsets", "does not end"),
         ("endingoffsetsbytimestamp", "does not end"),
         ("endingTimestamp", "does not end"),
@@ -98,6 +97,7 @@ def test_spark_tuning_and_consumer_tuning_are_left_to_spark() -> None:
             "subscribe": "payments",
             "failOnDataLoss": True,
             "startingOffsets": "earliest",
+            "startingOffsetsByTimestampStrategy": "latest",  # it is for times alone, and none is given
             "maxOffsetsPerTrigger": 5000,
             "minPartitions": 10,
             "includeHeaders": True,
