@@ -63,12 +63,14 @@ def print_lines(*lines: str) -> None:
             click.echo(visible(line))
 
 
-def print_digest(digest: str, *, execute: bool = True) -> None:
+def print_digest(digest: str, *, execute: bool = True, force: bool = False) -> None:
     """Print how a plan is carried out as it was shown.
 
     :param execute: whether the command needs ``--execute``.
+    :param force: whether it needs ``--force``, and was given none.
     """
-    print_lines(f"Plan {digest}: {'--execute ' if execute else ''}--if-plan {digest} does this, or nothing.")
+    options = f"{'--force ' if force else ''}{'--execute ' if execute else ''}"
+    print_lines(f"Plan {digest}: {options}--if-plan {digest} does this, or nothing.")
 
 
 def print_losses(losses: Mapping[TopicPartition, Suspect]) -> None:

@@ -329,16 +329,17 @@ def _print(done: Reset, *, forced: bool, led_to: datetime | None) -> None:
     if done.executed:
         print_lines("Done.")
         return
-    if live and not forced:
-        print_lines("Nothing was written.")
-        return
+    needs_force = live and not forced
     only_pins = not done.read_again and not done.passed_over and not done.losses
-    print_lines(
-        f"Nothing was written. {'--execute would only pin the offsets' if only_pins else 'Add --execute to do it'}."
-    )
+    if needs_force:
+        print_lines("Nothing was written.")
+    else:
+        print_lines(
+            f"Nothing was written. {'--execute would only pin the offsets' if only_pins else 'Add --execute to do it'}."
+        )
     if led_to is not None:
         print_lines(f"--by-duration leads to {led_to.isoformat()}: repeat this plan with --to-datetime and that time.")
-    print_digest(done.digest)
+    print_digest(done.digest, force=needs_force)
 
 
 def _consequences(done: Reset) -> list[str]:

@@ -157,6 +157,18 @@ def test_a_pause_and_its_end_can_be_planned(run: Callable[..., Result]) -> None:
     assert run(*plan_of("resume")).stdout == "billing was not paused; nothing was written.\n"
 
 
+def test_the_plan_of_a_reset_that_has_met_a_live_job_has_a_digest_to_pass_with_force(
+    run: Callable[..., Result], store: InMemoryOffsetStore
+) -> None:
+    store.claim("billing", topics=["payments"], mirror_every=None)
+    refused = run(*done_of("reset", "0" * 16))
+    assert refused.exit_code == 1
+    assert "pass its digest" in refused.stderr
+    [options] = re.findall(r"^Plan \w+: (.*) does this", refused.stdout, re.MULTILINE)
+    assert run(*arguments("reset"), *options.split()).exit_code == 0
+    assert store.offsets("billing")[P0].next_offset == 4
+
+
 def test_the_csv_of_a_plan_that_has_changed_is_not_printed_as_if_it_were_done(
     run: Callable[..., Result], store: InMemoryOffsetStore
 ) -> None:
