@@ -109,6 +109,7 @@ class Transaction:
         self._marks: dict[TopicPartition, int] = {}
         self._mark_metadata: dict[TopicPartition, Text] = {}
         self._is_in_sequence = False
+        self._is_replay = False
         self._sequences: list[tuple[TopicPartition, int]] = []
         self._settled: Mapping[TopicPartition, OffsetRange] = {}
         self._had_connection = False
@@ -348,6 +349,7 @@ class Transaction:
     def lock_letters(self, letters: Sequence[Letter]) -> bool:
         """Lock letters that are to be replayed; return whether all of them are as they were read."""
         session, _ = self._require_lock("tx.lock_letters was called before tx.lock")
+        self._is_replay = True
         locked = session.lock_letters(self._claim.group, [letter.key for letter in letters])
         return all(locked.get(one.key) == ChosenLetter.of(one) for one in letters)
 
@@ -477,7 +479,8 @@ class Transaction:
     def write_metadata(self, tp: TopicPartition, value: object) -> None:
         """Write metadata at the stored offset, or at the one that the transaction advances to; ``None`` clears it.
 
-        An `advance` in this transaction keeps it, unless that is given metadata itself.
+        An `advance` in this transaction keeps it, unless that is given metadata itself. Where letters are replayed,
+        nothing is written: the same function writes batches and letters, and would replace a later offset's note.
 
         :raises LockFirst: before `lock`.
         :raises AdvanceMismatch: the partition was not locked, or its range is in the results already.
@@ -501,6 +504,8 @@ class Transaction:
                 found=f"range {decisions[tp].range}, stored {decisions[tp].stored}",
                 expected="a partition of tx.ranges, or one locked with an empty range at the stored offset",
             )
+        if self._is_replay:
+            return
         self._had_connection = True
         written = session.write_metadata(
             self._claim.group, self._claim.token, self._claim.claim_metadata.dump([tp], value)

@@ -364,6 +364,12 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="The next owner would read the note of a batch that was replayed as that of the stored offset.",
     ),
     mutant(
+        "metadata-of-a-letter",
+        (_TX, "        self._is_replay = True\n", ""),
+        tests=(f"{_PUT_BACK}test_a_function_that_notes_what_it_writes_does_not_replace_a_later_note",),
+        why="The same, where a letter is replayed: its transaction has an empty range at the stored offset.",
+    ),
+    mutant(
         "metadata-of-a-replay-in-an-advance",
         (
             _TX,

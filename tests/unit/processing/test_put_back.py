@@ -60,6 +60,7 @@ class Job:
     :param refuses: returns why the table may not hold these values, in the order in which they were written.
     :param at_once: how many records' rows the driver can hold.
     :param meanwhile: called after rows were computed, and before anything is written.
+    :param note: written as the metadata of the first partition, with the rows.
     """
 
     refuses: Callable[[list[str]], OffsetStoreError | None] = lambda _: None
@@ -67,6 +68,7 @@ class Job:
     at_once: int = 1_000
     misfits: tuple[str, ...] = ()
     meanwhile: list[Callable[[], object]] = field(default_factory=list[Any])
+    note: object = None
     computed: list[list[str]] = field(default_factory=list[Any])
     writes: int = 0
 
@@ -147,6 +149,8 @@ class Rows:
     def write(self, work: Work) -> int:
         self.job.writes += 1
         work.connection.extend("results", self.values)
+        if self.job.note is not None:
+            work.write_metadata(P0, self.job.note)
         refused = self.job.refuses(work.connection.rows("results"))
         if refused is not None:
             raise refused
@@ -225,6 +229,20 @@ def errors(store: InMemoryOffsetStore) -> list[str | None]:
 
 
 # -- what is written and marked
+
+
+@pytest.mark.behaviour("META-4", "DLQ-7")
+def test_a_function_that_notes_what_it_writes_does_not_replace_a_later_note(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    give_up(claim, {5: "a", 6: "bad"})
+    with claim.transaction() as tx:
+        tx.lock({P0: OffsetRange(100, 1000)})
+        tx.advance({P0: OffsetRange(100, 1000)}, metadata="of 1,000")
+    request(store)
+    assert run(claim, Job(note="of 5", refuses=never("bad"))) == 1
+    assert (store.rows("results"), states(store)) == (["a"], ["replayed", "dead"])
+    assert store.metadata(GROUP)[P0] == "of 1,000"
 
 
 @pytest.mark.behaviour("DLQ-7")
