@@ -291,7 +291,7 @@ class PlanContract(ContractParts):
         found = store.offsets(GROUP)[P0].suspect
         assert found is not None
         assert caught.value.plan.losses == {P0: found}
-        store.reset(GROUP, **to_current, if_plan=caught.value.found)
+        store.reset(GROUP, **to_current, if_plan=caught.value.plan.digest)
         assert store.offsets(GROUP)[P0].suspect is None
 
     @pytest.mark.behaviour("OPS-1", "START-26")

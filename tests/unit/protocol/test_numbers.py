@@ -106,6 +106,7 @@ def test_a_shift_a_partition_and_a_range_are_of_whole_numbers(wrong: Any) -> Non
 @pytest.mark.parametrize("make", [np.int64, np.int32, np.uint8])
 def test_offsets_and_partitions_of_numpy_become_ints(make: Callable[[int], Any]) -> None:
     five: Any = make(5)
+    every: Any = "all"
     tp, range_ = TopicPartition("payments", five), OffsetRange(make(0), five)
     with InMemoryOffsetStore() as store:
         claim = store.claim("billing", topics=["payments"])
@@ -118,7 +119,7 @@ def test_offsets_and_partitions_of_numpy_become_ints(make: Callable[[int], Any])
             for target, partitions, from_offset in (
                 ({tp: make(3)}, None, five),
                 (make(4), {"payments": [five]}, None),
-                (ShiftBy(make(1)), "all", None),
+                (ShiftBy(make(1)), every, None),
             )
         ]
     numbers = [tp.partition, range_.from_, range_.until, marked, *(one.moves[0].to_offset for one in done)]
