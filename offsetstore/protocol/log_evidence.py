@@ -52,12 +52,25 @@ class LogLook:
         return new if self.checked.get(tp) == (known, new.leader_epoch) else known
 
 
+def topic_ids(rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, str | None]:
+    """The topic's id of each row. A partition that was added while a job ran has that of its topic's other rows.
+
+    Its own row gets one in the next claim. Until then, each batch has compared the topic's id with the others'.
+    """
+    of_topics: dict[str, set[str]] = {}
+    for tp, row in rows.items():
+        if row.topic_id:
+            of_topics.setdefault(tp.topic, set()).add(row.topic_id)
+    only = {topic: next(iter(ids)) for topic, ids in of_topics.items() if len(ids) == 1}
+    return {tp: row.topic_id or only.get(tp.topic) for tp, row in rows.items()}
+
+
 def same_logs(rows: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> dict[TopicPartition, Watermarks]:
     """The logs of the rows' own topics: their ids are known and the same."""
     found: dict[TopicPartition, Watermarks] = {}
-    for tp, row in rows.items():
+    for tp, topic_id in topic_ids(rows).items():
         topic = view.topics.get(tp.topic)
-        if topic is not None and topic.topic_id and topic.topic_id == row.topic_id and tp.partition in topic.partitions:
+        if topic is not None and topic.topic_id and topic.topic_id == topic_id and tp.partition in topic.partitions:
             found[tp] = topic.partitions[tp.partition]
     return found
 

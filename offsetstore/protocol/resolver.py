@@ -22,7 +22,7 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.offsets import BrokerView, StoredOffset, TopicLog, TopicPartition
-from offsetstore.protocol.log_evidence import log_truncated
+from offsetstore.protocol.log_evidence import log_truncated, topic_ids
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets
@@ -190,6 +190,7 @@ def _starts(
     starts: dict[TopicPartition, Start] = {}
     any_is_contested = any(row.contested for row in rows.values())
     claimed_epoch = max((row.token.epoch for row in rows.values()), default=0)
+    ids = topic_ids(rows)
     for partition, watermarks in sorted(log.partitions.items()):
         tp = TopicPartition(topic, partition)
         if tp in rows and (suspect := rows[tp].suspect) is not None:
@@ -210,7 +211,7 @@ def _starts(
             is_contested=rows[tp].contested if tp in rows else any_is_contested,
             claimed_epoch=claimed_epoch,
             policy=asked.policy,
-            is_same_log=tp in rows and log.topic_id is not None and rows[tp].topic_id == log.topic_id,
+            is_same_log=log.topic_id is not None and ids.get(tp) == log.topic_id,
         )
         starts[tp] = _judge_range(facts, _choose(facts))
     return starts

@@ -22,7 +22,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.events import MirrorCopied, MirrorFailed
-from offsetstore.protocol.log_evidence import look
+from offsetstore.protocol.log_evidence import look, topic_ids
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.store.evidence import write_evidence
 from offsetstore.store.sessions import read, transaction
@@ -225,8 +225,8 @@ class Mirror:
             lost = {tp: what for tp, what in again.items() if tp in lost}
             if not lost:
                 return {}
-        ids = broker.topic_ids({tp.topic for tp in lost})
-        return {tp: what for tp, what in lost.items() if ids[tp.topic] and ids[tp.topic] == rows[tp].topic_id}
+        known, ids = topic_ids(rows), broker.topic_ids({tp.topic for tp in lost})
+        return {tp: what for tp, what in lost.items() if ids[tp.topic] and ids[tp.topic] == known[tp]}
 
     def _rows(self) -> dict[TopicPartition, StoredOffset]:
         found = read(

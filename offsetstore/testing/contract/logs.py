@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from offsetstore.testing.broker import StaticBroker
     from offsetstore.testing.contract.parts import Give
 
+P3 = TopicPartition("payments", 3)
 REASON = "ticket 17"
 ANYTHING = StartPolicy(on_data_loss="earliest", on_recreated="restart", prefer="stored")
 
@@ -149,6 +150,51 @@ class LogContract(ContractParts):
             assert row_of(store, P0, group).pair == EpochPair(40, 0)
             with pytest.raises(LogTruncated, match="payments-1"):
                 store.claim(group, broker)
+
+    # -- a partition that was added while the job ran: its row has no topic id
+
+    @pytest.fixture
+    def extended(self, store: OffsetStore, broker: StaticBroker, give: Give) -> Claim:
+        """A job that has stopped cleanly, with 40 stored of a partition that was added while it ran."""
+        with store.claim(GROUP, broker, mirror_every=600) as claim:
+            broker.set_log(P3, 0, 100)
+            give(claim, {P3: OffsetRange(0, 40)})
+        assert row_of(store, P3).topic_id is None
+        return claim
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_new_partition_that_was_truncated_and_has_regrown_is_refused(
+        self, store: OffsetStore, broker: StaticBroker, extended: Claim
+    ) -> None:
+        broker.truncate(P3, 35, end=200)
+        with pytest.raises(LogTruncated, match="payments-3"):
+            store.claim(GROUP, broker, policy=ANYTHING)
+        assert row_of(store, P3).suspect is not None
+
+    @pytest.mark.behaviour("START-25", "START-8")
+    def test_a_new_partition_that_is_too_short_is_not_taken_for_a_new_topic(
+        self, store: OffsetStore, broker: StaticBroker, extended: Claim
+    ) -> None:
+        broker.set_log(P3, 0, 35)
+        with pytest.raises(OffsetOutOfRange, match="the topic is the same"):
+            store.claim(GROUP, broker, policy=ANYTHING)
+        broker.set_log(P3, 0, 100)
+        with pytest.raises(LogTruncated, match="the log ended at 35, below the stored offset 40"):
+            store.claim(GROUP, broker, policy=ANYTHING)
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_new_partition_that_is_truncated_while_the_job_runs_ends_its_next_batch(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        with store.claim(GROUP, broker, mirror_every=0.01) as claim:
+            broker.set_log(P3, 0, 100)
+            give(claim, {P3: OffsetRange(0, 40)})
+            _wait_until(lambda: row_of(store, P3).pair == EpochPair(40, 0))
+            broker.truncate(P3, 35, end=200)
+            _wait_until(lambda: row_of(store, P3).suspect is not None)
+            with pytest.raises(LogTruncated, match="payments-3"):
+                give(claim, {P3: OffsetRange(40, 50)})
 
     # -- the leader epoch
 
