@@ -30,7 +30,7 @@ from offsetstore.store.sessions import read, transaction
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from offsetstore.offsets import StoredOffset, TopicPartition
+    from offsetstore.offsets import EpochPair, StoredOffset, TopicPartition
     from offsetstore.protocol.database import Database, Session
     from offsetstore.protocol.observers import Observers
     from offsetstore.protocol.ports import BrokerOffsets
@@ -211,8 +211,19 @@ class Mirror:
         pairs = {tp: looked.pair(tp, row, row.next_offset, logs[tp]) for tp, row in rows.items()}
         new = {tp: pair for tp, pair in pairs.items() if pair is not None and pair != rows[tp].pair}
         if new:
-            self._write(lambda session: session.write_pairs(self._claim.group, self._claim.token, new))
+            self._write_pairs(new)
         return {}
+
+    def _write_pairs(self, pairs: Mapping[TopicPartition, EpochPair]) -> None:
+        """Write them; where the job's transaction holds a row, look again at the next turn, with its next offset."""
+        written = 0
+
+        def write(session: Session) -> None:
+            nonlocal written
+            written = session.write_pairs(self._claim.group, self._claim.token, pairs)
+
+        if not self._write(write) or written < len(pairs):
+            self._look_at = time.monotonic()
 
     def _confirmed(
         self, rows: Mapping[TopicPartition, StoredOffset], lost: Mapping[TopicPartition, str]

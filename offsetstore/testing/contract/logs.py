@@ -306,6 +306,22 @@ class LogContract(ContractParts):
             assert session.write_pairs(GROUP, claim.token, pairs) == 0
 
     @pytest.mark.behaviour("START-26")
+    def test_a_pair_whose_row_was_locked_is_written_at_the_next_turn(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        with store.claim(GROUP, broker, mirror_every=0.01) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 0))
+            with held(store, claim, P0):
+                broker.change_leader(P0)
+                _wait_until(lambda: len(broker.asked_epochs) > 0)
+                monkeypatch.setattr(mirrors, "LOOK_SECONDS", 600.0)
+                seen = len(broker.asked_epochs)
+                _wait_until(lambda: len(broker.asked_epochs) >= seen + 2)
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 1))
+
+    @pytest.mark.behaviour("START-26")
     def test_a_clean_stop_leaves_the_pairs_of_what_is_stored(self, store: OffsetStore, stopped: Claim) -> None:
         assert {tp: row.pair for tp, row in store.offsets(GROUP).items()} == {
             P0: EpochPair(40, 0), P1: EpochPair(30, 0), P2: EpochPair(0, 0),
