@@ -30,8 +30,9 @@ from offsetstore.store.sessions import read, transaction
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from offsetstore.offsets import EpochPair, StoredOffset, TopicPartition
+    from offsetstore.offsets import StoredOffset, TopicPartition, Watermarks
     from offsetstore.protocol.database import Database, Session
+    from offsetstore.protocol.log_evidence import LogLook
     from offsetstore.protocol.observers import Observers
     from offsetstore.protocol.ports import BrokerOffsets
     from offsetstore.store.identity import ClaimInfo
@@ -51,6 +52,7 @@ _LOCK_SECONDS: Final = 1.0
 LOOK_SECONDS = 30.0
 """Seconds from one look at the logs' leader epochs to the next, at least."""
 _LOOKS: Final = 3
+_FAILED_LOOKS: Final = 3
 _LOOK_AGAIN_SECONDS: Final = 0.5
 _SHOWN: Final = 5
 
@@ -119,6 +121,7 @@ class Mirror:
         self._look_at = time.monotonic() + LOOK_SECONDS
         self._lost: Mapping[TopicPartition, str] = {}
         self._lost_is_recorded = False
+        self._failed_looks = 0
         self._has_tried_last = False
         self._copies = Background("offsetstore-mirror", self._turn, self._wait, at_end=self._last)
 
@@ -186,9 +189,10 @@ class Mirror:
         try:
             if not self._lost:
                 self._lost = self._find_lost(rows)
-        except Exception as error:  # noqa: BLE001 - the next turn looks again, and so does the next claim
-            _log.debug("the mirror could not look at the logs: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the next look asks again, and so does the next claim
+            self._note_failed_look(error)
             return
+        self._failed_looks = 0
         if not self._lost or self._lost_is_recorded:
             return
         self._on_lost(self._lost)
@@ -205,17 +209,35 @@ class Mirror:
     def _find_lost(self, rows: Mapping[TopicPartition, StoredOffset]) -> Mapping[TopicPartition, str]:
         broker = self._target.broker
         logs = broker.log_ends(rows)
+        # First those that nobody is asked about: one log that can't be told must not keep the others from their pairs.
+        seen = look(rows, logs, None)
+        self._write_pairs(rows, logs, seen, rows.keys() - seen.lost.keys())
         looked = look(rows, logs, broker.find_truncated)
-        if looked.lost:
-            return self._confirmed(rows, looked.lost)
-        pairs = {tp: looked.pair(tp, row, row.next_offset, logs[tp]) for tp, row in rows.items()}
-        new = {tp: pair for tp, pair in pairs.items() if pair is not None and pair != rows[tp].pair}
-        if new:
-            self._write_pairs(new)
-        return {}
+        self._write_pairs(rows, logs, looked, looked.checked)
+        return self._confirmed(rows, looked.lost) if looked.lost else {}
 
-    def _write_pairs(self, pairs: Mapping[TopicPartition, EpochPair]) -> None:
-        """Write them; where the job's transaction holds a row, look again at the next turn, with its next offset."""
+    def _note_failed_look(self, error: Exception) -> None:
+        self._failed_looks += 1
+        if self._failed_looks == _FAILED_LOOKS:
+            _log.warning(
+                "group %r: the mirror could not look at the logs for some time, so records that are lost meanwhile may "
+                "not be noticed: %s",
+                self._claim.group,
+                error if isinstance(error, BrokerError) else type(error).__name__,
+            )
+
+    def _write_pairs(
+        self,
+        rows: Mapping[TopicPartition, StoredOffset],
+        logs: Mapping[TopicPartition, Watermarks],
+        looked: LogLook,
+        partitions: Collection[TopicPartition],
+    ) -> None:
+        """Write those that changed; where the job's transaction holds a row, look again at the next turn."""
+        found = {tp: looked.pair(tp, rows[tp], rows[tp].next_offset, logs[tp]) for tp in sorted(partitions)}
+        pairs = {tp: pair for tp, pair in found.items() if pair is not None and pair != rows[tp].pair}
+        if not pairs:
+            return
         written = 0
 
         def write(session: Session) -> None:

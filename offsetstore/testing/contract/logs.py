@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore.errors import LogTruncated, OffsetOutOfRange, TransactionLost
+from offsetstore.errors import BrokerRefused, LogTruncated, OffsetOutOfRange, TransactionLost
 from offsetstore.offsets import EpochPair, OffsetRange, TopicPartition, Watermarks
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries
@@ -320,6 +320,38 @@ class LogContract(ContractParts):
                 seen = len(broker.asked_epochs)
                 _wait_until(lambda: len(broker.asked_epochs) >= seen + 2)
             _wait_until(lambda: row_of(store).pair == EpochPair(40, 1))
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_log_that_can_t_be_asked_about_leaves_the_others_guarded_and_is_told_once(
+        self,
+        store: OffsetStore,
+        broker: StaticBroker,
+        give: Give,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        looks: list[object] = []
+
+        def refuse(pairs: object) -> dict[TopicPartition, int | None]:
+            looks.append(pairs)
+            raise BrokerRefused("no READ on the topic")
+
+        with store.claim(GROUP, broker, mirror_every=0.01) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 0))
+            with monkeypatch.context() as refused:
+                refused.setattr(broker, "find_truncated", refuse)
+                broker.change_leader(P0)
+                _wait_until(lambda: len(looks) > 0)
+                give(claim, {P1: OffsetRange(0, 30)})
+                _wait_until(lambda: row_of(store, P1).pair == EpochPair(30, 0))
+                seen = len(looks)
+                _wait_until(lambda: len(looks) >= seen + 5)
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 1))
+
+        [told] = [line.getMessage() for line in caplog.records if "could not look at the logs" in line.getMessage()]
+        assert "no READ on the topic" in told
 
     @pytest.mark.behaviour("START-26")
     def test_a_clean_stop_leaves_the_pairs_of_what_is_stored(self, store: OffsetStore, stopped: Claim) -> None:
