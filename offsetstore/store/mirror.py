@@ -28,7 +28,7 @@ from offsetstore.store.evidence import write_evidence
 from offsetstore.store.sessions import read, transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Generator, Mapping
 
     from offsetstore.offsets import StoredOffset, TopicPartition, Watermarks
     from offsetstore.protocol.database import Database, Session
@@ -122,6 +122,7 @@ class Mirror:
         self._lost: Mapping[TopicPartition, str] = {}
         self._lost_is_recorded = False
         self._failed_looks = 0
+        self._seen: dict[TopicPartition, float] = {}
         self._has_tried_last = False
         self._copies = Background("offsetstore-mirror", self._turn, self._wait, at_end=self._last)
 
@@ -179,42 +180,60 @@ class Mirror:
             self._unpin([tp for tp, row in rows.items() if row.pinned or row.contested])
         self._has_tried_last = is_last
         if rows and (is_last or time.monotonic() >= self._look_at) and not self._given_up:
-            self._look_at = time.monotonic() + LOOK_SECONDS
-            self._look_at_logs(rows)
+            now = time.monotonic()
+            self._look_at = now + LOOK_SECONDS
+            self._look_at_logs(rows, now)
 
-    def _look_at_logs(self, rows: Mapping[TopicPartition, StoredOffset]) -> None:
+    def _look_at_logs(self, rows: Mapping[TopicPartition, StoredOffset], now: float) -> None:
         """Look whether the logs have lost records below these offsets; if not, write the pairs of those that moved."""
         if not all(hasattr(self._target.broker, method) for method in ("log_ends", "find_truncated")):
             return  # a user's own implementation may predate them
         try:
-            if not self._lost:
-                self._lost = self._find_lost(rows)
+            for found in self._find_lost({tp: row for tp, row in rows.items() if tp not in self._lost}, now):
+                self._lost = {**self._lost, **found}
+                self._tell_lost(found)
+            self._failed_looks = 0
         except Exception as error:  # noqa: BLE001 - the next look asks again, and so does the next claim
             self._note_failed_look(error)
-            return
-        self._failed_looks = 0
         if not self._lost or self._lost_is_recorded:
             return
-        self._on_lost(self._lost)
-        _log.warning(
-            "group %r: a log lost records that had been read; the next batch ends with LogTruncated: %s",
-            self._claim.group,
-            "; ".join(f"{tp}: {what}" for tp, what in sorted(self._lost.items())[:_SHOWN]),
-        )
         claim = self._claim
         self._lost_is_recorded = self._write(
             lambda session: write_evidence(session, claim.group, claim.token, self._lost, actor=claim.owner)
         )
 
-    def _find_lost(self, rows: Mapping[TopicPartition, StoredOffset]) -> Mapping[TopicPartition, str]:
+    def _tell_lost(self, found: Mapping[TopicPartition, str]) -> None:
+        self._on_lost(self._lost)
+        self._lost_is_recorded = False
+        _log.warning(
+            "group %r: a log lost records that had been read; the next batch ends with LogTruncated: %s",
+            self._claim.group,
+            "; ".join(f"{tp}: {what}" for tp, what in sorted(found.items())[:_SHOWN]),
+        )
+
+    def _find_lost(
+        self, rows: Mapping[TopicPartition, StoredOffset], now: float
+    ) -> Generator[Mapping[TopicPartition, str]]:
+        """Yield what is confirmed, the first before it asks about the others: that may fail."""
         broker = self._target.broker
         logs = broker.log_ends(rows)
         # First those that nobody is asked about: one log that can't be told must not keep the others from their pairs.
         seen = look(rows, logs, None)
         self._write_pairs(rows, logs, seen, rows.keys() - seen.lost.keys())
+        # One answer can be a new leader's, which may know a low end for seconds; only a stop can't wait for more.
+        former, self._seen = self._seen, {tp: self._seen.get(tp, now) for tp in seen.lost}
+        stayed = {
+            tp: what
+            for tp, what in seen.lost.items()
+            if self._copies.is_stopping or (tp in former and now - former[tp] >= LOOK_SECONDS)
+        }
+        if stayed and (lost := self._confirmed(rows, stayed)):
+            yield lost
         looked = look(rows, logs, broker.find_truncated)
         self._write_pairs(rows, logs, looked, looked.checked)
-        return self._confirmed(rows, looked.lost) if looked.lost else {}
+        parted = {tp: what for tp, what in looked.lost.items() if tp not in seen.lost}
+        if parted and (lost := self._confirmed(rows, parted)):
+            yield lost
 
     def _note_failed_look(self, error: Exception) -> None:
         self._failed_looks += 1

@@ -288,6 +288,41 @@ class LogContract(ContractParts):
         with pytest.raises(LogTruncated, match="the log ended at 35"):
             store.claim(GROUP, broker)
 
+    @pytest.mark.behaviour("START-25", "START-26")
+    @pytest.mark.parametrize("is_short", [True, False])
+    def test_a_running_job_goes_on_until_its_mirror_has_seen_for_a_while_what_may_pass(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, monkeypatch: pytest.MonkeyPatch, *, is_short: bool
+    ) -> None:
+        """A new leader may tell a low end, and an old one a low epoch, for seconds."""
+
+        def lose(*, is_lost: bool) -> None:
+            if is_short:
+                broker.set_log(P0, 0, 35 if is_lost else 100)
+            else:
+                broker.epochs[P0] = 4 if is_lost else 5
+
+        broker.epochs[P0] = 5
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        with store.claim(GROUP, broker, mirror_every=0.01) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 5))
+            monkeypatch.setattr(mirrors, "LOOK_SECONDS", 600.0)
+            with held(store, claim, P1):  # a pair that can't be written makes it look at each turn
+                broker.change_leader(P1)
+                lose(is_lost=True)
+                monkeypatch.setattr(claim.mirror, "_look_at", 0.0)
+                _wait_until(lambda: len(broker.asked_epochs) > 5)
+                assert row_of(store).suspect is None
+                lose(is_lost=False)
+            give(claim, {P0: OffsetRange(40, 50)})
+
+            monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+            monkeypatch.setattr(claim.mirror, "_look_at", 0.0)
+            lose(is_lost=True)
+            _wait_until(lambda: row_of(store).suspect is not None)
+            with pytest.raises(LogTruncated):
+                give(claim, {P0: OffsetRange(50, 60)})
+
     @pytest.mark.behaviour("START-26")
     def test_pairs_are_written_beside_the_job_and_wait_for_no_lock(
         self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
