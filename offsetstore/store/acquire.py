@@ -113,22 +113,27 @@ def acquire(store: Connected, request: ClaimRequest) -> Claim:
 class _Evidence:
     """The logs that lost records, as the attempts of one claim see them: what two in a row have seen is no transient.
 
+    An attempt that broke before it looked has seen nothing, and counts for nothing.
+
     ``unlocked`` is the latest attempt's first look, before the group was locked, and ``token`` that of the rows.
     """
 
     def __init__(self) -> None:
         self._former: Mapping[TopicPartition, str] = {}
         self._latest: Mapping[TopicPartition, str] = {}
+        self._has_looked = False
         self.token: Token | None = None
         self.unlocked = LogLook()
 
     def begin(self) -> None:
         """Another attempt."""
-        self._former, self._latest = self._latest, {}
+        if self._has_looked:
+            self._former, self._latest = self._latest, {}
+        self._has_looked = False
 
     def note(self, rows: Mapping[TopicPartition, StoredOffset], found: LogLook) -> None:
         """Note the latest look, and whose rows these were."""
-        self._latest = found.lost
+        self._latest, self._has_looked = found.lost, True
         self.token = next((row.token for row in rows.values()), None)
 
     @property

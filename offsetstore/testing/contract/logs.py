@@ -110,6 +110,16 @@ class LogContract(ContractParts):
         assert row_of(store).suspect is None
 
     @pytest.mark.behaviour("START-25")
+    def test_an_attempt_that_breaks_before_it_looks_refutes_nothing(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        broker.set_log(P0, 0, 35)
+        broker.script = [None, TransactionLost("the connection broke")]
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+        assert row_of(store).suspect is not None
+
+    @pytest.mark.behaviour("START-25")
     def test_an_offset_beyond_the_last_stable_one_is_refused_and_not_recorded(
         self, store: OffsetStore, broker: StaticBroker, stopped: Claim
     ) -> None:
