@@ -120,6 +120,25 @@ class LogContract(ContractParts):
         assert row_of(store).suspect is not None
 
     @pytest.mark.behaviour("START-25")
+    def test_an_offset_that_was_set_too_high_and_never_read_from_is_no_lost_record(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim, give: Give
+    ) -> None:
+        store.reset(GROUP, {P0: 400}, reason=REASON)
+        for _ in range(2):
+            with pytest.raises(OffsetOutOfRange, match=r"payments-0.*end 100"):
+                store.claim(GROUP, broker)
+        assert row_of(store).suspect is None
+
+        broker.set_log(P0, 0, 500)
+        running = store.claim(GROUP, broker, mirror_every=None)
+        give(running, {P0: OffsetRange(400, 410)})
+        assert row_of(store).pinned
+        broker.set_log(P0, 0, 405)
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+        assert row_of(store).suspect is not None
+
+    @pytest.mark.behaviour("START-25")
     def test_an_offset_beyond_the_last_stable_one_is_refused_and_not_recorded(
         self, store: OffsetStore, broker: StaticBroker, stopped: Claim
     ) -> None:
