@@ -19,7 +19,7 @@ from offsetstore.kafka.group_offsets import GroupOffsets
 from offsetstore.kafka.overview import GroupConnections, find_first_records, read_records, take_snapshot
 from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
 from offsetstore.kafka.settings.spark import read_options
-from offsetstore.kafka.truncation import find_resets
+from offsetstore.kafka.truncation import PARTITIONS, find_resets
 from offsetstore.offsets import BrokerView, TopicLog, TopicPartition
 from offsetstore.protocol.forks import expect_own
 from offsetstore.protocol.numbers import check_seconds, check_whole
@@ -172,13 +172,17 @@ class Broker:
     def find_truncated(self, pairs: Mapping[TopicPartition, EpochPair]) -> dict[TopicPartition, int | None]:
         """Ask which logs no longer have these epochs up to these offsets; see `BrokerOffsets`.
 
+        ``timeout`` counts for each 200 partitions: their leaders are asked for each of them.
+
         :raises ConfigurationError: settings that librdkafka refuses, a fork.
         """
         self._refuse_after_fork()
-        deadline = Deadline.after(self._timeout)
         resets: dict[TopicPartition, int | None] = dict.fromkeys(pairs)
         for _ in range(2):  # a broker that lags behind its leader may answer once from a log that is too short
-            resets = find_resets(self._settings, {tp: pairs[tp] for tp in resets}, deadline) if resets else {}
+            asked, resets = sorted(resets), {}
+            for first in range(0, len(asked), PARTITIONS):  # each of them in the time that one request has
+                part = {tp: pairs[tp] for tp in asked[first : first + PARTITIONS]}
+                resets |= find_resets(self._settings, part, Deadline.after(self._timeout))
             logs = self.log_ends(resets)
             resets = {tp: at for tp, at in resets.items() if _holds(logs[tp], pairs[tp].offset)}
         return resets

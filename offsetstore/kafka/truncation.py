@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import confluent_kafka as ck
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
     from offsetstore.offsets import EpochPair
 
 _POLL_SECONDS: Final = 0.1
+PARTITIONS: Final = 200
+"""How many to ask about at once."""
+# Of each partition, to see one record. A larger batch comes all the same if it is the first of an answer; for the
+# others librdkafka doubles the size.
+_BYTES: Final = 1024
 _DOING: Final = Doing("comparing the logs with their leader epochs", permission="READ")
+_TOO_SHORT: Final = replace(_DOING, harmless=f"{_DOING.harmless}; a longer timeout= of the Broker lets it wait longer")
 # Only for people: that the log was truncated is told by the error's code.
 _PARTS_AT: Final = re.compile(r"broker end offset is (\d+)")
 
@@ -48,7 +55,8 @@ def find_resets(
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 100,
-        "max.partition.fetch.bytes": 65_536,  # a batch of records that is larger comes all the same
+        "fetch.message.max.bytes": _BYTES,  # by both names: the user's own settings may have either
+        "max.partition.fetch.bytes": _BYTES,
         "queued.min.messages": 1,
     }
     try:
@@ -86,7 +94,7 @@ def _ask(
             raise broker_error(refused, _DOING)
         if message is None:
             if not deadline.rest:
-                raise no_answer(last, reported, _DOING, deadline.seconds)
+                raise no_answer(last, reported, _TOO_SHORT, deadline.seconds)
             continue
         topic, number, error = message.topic(), message.partition(), message.error()
         if topic is None or number is None or number < 0 or (tp := TopicPartition(topic, number)) not in open_:

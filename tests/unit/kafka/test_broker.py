@@ -14,11 +14,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Uuid
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, TopicMissing
-from offsetstore.kafka import Broker
+from offsetstore.kafka import Broker, truncation
+from offsetstore.kafka import broker as brokers
 from offsetstore.kafka.client import Client, Deadline, Missing, Request
 from offsetstore.kafka.errors import broker_error
 from offsetstore.kafka.requests import topic_id
-from offsetstore.offsets import CommittedOffset, TopicPartition
+from offsetstore.offsets import CommittedOffset, EpochPair, TopicPartition, Watermarks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -262,3 +263,49 @@ def test_where_the_new_client_gets_no_answer_either_the_broker_is_unavailable_in
 
     assert clinging.made == 3
     assert time.monotonic() - started < 0.9
+
+
+def test_leader_epochs_are_asked_about_in_parts_each_in_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = {TopicPartition("payments", number): EpochPair(40, 0) for number in range(450)}
+    parts: list[int] = []
+    deadlines: set[float] = set()
+
+    def find_resets(_settings: object, part: Mapping[TopicPartition, EpochPair], deadline: Deadline) -> dict[Any, None]:
+        parts.append(len(part))
+        deadlines.add(deadline.at)
+        return dict.fromkeys(tp for tp in part if tp.partition % 100 == 0)
+
+    broker = Broker(NOBODY)
+    monkeypatch.setattr(brokers, "find_resets", find_resets)
+    monkeypatch.setattr(broker, "log_ends", lambda tps: dict.fromkeys(tps, Watermarks(0, 100, high=100)))
+
+    assert [tp.partition for tp in broker.find_truncated(pairs)] == [0, 100, 200, 300, 400]
+    assert parts == [200, 200, 50, 5]  # what may have been truncated is asked once more
+    assert len(deadlines) == 4
+
+
+def test_leader_epochs_that_can_t_be_told_in_time_name_the_timeout() -> None:
+    with pytest.raises(BrokerUnavailable, match="comparing the logs") as caught:
+        Broker(NOBODY, timeout=0.2).find_truncated({P0: EpochPair(40, 0)})
+    assert "timeout=" in caught.value.next_step
+
+
+def test_of_each_log_no_more_is_read_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever size the user's own settings name, by either of librdkafka's names."""
+    seen: dict[str, Any] = {}
+
+    class Consumer:
+        def __init__(self, config: dict[str, Any]) -> None:
+            seen.update(config)
+
+        def assign(self, _partitions: object) -> None: ...
+
+        def incremental_unassign(self, _partitions: object) -> None: ...
+
+        def poll(self, _timeout: float) -> Any:
+            return SimpleNamespace(topic=lambda: P0.topic, partition=lambda: 0, error=lambda: None)
+
+    monkeypatch.setattr(truncation, "ck", SimpleNamespace(**{**vars(truncation.ck), "Consumer": Consumer}))
+    broker = Broker({**NOBODY, "fetch.message.max.bytes": 5_000_000})
+    assert broker.find_truncated({P0: EpochPair(40, 0)}) == {}
+    assert (seen["fetch.message.max.bytes"], seen["max.partition.fetch.bytes"]) == (1024, 1024)
