@@ -95,6 +95,11 @@ class StoreFactsStatements:
         [row] = found.rows
         return StoreIdentity(row.store_id, row.home, row.here)
 
+    def lock_identity(self) -> StoreIdentity:
+        with needing("change which store this is"):
+            self._run(sql.LOCK_CLAIMS)
+        return self.identity()
+
     def set_identity(self, store_id: UUID, home: str | None) -> None:
         with needing("change which store this is"):
             self._run(sql.LOCK_CLAIMS)

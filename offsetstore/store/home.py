@@ -32,6 +32,8 @@ def moved(database: Database, *, reason: str, actor: str | None, lock_timeout: f
                 "the role may not read which database this is; nothing was written",
                 next_step="Let it call pg_control_system(): GRANT EXECUTE ON FUNCTION pg_control_system() TO the role.",
             )
+        if before.home != before.here:
+            before = session.lock_identity()  # it may have been given an id meanwhile, or have been moved
         after = StoreIdentity(before.store_id, before.here, before.here)
         if after != before:
             session.set_identity(after.store_id, after.home)
@@ -53,7 +55,7 @@ def new_id(database: Database, *, reason: str, actor: str | None, lock_timeout: 
     expect_reason(reason)
     who = actor or this_process()
     with transaction(database, name=_NAME, lock_timeout=lock_timeout) as session:
-        before = session.identity()
+        before = session.lock_identity()
         after = StoreIdentity(uuid4(), before.here, before.here)
         session.set_identity(after.store_id, after.home)
         for one in session.groups():

@@ -319,6 +319,9 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
             assert written is not None
             return StoreIdentity(*written, self._shared.here)
 
+    def lock_identity(self) -> StoreIdentity:
+        return self.identity()
+
     def set_identity(self, store_id: UUID, home: str | None) -> None:
         with self._statement():
             self._changes.identity = (store_id, home)

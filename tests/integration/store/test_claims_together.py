@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from threading import Barrier, Event
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim
+from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
@@ -129,3 +131,19 @@ def test_claims_that_wait_behind_one_frozen_job_settle(store: OffsetStore) -> No
     frozen.rollback()
     assert [claim.token.epoch for claim in made] == [2, 3, 4]
     advance(store, made[-1], P0, OffsetRange(0, 1))
+
+
+@pytest.mark.behaviour("START-27")
+def test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile(store: OffsetStore, query: Query) -> None:
+    """A home alone must not bring back the id of the original."""
+    given = uuid4()
+    with transaction(store.database, name="test") as session:
+        session.set_identity(store.identity().store_id, "elsewhere")
+    with transaction(store.database, name="test") as session:
+        session.set_identity(given, session.identity().here)
+        moving = in_background(lambda: store.moved(reason="ticket 17"))
+        wait_until(lambda: query(WAITING))
+
+    assert moving.result(timeout=60).store_id == given
+    assert store.identity().store_id == given
+    assert store.identity().home == store.identity().here
