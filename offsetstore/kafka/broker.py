@@ -42,6 +42,50 @@ _LOOK_SECONDS: Final = 3.0
 _MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in seconds
 
 
+class _Requests:
+    """An admin client that the first request makes. Threads wait for each other."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.lock = Lock()
+        self.client: Client | None = None
+        self._settings = settings
+
+    def ask(self, asking: Callable[[Client, Deadline], _T], deadline: Deadline) -> _T:
+        """Ask with the existing client; if it gets no answer in a third of the time, try a new one, twice.
+
+        For minutes, librdkafka asks only the broker that it knows as the controller, even after that one has died and
+        the others of the cluster would answer. For some seconds, a new client can learn of the dead controller too,
+        from a broker that has not noticed yet.
+        """
+        if not self.lock.acquire(timeout=deadline.rest):
+            raise BrokerUnavailable(f"another thread's request to Kafka took more than {deadline.seconds:g} s")
+        try:
+            for share in _SHARES if self.client is None else (_KEPT_SHARE, *_SHARES):
+                with suppress(BrokerUnavailable):
+                    return self._ask_with(asking, deadline.part(share))
+            return self._ask_with(asking, deadline)
+        finally:
+            self.lock.release()
+
+    def _ask_with(self, asking: Callable[[Client, Deadline], _T], deadline: Deadline) -> _T:
+        client = self.client = self.client or Client(self._settings.config)
+        try:
+            client.forget()
+            return asking(client, deadline)
+        except Missing as missing:
+            raise _missing(missing, client.all_topics(deadline)) from None
+        except BrokerError:
+            # It would go on trying in the background, and wrong passwords lock accounts; a new client starts afresh.
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Close the client. The caller has the lock."""
+        if self.client is not None:
+            self.client.close()
+        self.client = None
+
+
 class Broker:
     """A cluster, reached through librdkafka with your own settings, or with those of Spark's reader (`from_spark`).
 
@@ -66,8 +110,9 @@ class Broker:
         self._assigned: Mapping[str, frozenset[int]] = {}
         check_seconds("timeout", timeout, most=_MAX_TIMEOUT)
         self._timeout = timeout
-        self._lock = Lock()
-        self._client: Client | None = None
+        self._requests = _Requests(self._settings)
+        # Separate, so that a mirror that looks at the logs does not delay a batch's requests.
+        self._looks = _Requests(self._settings)
         # Separate, so that a mirror that waits for the group's coordinator does not delay a batch's requests.
         self._committing = Lock()
         self._group_offsets: GroupOffsets | None = None
@@ -167,7 +212,10 @@ class Broker:
     def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
         """Ask for the ends of logs alone; see `BrokerOffsets`."""
         wanted = sorted(partitions)
-        return self._ask(lambda client, deadline: self._logs(client, wanted, deadline)[0]) if wanted else {}
+        if not wanted:
+            return {}
+        self._refuse_after_fork()
+        return self._looks.ask(lambda client, rest: self._logs(client, wanted, rest)[0], Deadline.after(self._timeout))
 
     def find_truncated(self, pairs: Mapping[TopicPartition, EpochPair]) -> dict[TopicPartition, int | None]:
         """Ask which logs no longer have these epochs up to these offsets; see `BrokerOffsets`.
@@ -354,10 +402,12 @@ class Broker:
     def close(self) -> None:
         """Close the connections. The next request opens new ones."""
         self._refuse_after_fork()
-        with self._lock:
-            self._drop()
+        with self._requests.lock:
+            self._requests.drop()
             if self._group_connections is not None:
                 self._group_connections.close()
+        with self._looks.lock:
+            self._looks.drop()
         with self._committing:
             self._drop_group_offsets()
 
@@ -376,40 +426,8 @@ class Broker:
         )
 
     def _ask(self, asking: Callable[[Client, Deadline], _T], *, seconds: float | None = None) -> _T:
-        """Ask with the existing client; if it gets no answer in a third of the time, try a new one, twice.
-
-        For minutes, librdkafka asks only the broker that it knows as the controller, even after that one has died and
-        the others of the cluster would answer. For some seconds, a new client can learn of the dead controller too,
-        from a broker that has not noticed yet.
-        """
-        deadline = Deadline.after(self._timeout if seconds is None else seconds)
         self._refuse_after_fork()
-        if not self._lock.acquire(timeout=deadline.rest):
-            raise BrokerUnavailable(f"another thread's request to Kafka took more than {deadline.seconds:g} s")
-        try:
-            for share in _SHARES if self._client is None else (_KEPT_SHARE, *_SHARES):
-                with suppress(BrokerUnavailable):
-                    return self._ask_with(asking, deadline.part(share))
-            return self._ask_with(asking, deadline)
-        finally:
-            self._lock.release()
-
-    def _ask_with(self, asking: Callable[[Client, Deadline], _T], deadline: Deadline) -> _T:
-        client = self._client = self._client or Client(self._settings.config)
-        try:
-            client.forget()
-            return asking(client, deadline)
-        except Missing as missing:
-            raise _missing(missing, client.all_topics(deadline)) from None
-        except BrokerError:
-            # It would go on trying in the background, and wrong passwords lock accounts; a new client starts afresh.
-            self._drop()
-            raise
-
-    def _drop(self) -> None:
-        if self._client is not None:
-            self._client.close()
-        self._client = None
+        return self._requests.ask(asking, Deadline.after(self._timeout if seconds is None else seconds))
 
     def _drop_group_offsets(self) -> None:
         if self._group_offsets is not None:
@@ -417,7 +435,7 @@ class Broker:
         self._group_offsets = None
 
     def _refuse_after_fork(self) -> None:
-        for client in (self._client, self._group_offsets, self._group_connections):
+        for client in (self._requests.client, self._looks.client, self._group_offsets, self._group_connections):
             if client is not None:
                 expect_own(
                     client.pid,

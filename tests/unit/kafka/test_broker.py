@@ -7,6 +7,7 @@ import os
 import pickle
 import time
 from concurrent.futures import Future
+from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,9 +21,10 @@ from offsetstore.kafka.client import Client, Deadline, Missing, Request
 from offsetstore.kafka.errors import broker_error
 from offsetstore.kafka.requests import topic_id
 from offsetstore.offsets import CommittedOffset, EpochPair, TopicPartition, Watermarks
+from tests.support.background import in_background
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from offsetstore.protocol.ports import BrokerOffsets
 
@@ -275,9 +277,12 @@ def test_leader_epochs_are_asked_about_in_parts_each_in_its_own_time(monkeypatch
         deadlines.add(deadline.at)
         return dict.fromkeys(tp for tp in part if tp.partition % 100 == 0)
 
+    def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
+        return dict.fromkeys(partitions, Watermarks(0, 100, high=100))
+
     broker = Broker(NOBODY)
     monkeypatch.setattr(brokers, "find_resets", find_resets)
-    monkeypatch.setattr(broker, "log_ends", lambda tps: dict.fromkeys(tps, Watermarks(0, 100, high=100)))
+    monkeypatch.setattr(broker, "log_ends", log_ends)
 
     assert [tp.partition for tp in broker.find_truncated(pairs)] == [0, 100, 200, 300, 400]
     assert parts == [200, 200, 50, 5]  # what may have been truncated is asked once more
@@ -309,3 +314,23 @@ def test_of_each_log_no_more_is_read_than_a_batch(monkeypatch: pytest.MonkeyPatc
     broker = Broker({**NOBODY, "fetch.message.max.bytes": 5_000_000})
     assert broker.find_truncated({P0: EpochPair(40, 0)}) == {}
     assert (seen["fetch.message.max.bytes"], seen["max.partition.fetch.bytes"]) == (1024, 1024)
+
+
+def test_a_look_at_the_logs_delays_no_batch(clinging: type[Clinging], monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, looking, go_on = Broker(NOBODY, timeout=0.6), Event(), Event()
+
+    def look_long(*_: object) -> tuple[dict[TopicPartition, str]]:
+        looking.set()
+        go_on.wait(20)
+        return ({P0: "seen"},)
+
+    monkeypatch.setattr(broker, "_logs", look_long)
+    look = in_background(lambda: broker.log_ends([P0]))
+    assert looking.wait(20)
+
+    assert broker.topic_ids(["payments"])["payments"]
+
+    go_on.set()
+    assert look.result(timeout=20) == {P0: "seen"}
+    assert clinging.made == 2
+    broker.close()
