@@ -368,4 +368,31 @@ START: Final[tuple[Mutant, ...]] = (
         ),
         why="The mirror would wait for the job's transactions, and could deadlock with them: it locks in no order.",
     ),
+    mutant(
+        "new-partition-has-its-topic-s-id",
+        (_EVIDENCE, "row.topic_id or only.get(tp.topic)", "row.topic_id"),
+        tests=(
+            f"{_LOGS}test_a_new_partition_that_is_too_short_is_not_taken_for_a_new_topic",
+            f"{_LOGS}test_a_new_partition_that_was_truncated_and_has_regrown_is_refused",
+        ),
+        why="A truncation in a partition that was added while the job ran could double the whole topic.",
+    ),
+    mutant(
+        "locked-pair-is-tried-again",
+        (_MIRROR, "if not self._write(write) or written < len(pairs):", "if not self._write(write):"),
+        tests=(f"{_LOGS}test_a_pair_whose_row_was_locked_is_written_at_the_next_turn",),
+        why="A job whose transactions hold its rows most of the time would have no pairs for minutes.",
+    ),
+    mutant(
+        "pairs-before-questions",
+        (_MIRROR, "        self._write_pairs(rows, logs, seen, rows.keys() - seen.lost.keys())\n", ""),
+        tests=(f"{_LOGS}test_a_log_that_can_t_be_asked_about_leaves_the_others_guarded_and_is_told_once",),
+        why="One log that can't be told would leave all others without a guard.",
+    ),
+    mutant(
+        "broken-attempt-refutes-nothing",
+        (_TAKING, "        if self._has_looked:\n", "        if True:\n"),
+        tests=(f"{_LOGS}test_an_attempt_that_breaks_before_it_looks_refutes_nothing",),
+        why="A lost connection in between would leave a truncated log unrecorded, and it would grow again.",
+    ),
 )
