@@ -17,7 +17,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from offsetstore.errors import RowsRefused
 from offsetstore.processing.cycle import lock_as_planned
@@ -45,6 +45,8 @@ _SAMPLE: Final = 16
 _CERTAINLY_TOO_MANY: Final = 1000
 
 _ALONE: Final = object()
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -281,7 +283,7 @@ class _Sweep:
             raise NothingAccepted(refused)
 
 
-def _halves(part: Sequence[Unit]) -> list[Sequence[Unit]]:
+def _halves(part: Sequence[_T]) -> list[Sequence[_T]]:
     middle = len(part) // 2
     return [part[:middle], part[middle:]]
 
@@ -341,9 +343,8 @@ def discover(
             units = units_of(records, keys)
             dead = sweep(units, trials, limit=limit, suspects=suspects, check=proceed, hint=hint)
             doubtful = [record for record, refused in dead.items() if not speaks_for_itself(refused)]
-            if limit is not None and doubtful and trials.tells_apart(doubtful[-1]):
-                doubtful.clear()
-            found = Found(dead, doubtful)
+            told = set[int]() if limit is None else trials.told_apart(doubtful, proceed)
+            found = Found(dead, [record for record in doubtful if record not in told])
         finally:
             took = time.monotonic() - began
             _log.warning("tried %d parts in %.1f s, of which %d were accepted", trials.tried, took, trials.accepted)
@@ -394,16 +395,53 @@ class KeptTrials:
             self._savepoints.rollback_to(len(self._kept))
         return refused
 
-    def tells_apart(self, record: int) -> bool:
-        """Whether the record is refused, and others are accepted after it, in the place of the last that were.
+    def told_apart(self, records: Sequence[int], check: Callable[[], None]) -> set[int]:
+        """Those of the records that are refused in the place of others, which are accepted after them.
+
+        The others are those that were accepted last, and then each half of these: a record that conflicts with one of
+        them is accepted in the place of all, and refused in the place of the half without that one. Where there are
+        more rows than a trigger allows, it is accepted in the place of either half.
 
         It is the last call: what was accepted may not be there any more.
+
+        :param check: called before each try; what it raises passes.
         """
-        if not self._kept:
-            return False
-        others = self._kept.pop()
-        self._savepoints.rollback_to(len(self._kept))
-        return self.probe([record]) is not None and self._keep(others) is None
+        told: set[int] = set()
+        left, begin = [*records], len(self._kept)
+        others: list[Sequence[int]] = []
+        while begin and sum(map(len, others)) < 2:  # noqa: PLR2004 - so that there are halves
+            begin -= 1
+            others = [*chain.from_iterable(self._kept[begin:])]
+        first, second = _halves(others if len(others) != 1 else _halves(others[0]))
+        for before, after in ([], others), (first, second), (second, first):
+            if left and any(map(len, after)) and (not before or any(map(len, before))):
+                told |= self._refused_between(begin, before, left, after, check)
+                left = [record for record in left if record not in told]
+        return told
+
+    def _refused_between(
+        self,
+        begin: int,
+        before: list[Sequence[int]],
+        records: Sequence[int],
+        after: list[Sequence[int]],
+        check: Callable[[], None],
+    ) -> set[int]:
+        """Those of the records that are refused after some parts and before others; none if these are refused too.
+
+        :param begin: how many savepoints stay as they are.
+        """
+        del self._kept[begin:]
+        self._savepoints.rollback_to(begin)
+        check()
+        if before and self._keep(before) is not None:
+            return set()
+        refused: set[int] = set()
+        for record in records:
+            check()
+            if self.probe([record]) is not None:
+                refused.add(record)
+        return refused if refused and self._keep(after) is None else set()
 
     def _keep(self, writes: list[Sequence[int]]) -> RowsRefused | None:
         kept = len(self._kept)

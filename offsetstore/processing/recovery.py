@@ -158,13 +158,15 @@ class Halve(Exception):
 
 
 class _Stopped(Exception):
-    """The strategy stops at a record.
+    """The query ends at a record: the strategy stops, or the record may be innocent.
 
+    :param why: what the error says of it.
     :param first: the first record that is neither good nor decided about: those before it can be written.
     """
 
-    def __init__(self, error: RowsRefused, record: Record, first: Record) -> None:
-        super().__init__("the strategy stops")
+    def __init__(self, why: str, error: RowsRefused, record: Record, first: Record) -> None:
+        super().__init__(why)
+        self.why = why
         self.error = error
         self.record = record
         self.first = first
@@ -305,9 +307,7 @@ class Recovery:
         except _Stopped as stopped:
             if before := _up_to(ranges, stopped.first):
                 self._write_part(run, before)
-            raise _ended_at(
-                stopped.record, stopped.error, "the strategy stops at record", run
-            ) from stopped.error.__cause__
+            raise _ended_at(stopped.record, stopped.error, stopped.why, run) from stopped.error.__cause__
         else:
             return
         self._write_part(run, cut(ranges, 0, place))
@@ -544,7 +544,7 @@ class Recovery:
         failed: dict[Record, Failed] = {}
         waits: list[float] = []
         undecided: list[Record] = []
-        ending: Exception | None = None
+        ending: _Stopped | None = None
         for number, error in found.items():
             if isinstance(error, RecordsRejected):  # nothing to try: a function has said so
                 dead |= _named(part, dead, error, only=number)
@@ -561,15 +561,16 @@ class Recovery:
                     waits.append(self._claim.retries.wait(attempt) if decision.after is None else decision.after)
                     undecided.append(record)
                 case DeadLetter() if number in doubtful:
-                    place = "no other record was accepted after it; the batch is refused at record"
-                    ending = ending or _ended_at(record, error, place, run)
+                    undecided.append(record)
+                    why = "no other record was accepted after it; the batch is refused at record"
+                    ending = ending or _Stopped(why, error, record, undecided[0])
                 case DeadLetter():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total())
                 case Skip():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total(), decision.reason)
                 case _:
                     undecided.append(record)
-                    ending = ending or _Stopped(error, record, undecided[0])
+                    ending = ending or _Stopped("the strategy stops at record", error, record, undecided[0])
         if ending is None and not waits:
             return False
         if self._settings.independent:  # what was accepted this time starts again
@@ -582,7 +583,7 @@ class Recovery:
             }
         self._store(plan, failed)
         if ending is not None:
-            raise ending from ending.__cause__
+            raise ending
         failpoints.reach("failures_written")
         run.sleep(max(waits))
         run.watch.lap("wait")

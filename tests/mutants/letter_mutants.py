@@ -88,8 +88,8 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         "blame-without-another-that-is-accepted",
         (
             _DISCOVERY,
-            "            if limit is not None and doubtful and trials.tells_apart(doubtful[-1]):\n",
-            "            if 1:\n",
+            "            told = set[int]() if limit is None else trials.told_apart(doubtful, proceed)\n",
+            "            told = {*doubtful}\n",
         ),
         tests=(
             f"{_UNIT}test_where_no_other_record_is_accepted_the_query_ends_after_the_retries",
@@ -101,8 +101,8 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         "blame-after-the-last-that-is-accepted",
         (
             _DISCOVERY,
-            "        return self.probe([record]) is not None and self._keep(others) is None\n",
-            "        return self.probe([record]) is not None\n",
+            "        return refused if refused and self._keep(after) is None else set()\n",
+            "        return refused\n",
         ),
         tests=("tests/unit/processing/test_discovery.py::test_what_begins_in_the_middle_of_the_search_blames_none",),
         why="A sequence that comes to its end during the search would make letters of good records.",
@@ -111,11 +111,27 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         "blame-in-another-place",
         (
             _DISCOVERY,
-            "        return self.probe([record]) is not None and self._keep(others) is None\n",
-            "        return self._keep(others) is None\n",
+            "            if self.probe([record]) is not None:\n",
+            "            if True:\n",
         ),
         tests=("tests/unit/processing/test_discovery.py::test_of_more_records_than_a_table_takes_none_is_to_blame",),
         why="Records beyond what a trigger allows would become letters, although any of them would have been accepted.",
+    ),
+    mutant(
+        "blame-for-a-conflict",
+        (_DISCOVERY, "in ([], others), (first, second), (second, first):\n", "in (([], others),):\n"),
+        tests=(f"{_UNIT}test_a_duplicate_within_its_batch_is_a_letter_whatever_the_function_raises_for_it",),
+        why="A duplicate would block its partition for good: it would be accepted in the place of all other records.",
+    ),
+    mutant(
+        "blame-with-another",
+        (
+            _DISCOVERY,
+            "[record for record in doubtful if record not in told]",
+            "[] if told else doubtful",
+        ),
+        tests=("tests/unit/processing/test_discovery.py::test_a_bad_record_does_not_make_others_to_blame",),
+        why="One bad record would make letters of those for which there is no room.",
     ),
     mutant(
         "cause-without-another-that-is-accepted",

@@ -651,10 +651,12 @@ def test_with_hints_too_it_takes_few_tries_to_say_that_every_record_is_refused()
 # -- who is to blame
 
 
-def doubted(claim: Claim, write: Callable[[Work, Sequence[int]], object], size: int) -> tuple[set[int], set[int]]:
+def doubted(
+    claim: Claim, write: Callable[[Work, Sequence[int]], object], size: int, suspects: Collection[int] = ()
+) -> tuple[set[int], set[int]]:
     """The dead, and those of them that may be innocent."""
     decisions = {P0: decide(0, OffsetRange(0, size))}
-    found = discover(claim, decisions, range(size), {}, write, seconds=60, limit=LIMIT)
+    found = discover(claim, decisions, range(size), {}, write, seconds=60, limit=LIMIT, suspects=suspects)
     return {*found.dead}, {*found.doubtful}
 
 
@@ -701,3 +703,45 @@ def test_of_more_records_than_a_table_takes_none_is_to_blame(claim: Claim) -> No
     dead, doubtful = doubted(claim, refusing(lambda rows: len(rows) <= 6), 10)
     assert len(dead) == 4
     assert dead == doubtful
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("suspects", [(), (7,)], ids=["first search", "later search"])
+@pytest.mark.parametrize("twin", [0, 3, 6])
+def test_a_record_that_conflicts_with_one_other_is_to_blame(claim: Claim, twin: int, suspects: Collection[int]) -> None:
+    """It would be accepted in the place of all others, and not in the place of those without its twin."""
+    write = refusing(lambda rows: not {twin, 7} <= {*rows}, "DUP01")
+    assert doubted(claim, write, 8, suspects) == ({7}, set())
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_of_two_records_that_conflict_with_each_other_alone_none_is_known_to_be_to_blame(claim: Claim) -> None:
+    """It is as if there were room for one."""
+    assert doubted(claim, refusing(lambda rows: len(rows) <= 1), 2) == ({1}, {1})
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("suspects", [(), (4, 5, 6, 7)], ids=["first search", "later search"])
+def test_a_bad_record_does_not_make_others_to_blame(claim: Claim, suspects: Collection[int]) -> None:
+    """A trigger takes four rows, and a policy refuses the last record."""
+
+    def write(work: Work, records: Sequence[int]) -> None:
+        refusing(without(7))(work, records)
+        if len(work.connection.rows("results")) > 4:
+            raise refusal("ROOM4")
+
+    assert doubted(claim, write, 8, suspects) == ({4, 5, 6, 7}, {4, 5, 6})
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_two_hundred_conflicts_are_told_apart_in_a_few_tries_each(claim: Claim) -> None:
+    tries: list[int] = []
+
+    def write(work: Work, records: Sequence[int]) -> None:
+        tries.append(len(records))
+        refusing(lambda rows: len({row % 800 for row in rows}) == len(rows), "DUP01")(work, records)
+
+    twins = {*range(800, 1000)}
+    assert doubted(claim, write, 1000, twins) == (twins, set())
+    assert len(tries) < 4 * len(twins)
+    assert sum(tries) < 5 * 1000

@@ -393,7 +393,7 @@ def test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries(
         job.write(up_to(2))
 
     assert "no other record was accepted" in str(caught.value)
-    assert (len(job.waits), job.letters, job.stored()) == (0, {}, 0)
+    assert (len(job.waits), job.letters, job.stored()) == (0, {}, 1)
     assert job.attempts()[0, 1] >= 2
 
 
@@ -1025,6 +1025,51 @@ def test_a_strategy_makes_no_letter_where_no_other_record_is_accepted_but_may_sk
     job.restart()
     job.write(up_to(1))
     assert (job.letters, job.stored()) == ({}, 1)
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_a_duplicate_within_its_batch_is_a_letter_whatever_the_function_raises_for_it(
+    store: InMemoryOffsetStore,
+) -> None:
+    """After its first retry it is a suspect, so all others are one part that is accepted at once."""
+    job = Unique(store, DeadLetters())
+
+    job.write(up_to(8))
+
+    assert job.results == rows(0, 1, 2, 3, 4, 5, 6)
+    assert [*job.letters] == rows(7)
+    assert job.stored() == 8
+
+
+@dataclass
+class Unique(Job):
+    """Its function refuses the record with offset 7 where there is one with offset 3."""
+
+    def write_rows(self, work: Any, values: Sequence[Row]) -> None:
+        super().write_rows(work, values)
+        if {(0, 3), (0, 7)} <= {*work.connection.rows("results")}:
+            raise failed()
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_what_comes_before_a_record_that_may_be_innocent_is_stored_and_no_other_is_a_letter_with_it(
+    store: InMemoryOffsetStore,
+) -> None:
+    """There is room for four rows, and a policy refuses the last record."""
+
+    class Room(Job):
+        def write_rows(self, work: Any, values: Sequence[Row]) -> None:
+            super().write_rows(work, values)
+            if len(work.connection.rows("results")) > 4:
+                raise refusal("ROOM4")
+
+    job = Room(store, bad={(0, 7): "42501"})
+
+    with pytest.raises(RowsRefused, match="no other record was accepted") as ended:
+        job.write(up_to(8))
+
+    assert (ended.value.sqlstate, ended.value.offsets, ended.value.stored) == ("ROOM4", OffsetRange(4, 5), up_to(4))
+    assert (job.results, job.letters, job.stored()) == (rows(0, 1, 2, 3), {}, 4)
 
 
 @pytest.mark.behaviour("DLQ-6")
