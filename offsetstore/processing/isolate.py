@@ -65,7 +65,10 @@ class Proof(Enum):
     """What it takes to show that a record is the cause of a refusal."""
 
     ROW = "row"
-    """Each row is made from one record, and was refused for its own values: no other record can change that."""
+    """Each row is made from one record, and was refused for its own values: no other record can change that.
+
+    Where a function fails, it takes another record that can be computed: else a bug would name the first one.
+    """
     BATCH = "batch"
     """The batch is refused with the record, and accepted without it."""
     NONE = "none"
@@ -137,7 +140,9 @@ def isolate(
         if not search.refuses(search.size):
             raise AcceptedThen
         needed = proof(search.error)
-        if needed is Proof.ROW or (needed is Proof.BATCH and search.is_cause(first, search.error)):
+        if (needed is Proof.ROW and search.is_of_record(first, search.error)) or (
+            needed is Proof.BATCH and search.is_cause(first, search.error)
+        ):
             record = search.record(first)
     except _SearchEnded as why:
         _log.warning("gave up the search: %s", why)
@@ -218,6 +223,8 @@ class _Search:
         self.accepted = 0
         self.rows = 0
         """Of the last part that was accepted."""
+        self.has_rows = False
+        """Whether any part that was accepted had some."""
         self._fewest = self.size
         self._ranges = ranges
         self._attempt = attempt
@@ -238,6 +245,16 @@ class _Search:
             if not without:
                 self.accepted = accepted
         return refused
+
+    def is_of_record(self, first: int, refused: RowsRefused) -> bool:
+        """Tell whether the refusal shows a bad record, or another record makes rows, which are accepted."""
+        left_out = [self.record(first)]
+        while not (self.has_rows or speaks_for_itself(refused)) and self.refuses(self.size, left_out):
+            if len(left_out) > _MAX_OTHERS:
+                return False
+            first = self.bisect(first, self.size, left_out)
+            left_out.append(self.record(first))
+        return self.has_rows or speaks_for_itself(refused)
 
     def is_cause(self, first: int, refused: RowsRefused) -> bool:
         """Tell whether the batch is accepted without the record and its other bad records.
@@ -270,6 +287,7 @@ class _Search:
             raise _SearchEnded("the time is up")
         try:
             self.rows = self._attempt(cut(self._ranges, 0, count), without)
+            self.has_rows = self.has_rows or self.rows > 0
         except (StaleClaim, PlanOutdated, StagedRowsLost):
             raise
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search

@@ -233,6 +233,38 @@ def test_records_without_rows_do_not_show_that_others_are_accepted() -> None:
     assert named(isolate(refused(sqlstate="42501"), {P0: OffsetRange(0, 64)}, attempt)) is None
 
 
+def of_function(rule: Callable[[Record], bool], *, sqlstate: str | None = None, rowless: int = 0) -> Verdict:
+    """Search where a function fails for some records; each row is made from one. The first ones may make none."""
+
+    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+        records = records_of(ranges, without)
+        if any(map(rule, records)):
+            raise failed
+        return sum(offset >= rowless for _, offset in records)
+
+    failed = FunctionFailed("failed", error_class="ValueError", text="", traceback="", sqlstate=sqlstate)
+    return isolate(failed, {P0: OffsetRange(0, 64)}, attempt, proof=lambda _: Proof.ROW)
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("rowless", [0, 8])
+def test_a_function_that_fails_for_every_row_names_no_record(rowless: int) -> None:
+    """As a bug does after a deploy: the command would skip a good record."""
+    verdict = of_function(lambda record: record[1] >= rowless, rowless=rowless)
+    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(rowless, 64)})
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("bad", [{0}, {63}, {5, 6, 7}, {*range(1, 64)}, {0, 1, 3}], ids=str)
+def test_a_function_that_fails_for_some_records_names_the_first(bad: set[int]) -> None:
+    assert named(of_function(lambda record: record[1] in bad)) == (P0, min(bad))
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_a_value_that_a_function_cant_read_speaks_for_itself() -> None:
+    assert named(of_function(lambda _: True, sqlstate="22018")) == (P0, 0)
+
+
 @pytest.mark.behaviour("TX-18")
 def test_two_legs_of_an_entry_do_not_accuse_each_other() -> None:
     """Each is refused without the other, and both are good; the leg at 8 is alone."""
