@@ -140,9 +140,8 @@ def isolate(
         if not search.refuses(search.size):
             raise AcceptedThen
         needed = proof(search.error)
-        if (needed is Proof.ROW and search.is_of_record(first, search.error)) or (
-            needed is Proof.BATCH and search.is_cause(first, search.error)
-        ):
+        is_shown = needed is Proof.ROW and search.is_of_record(first, search.error)
+        if is_shown or (needed is Proof.BATCH and search.is_cause(first, search.error)):
             record = search.record(first)
     except _SearchEnded as why:
         _log.warning("gave up the search: %s", why)

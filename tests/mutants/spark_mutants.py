@@ -169,6 +169,12 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         why="The error would offer to pass over a good record, which a later one makes good.",
     ),
     mutant(
+        "named-by-a-bug",
+        (_POISON, "needed is Proof.ROW and search.is_of_record(first, search.error)", "needed is Proof.ROW"),
+        tests=(f"{_SEARCHES}test_a_function_that_fails_for_every_row_names_no_record",),
+        why="After a deploy with a bug, the error would offer to pass over a good record.",
+    ),
+    mutant(
         "whichever-others-are-there",
         (_POISON, "for count in range(1, len(others) + 1)", "for count in [len(others)] if others"),
         tests=(f"{_SEARCHES}test_two_legs_of_an_entry_do_not_accuse_each_other",),
