@@ -540,7 +540,7 @@ class Recovery:
         :param doubtful: the records that become no letters: see `Found`.
         :return: whether others are to be tried again; it has waited for them.
         """
-        before, highest = self._before(plan)
+        before, highest = self._before(plan, {part.record(number) for number in dead})
         failed: dict[Record, Failed] = {}
         waits: list[float] = []
         undecided: list[Record] = []
@@ -590,8 +590,11 @@ class Recovery:
         read_offsets(self._claim)  # a group that was paused meanwhile waits, and is planned again
         return True
 
-    def _before(self, plan: Plan) -> tuple[dict[Record, Failed], dict[TopicPartition, int]]:
-        """The attempts at the records from the plan's on, and the most at those of the plan, by partition."""
+    def _before(self, plan: Plan, dead: Collection[Record]) -> tuple[dict[Record, Failed], dict[TopicPartition, int]]:
+        """The attempts at the records from the plan's on, and the most at those of the plan, by partition.
+
+        :param dead: those that are decided about, whose attempts are no others'.
+        """
         remaining = plan.remaining()
         before = {
             (tp, offset): one
@@ -600,7 +603,7 @@ class Recovery:
         }
         highest: dict[TopicPartition, int] = {}
         for (tp, offset), one in before.items():
-            if offset < remaining[tp].until:
+            if offset < remaining[tp].until and (tp, offset) not in dead:
                 highest[tp] = max(one.attempts, highest.get(tp, 0))
         return before, highest
 

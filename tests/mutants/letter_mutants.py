@@ -201,9 +201,15 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "attempts-of-records-ahead",
-        (_RECOVERY, "            if offset < remaining[tp].until:\n", "            if offset >= 0:\n"),
+        (_RECOVERY, "            if offset < remaining[tp].until and (tp,", "            if offset >= 0 and (tp,"),
         tests=(f"{_UNIT}test_attempts_at_a_record_ahead_are_not_those_of_the_records_before_it",),
         why="After a restart with smaller batches each record that needs a retry would be a letter without one.",
+    ),
+    mutant(
+        "attempts-of-records-that-are-decided-about",
+        (_RECOVERY, ".until and (tp, offset) not in dead:\n", ".until:\n"),
+        tests=(f"{_UNIT}test_attempts_at_a_record_that_cant_be_computed_are_not_those_of_one_that_is_refused",),
+        why="One record that can't be computed would take away the retries of those that the database refuses.",
     ),
     mutant(
         "functions-that-fail-in-a-row",

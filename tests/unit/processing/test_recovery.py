@@ -640,6 +640,21 @@ def test_attempts_of_a_partition_add_up_until_it_moves_on(store: InMemoryOffsetS
     assert len(job.waits) == 6
 
 
+@pytest.mark.behaviour("DLQ-4")
+def test_attempts_at_a_record_that_cant_be_computed_are_not_those_of_one_that_is_refused(
+    store: InMemoryOffsetStore,
+) -> None:
+    """The other heals at its second try."""
+    job = Job(store, PATIENT, raises={(0, 0): "ValueError"}, bad={(0, 1): "23514"})
+    waits(job, *[lambda: None] * 3, job.bad.clear)
+
+    job.write(up_to(4))
+
+    assert {row: one.attempts for row, one in job.letters.items()} == {(0, 0): 4}
+    assert job.results == rows(1, 2, 3)
+    assert len(job.waits) == 4
+
+
 @pytest.mark.behaviour("DLQ-4", "DLQ-3")
 def test_attempts_at_a_record_ahead_are_not_those_of_the_records_before_it(store: InMemoryOffsetStore) -> None:
     """The last start had large batches, this one has small ones."""
