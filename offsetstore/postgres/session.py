@@ -16,7 +16,7 @@ from sqlalchemy import Connection, event
 from offsetstore.errors import ConfigurationError, ConnectionLost, MissingPrivilege, SchemaError, UnexpectedCommit
 from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.postgres import statements as sql
-from offsetstore.postgres.errors import refusals, translate, translated
+from offsetstore.postgres.errors import driver_error, refusals, translate, translated
 from offsetstore.postgres.letters import RENAME_FAILURES, RENAME_LETTERS, LetterStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.samples import LOCK_SAMPLES, SampleStatements
@@ -118,6 +118,12 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
 
     def in_savepoint(self) -> bool:
         return self._connection.in_nested_transaction()
+
+    def may_have_lost(self, error: BaseException) -> bool:
+        inner = driver_error(error)
+        if inner is None or inner.sqlstate is not None:  # ours, or the server's or a pooler's own words
+            return True
+        return self._connection.closed or self._connection.invalidated or self._psycopg.closed
 
     def is_whole(self) -> bool:
         return self._is_whole(self._one(sql.IS_WHOLE))

@@ -269,6 +269,10 @@ class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Sto
         """Whether a savepoint is open."""
         ...
 
+    def may_have_lost(self, error: BaseException) -> bool:
+        """Whether an error that tells of a lost connection can be about this one; user code may have others."""
+        ...
+
     def is_whole(self) -> bool:
         """Whether it is still the transaction that was begun, with all its advances.
 

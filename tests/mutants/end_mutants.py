@@ -24,6 +24,14 @@ _SETTLE: Final = "self._settle(advanced, error)"
 
 ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
+        "another-connection-that-is-lost",
+        (_TX, "may_have_lost = error is None or session.may_have_lost(error)\n", "may_have_lost = True\n"),
+        tests=(
+            f"{_STORE}test_transaction_own_sql.py::test_a_connection_of_the_functions_own_that_fails_is_its_own_error",
+        ),
+        why="While another database is down, a function would be called eight times, and the error tell of this one.",
+    ),
+    mutant(
         "rollback-after-an-error",
         (
             _TX,
