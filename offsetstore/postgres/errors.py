@@ -122,7 +122,7 @@ def refusals(
     :param copied: the name of the table that the rows are copied to, in their order: the error gets the hint.
     :raises RowsRefused: the database refuses the data or the statement, or the driver can't send a value. PostgreSQL
         quotes values in messages, DETAIL and CONTEXT, so nothing of the original is kept.
-    :raises SinkError: the database refuses the user's own SQL.
+    :raises SinkError: the database refuses the user's own SQL, or that has swallowed an error.
     :raises psycopg.Error: stripped, if the server can't do the work now; SQLAlchemy's instead, if that was raised.
     """
     try:
@@ -389,6 +389,16 @@ def is_of_server(error: BaseException) -> bool:
     return not is_raised and _ours(error) is not None
 
 
+def is_swallowed(error: BaseException) -> bool:
+    """Whether the transaction had failed before: an error was swallowed, and this one does not tell which.
+
+    A function of the database can raise that SQLSTATE, too.
+    """
+    inner = driver_error(error)
+    is_raised = inner is not None and (inner.diag.source_file or "").startswith(_LANGUAGES)
+    return isinstance(inner, psycopg.errors.InFailedSqlTransaction) and not is_raised
+
+
 def _refusal(
     error: psycopg.Error | StatementError,
     table: object,
@@ -402,6 +412,12 @@ def _refusal(
     if inner is not None and state is not None:
         if is_of_server(error):
             return stripped(error)
+        if is_swallowed(error):
+            return SinkError(
+                "a function swallowed an error of the database, after which the transaction takes no statement",
+                found=f"SQLSTATE {state}, {words(error)}",
+                next_step="Let the error pass, or run what may fail in a savepoint (connection.begin_nested()).",
+            )
         if sql_of is not None and not is_splittable and state.startswith(_OF_THE_SQL):
             return _wrong_sql(inner, state, sql_of)
         return _refused(inner, state, table, columns)

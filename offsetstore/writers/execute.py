@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
-from offsetstore.postgres.errors import is_of_server, refusals
+from offsetstore.postgres.errors import is_of_server, is_swallowed, refusals
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.outages import chain, tells_of_outage
@@ -73,7 +73,7 @@ class Execute:
 
         :raises RowsRefused: the database, or its driver, refuses a row or a value.
         :raises RecordsRejected, FunctionFailed: a splittable function names records, or raises an error.
-        :raises SinkError: the database refuses the SQL.
+        :raises SinkError: the database refuses the SQL, or the function has swallowed an error of the database.
         """
         stream = Stream.of(batches)
         if stream is None:
@@ -130,8 +130,11 @@ def _failing(whose: str) -> Generator[None]:
     except OffsetStoreError:
         raise
     except Exception as error:
-        # What was raised from the database's error is the function's, unless the server can't do the work now.
-        if tells_of_outage(error) or any(may_pass(one) or is_of_server(one) for one in chain(error)):
+        # What was raised from the database's error is the function's, unless the server can't do the work now, or that
+        # is not known because another error was swallowed.
+        if tells_of_outage(error) or any(
+            may_pass(one) or is_of_server(one) or is_swallowed(one) for one in chain(error)
+        ):
             raise
         name = type(error).__name__
         raise FunctionFailed(

@@ -85,6 +85,12 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="So would one for which a trigger raises 08006, on a connection that is sound.",
     ),
     mutant(
+        "an-error-that-was-swallowed",
+        (_ERRORS, "        if is_swallowed(error):\n", "        if not state:\n"),
+        tests=("tests/integration/writers/test_execute.py::test_an_error_that_a_function_swallows_blames_no_row",),
+        why="A function that swallows an outage would have its record blamed for that.",
+    ),
+    mutant(
         "blame-without-another-that-is-accepted",
         (
             _DISCOVERY,

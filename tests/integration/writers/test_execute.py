@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 from urllib.error import URLError
 
@@ -10,9 +11,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from offsetstore import TopicPartition
-from offsetstore.errors import ConfigurationError, FunctionFailed, Outage, RecordsRejected, RowsRefused
+from offsetstore.errors import ConfigurationError, FunctionFailed, Outage, RecordsRejected, RowsRefused, SinkError
 from offsetstore.writers import Execute
 from tests.integration.writers.writing import batch, kafka
 
@@ -146,3 +148,40 @@ def test_what_the_database_refuses_of_a_splittable_functions_rows_is_told_as_eve
 
     refused = database.refusal(RowsRefused, Execute(insert, splittable=True), batch({"n": [0]}))
     assert (type(refused), refused.sqlstate) == (RowsRefused, "23514")
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("splittable", [False, True])
+def test_an_error_that_a_function_swallows_blames_no_row(database: Database, *, splittable: bool) -> None:
+    """It may have been an outage: here the server cancels a statement."""
+
+    def swallow(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        work.connection.execute(text("SET LOCAL statement_timeout = 10"))
+        with suppress(DBAPIError):
+            work.connection.execute(text("SELECT pg_sleep(60)"))
+        work.connection.execute(text("SELECT 1"))
+
+    told = database.refusal(SinkError, Execute(swallow, splittable=splittable), batch({"n": [1]}))
+    assert not isinstance(told, RowsRefused)
+    assert "savepoint" in str(told)
+
+
+@pytest.mark.behaviour("DLQ-6")
+def test_nor_does_what_it_raises_from_the_next_one(database: Database) -> None:
+    def swallow(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        with suppress(DBAPIError):
+            work.connection.execute(text("SELECT 1 / 0"))
+        try:
+            work.connection.execute(text("SELECT 1"))
+        except DBAPIError as error:
+            raise KeyError from error
+
+    database.refusal(KeyError, Execute(swallow, splittable=True), batch({"n": [1]}))
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_a_trigger_may_raise_that_a_transaction_has_failed(database: Database) -> None:
+    def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        work.connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '25P02'; END $$"))
+
+    assert database.refusal(RowsRefused, Execute(fail), batch({"n": [1]})).sqlstate == "25P02"
