@@ -10,6 +10,7 @@ records. Then all others are computed: so another record is always computed afte
 from __future__ import annotations
 
 import math
+import time
 from array import array
 from bisect import bisect_right
 from contextlib import contextmanager, nullcontext
@@ -169,6 +170,7 @@ class Careful:
     failed: Mapping[int, FunctionFailed]
     _computation: _Computation = field(repr=False)
     _outputs: Mapping[str, _Rows] = field(repr=False)
+    _check: Callable[[], None] = field(repr=False, default=lambda: None)
 
     @property
     def with_rows(self) -> list[int]:
@@ -204,7 +206,7 @@ class Careful:
 
         :raises FunctionFailed: so does a record that could be computed before: no record is to blame.
         """
-        failed = self._computation.failing(numbers)
+        failed = self._computation.failing(numbers, check=self._check)
         for number in self.with_rows[:1] if failed else ():
             if (why := self._computation.fails(number, number + 1)) is not None:
                 raise why from why.__cause__
@@ -298,6 +300,7 @@ def computed_carefully(
             failed,
             computation,
             {name: _ordered(outputs, name, table, numbering.size) for name, table in computed.items()},
+            check,
         )
     except Exception as error:
         if is_over_limit(error):
@@ -315,16 +318,20 @@ def _computed_without_failing(
     check: Callable[[], None],
 ) -> tuple[dict[str, pa.Table], dict[int, FunctionFailed]]:
     """Compute what can be, after all that can't be was found."""
+    deadline = time.monotonic() + seconds
     failed: dict[int, FunctionFailed] = {}
-    if suspects:
-        failed = computation.failing(suspects)
-    computed = computation.rows(without=[*failed])
+    computed = computation.rows(without=[])
+    if not isinstance(computed, dict) and suspects:  # the database alone may have refused them
+        failed = computation.failing(suspects, deadline=deadline, check=check)
+        if failed:
+            check()
+            computed = computation.rows(without=[*failed])
     if not isinstance(computed, dict):
         try:
             found = find_failing(
                 len(numbers),
                 lambda begin, end: computation.fails(numbers[begin], numbers[end - 1] + 1),
-                seconds=seconds,
+                seconds=deadline - time.monotonic(),
                 check=check,
             )
         except TimeIsUp as up:
@@ -389,10 +396,18 @@ class _Computation:
             return failed
         return None
 
-    def failing(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
-        """Try each record alone."""
-        tried = {number: self.fails(number, number + 1) for number in numbers}
-        return {number: failed for number, failed in tried.items() if failed is not None}
+    def failing(
+        self, numbers: Sequence[int], *, deadline: float = math.inf, check: Callable[[], None] = lambda: None
+    ) -> dict[int, FunctionFailed]:
+        """Try each record alone, until the time is up."""
+        failed: dict[int, FunctionFailed] = {}
+        for number in numbers:
+            check()
+            if time.monotonic() >= deadline:
+                break
+            if (why := self.fails(number, number + 1)) is not None:
+                failed[number] = why
+        return failed
 
 
 def _replaces_in_order(outputs: Outputs, name: str) -> bool:
