@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
-from offsetstore.postgres.errors import refusals
+from offsetstore.postgres.errors import before_rows, refusals
 from offsetstore.writers.arrow.copying import copy_batches, driver_connection, find_misfits, locked_target
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.kafka_column import (
@@ -120,7 +120,8 @@ class Upsert:
             matches = self._match(stream.schema, columns)
             self._check_key(driver)
             names = [match.column.name for match in matches]
-            create(driver, staging, self.table, names, [merging.no_coordinates()])
+            with before_rows(self.table, self.table.identifier.as_string()):
+                create(driver, staging, self.table, names, [merging.no_coordinates()])
             self._copy(driver, staging, matches, stream)
             driver.execute(merging.merge(staging.table.identifier, self.table, self.roles, names, columns))
         return stream.rows

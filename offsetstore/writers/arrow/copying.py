@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from psycopg import sql
@@ -94,12 +94,17 @@ def locked_target(connection: psycopg.Connection, table: TableName) -> Generator
 def copy_batches(
     connection: psycopg.Connection, target: sql.Identifier, encoding: Encoding, batches: Iterable[pa.RecordBatch]
 ) -> None:
-    """Send the batches, which have at least one row, chunk by chunk."""
+    """Send the batches, which have at least one row, chunk by chunk.
+
+    :raises SinkError: the database refuses to begin, as without a grant on a column: no row is to blame.
+    """
     binary = _goes_binary(connection, encoding)
     statement = (_BINARY if binary else _TEXT).format(
         table=target, columns=sql.SQL(", ").join(map(sql.Identifier, encoding.columns))
     )
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+    with connection.cursor() as cursor, ExitStack() as stack:
+        with before_rows(encoding.table, target.as_string()):
+            copy = stack.enter_context(cursor.copy(statement))
         if binary:
             _send_chunks(copy, encoding, batches)
         else:

@@ -39,7 +39,7 @@ class Encoding:
     """Encodes a DataFrame's rows for a table."""
 
     def __init__(self, table: TableName, matches: Sequence[Match]) -> None:
-        self._table = table
+        self.table = table
         self._matches = matches
         self._schema = pa.schema([(match.column.name, match.cast.arrow) for match in matches])
         self.columns = [match.column.name for match in matches]
@@ -135,14 +135,14 @@ class Encoding:
 
     def _refused_rows(self) -> RowsRefused:
         return RowsRefused(
-            f"rows can't be encoded for {self._table}", table=str(self._table), expected=", ".join(self.columns)
+            f"rows can't be encoded for {self.table}", table=str(self.table), expected=", ".join(self.columns)
         )
 
     def _refused(self, match: Match, reason: str, found: pa.DataType) -> RowsRefused:
         column = match.column
         return RowsRefused(
             f"column {column.name} of the DataFrame holds {reason}",
-            table=str(self._table),
+            table=str(self.table),
             column=column.name,
             found=f"{found}",
             expected=f"values of {column.type_name}",

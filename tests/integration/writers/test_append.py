@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
@@ -259,6 +260,22 @@ def test_a_role_without_permission_is_told_what_to_grant(database: Database) -> 
             Append("t").write(work_on(connection), [batch({"n": [1]})])
     assert not isinstance(caught.value, RowsRefused)
     database.run("DROP OWNED BY writers_nobody; DROP ROLE writers_nobody")
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_a_column_without_a_grant_is_told_before_any_row(database: Database) -> None:
+    """The grant on the table is enough for the lock, and not for COPY."""
+    role = f"role_{uuid4().hex[:12]}"
+    database.run("CREATE TABLE t (n bigint, name text)")
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA public TO {role}; GRANT UPDATE ON t TO {role};"
+            f"GRANT INSERT (n) ON t TO {role}; SET LOCAL ROLE {role}"
+        )
+        with pytest.raises(SinkError, match=r"no row into .*t; .*42501.*Grant the role INSERT") as caught:
+            Append("t").write(work_on(connection), [batch({"n": [1], "name": ["a"]})])
+        connection.rollback()
+    assert not isinstance(caught.value, RowsRefused)
 
 
 def test_a_lock_that_is_held_elsewhere_is_told_with_its_table(database: Database) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
-from offsetstore.errors import ColumnMismatch, ConfigurationError, KafkaColumnsMissing, RowsRefused
+from offsetstore.errors import ColumnMismatch, ConfigurationError, KafkaColumnsMissing, RowsRefused, SinkError
 from offsetstore.writers import Upsert
 from tests.integration.writers.writing import batch, kafka
 from tests.support.work import work_on
@@ -265,3 +266,20 @@ def test_columns_that_the_upsert_names_have_to_be_there_and_of_the_right_kind(da
 def test_arguments_that_can_t_be_meant_are_refused_at_once(arguments: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         Upsert("t", **arguments)
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_a_role_that_may_make_no_temporary_table_is_told_before_any_row(database: Database) -> None:
+    role = f"role_{uuid4().hex[:12]}"
+    database.run("CREATE TABLE t (id bigint PRIMARY KEY)")
+    [(name,)] = database.rows("SELECT current_database()")
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            f'REVOKE TEMPORARY ON DATABASE "{name}" FROM PUBLIC;'
+            f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA public TO {role}; GRANT ALL ON t TO {role};"
+            f"SET LOCAL ROLE {role}"
+        )
+        with pytest.raises(SinkError, match=r"no row into .*t; .*42501.*TEMPORARY on the database") as caught:
+            Upsert("t", key=["id"]).write(work_on(connection), [batch({"id": [1]})])
+        connection.rollback()
+    assert not isinstance(caught.value, RowsRefused)
