@@ -17,7 +17,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from offsetstore.errors import RowsRefused
 from offsetstore.processing.cycle import lock_as_planned
@@ -45,8 +45,6 @@ _SAMPLE: Final = 16
 _CERTAINLY_TOO_MANY: Final = 1000
 
 _ALONE: Final = object()
-
-_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -283,7 +281,7 @@ class _Sweep:
             raise NothingAccepted(refused)
 
 
-def _halves(part: Sequence[_T]) -> list[Sequence[_T]]:
+def _halves(part: Sequence[Unit]) -> list[Sequence[Unit]]:
     middle = len(part) // 2
     return [part[:middle], part[middle:]]
 
@@ -412,8 +410,13 @@ class KeptTrials:
         while begin and sum(map(len, others)) < 2:  # noqa: PLR2004 - so that there are halves
             begin -= 1
             others = [*chain.from_iterable(self._kept[begin:])]
-        first, second = _halves(others if len(others) != 1 else _halves(others[0]))
-        for before, after in ([], others), (first, second), (second, first):
+        parts = others
+        if len(others) == 1:
+            middle = len(others[0]) // 2
+            parts = [others[0][:middle], others[0][middle:]]
+        first, second = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+        none: list[Sequence[int]] = []
+        for before, after in (none, others), (first, second), (second, first):
             if left and any(map(len, after)) and (not before or any(map(len, before))):
                 told |= self._refused_between(begin, before, left, after, check)
                 left = [record for record in left if record not in told]

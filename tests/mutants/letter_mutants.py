@@ -125,7 +125,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "blame-for-a-conflict",
-        (_DISCOVERY, "in ([], others), (first, second), (second, first):\n", "in (([], others),):\n"),
+        (_DISCOVERY, "in (none, others), (first, second), (second, first):\n", "in ((none, others),):\n"),
         tests=(f"{_UNIT}test_a_duplicate_within_its_batch_is_a_letter_whatever_the_function_raises_for_it",),
         why="A duplicate would block its partition for good: it would be accepted in the place of all other records.",
     ),

@@ -27,8 +27,8 @@ ERRORS: Final[tuple[Mutant, ...]] = (
         "strip-at-the-writers",
         (
             _REFUSALS,
-            "            return stripped(error)\n        if sql_of",
-            "            return error\n        if sql_of",
+            "            return stripped(error)\n        if is_swallowed",
+            "            return error\n        if is_swallowed",
         ),
         tests=(_KEEPS_ITS_STATE,),
         why="The line of a COPY that was cancelled would be logged with the error's CONTEXT.",
