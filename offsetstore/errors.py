@@ -690,7 +690,8 @@ class FunctionFailed(RowsRefused):
     """A function of the job raised an error, or Spark can't compute a row.
 
     ``error_class`` is the error's name. Its ``text`` and ``traceback`` may quote a record, and are not shown; the
-    exception's cause is the error itself, in the process that raised it.
+    exception's cause is the error itself, in the process that raised it. Where a job with dead letters ends with it,
+    there is no text and no cause, and the traceback has only the places.
     """
 
     default_next_step = "Correct the function, or have the transform reject such records."

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from traceback import format_tb
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, SinkError, TooManyLetters
@@ -27,6 +28,7 @@ from offsetstore.processing.plan import Plan, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.letters import Failed, LetterError, NewLetter
+from offsetstore.protocol.outages import chain as errors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -268,8 +270,12 @@ class Recovery:
         if self._open:
             self._open = None  # a person may have discarded letters since
         size = count_offsets(ranges)
-        for begin in range(0, size, PART):
-            self._write_part(run, cut(ranges, begin, min(size, begin + PART)))
+        try:
+            for begin in range(0, size, PART):
+                self._write_part(run, cut(ranges, begin, min(size, begin + PART)))
+        except Exception as error:
+            _hide_texts(error)
+            raise
         self._run = None
         if run.failing:
             _log.warning(
@@ -687,6 +693,15 @@ def _up_to(ranges: Ranges, record: Record) -> Ranges:
     tp, offset = record
     before = {one: range_ for one, range_ in ranges.items() if one < tp}
     return before | ({tp: OffsetRange(ranges[tp].from_, offset)} if offset > ranges[tp].from_ else {})
+
+
+def _hide_texts(error: Exception) -> None:
+    """Leave of what a function has raised its class and its place: its text may quote a record, and logs print it."""
+    for one in [*errors_in(error)]:
+        if isinstance(one, FunctionFailed):
+            raised = one.__cause__
+            one.text, one.traceback = "", None if raised is None else "".join(format_tb(raised.__traceback__))
+            one.__cause__, one.__suppress_context__ = None, True
 
 
 def _ended_at(record: Record, error: RowsRefused, place: str, run: _Run) -> RowsRefused:

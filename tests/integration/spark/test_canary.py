@@ -31,7 +31,7 @@ OTHERS = {
     "execute-cancelled": "StoreUnavailable",
     "letters-refused": "nothing",
     "letters-rejected": "nothing",
-    "letters-raised": "nothing",
+    "letters-raised": "FunctionFailed",
 }
 EXPECTED = {group: OTHERS.get(group.removesuffix("-task"), "RowsRefused") for group in canary_job.WAYS}
 PLACES = {
@@ -82,9 +82,9 @@ def test_no_value_and_no_password_is_in_anything_that_a_job_shows(
     counted = dict(re.findall(r'errors_total\{consumergroup="(\S+)",error="(\w+)"\}', metrics))
     assert counted == {group: error for group, error in EXPECTED.items() if error != "nothing"}
     causes = set(re.findall(r'dead_letters_total\{cause="(\w+)",consumergroup="\S+"\} 1.0', metrics))
-    assert causes == {"refused", "rejected", "raised"}
+    assert causes == {"refused", "rejected"}
     retried = set(re.findall(r'"name": "retried",.*?"error.type": "(\w+)"', spans, re.DOTALL))
-    assert retried == {"TransactionConflict", "TransactionLost", "StoreUnavailable"}
+    assert retried == {"TransactionLost", "StoreUnavailable"}
 
 
 def _contents(path: Path) -> bytes:
