@@ -681,7 +681,7 @@ def test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_st
         of_copy = copy.claim(GROUP, broker, mirror_every=SELDOM)
         assert of_copy.token.epoch == claim.token.epoch + 1
         advance(copy, of_copy, P0, 70)
-    wait_until(lambda: of(claim).ended)
+    wait_until(lambda: seen.of(MirrorFailed))
 
     assert "a copy of this database" in str(of(claim).ended)
     [failed] = seen.of(MirrorFailed)
