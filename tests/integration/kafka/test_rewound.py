@@ -369,10 +369,13 @@ def test_logs_that_older_copies_replaced_are_told_by_their_leader_epochs_when_th
                 produce(kafka.bootstrap_servers, tp.topic, [Record(b"z", partition=0)] * 100)
 
             wait_until(lambda: store.offsets(running.topic)[running].suspect is not None, timeout=60)
-            with pytest.raises(LogTruncated, match="the log parts at offset 50, below the stored offset 100"):
+            # The mirror may look before the log has grown past the stored offset.
+            with pytest.raises(
+                LogTruncated, match=r"the log (parts at offset|ended at) 50, below the stored offset 100"
+            ):
                 process(store, live, running, 150)
-        for tp in (stopped, running):
-            with pytest.raises(LogTruncated, match="the log parts at offset 50, below the stored offset 100"):
+        for tp, found in ((stopped, "parts at offset"), (running, "(parts at offset|ended at)")):
+            with pytest.raises(LogTruncated, match=f"the log {found} 50, below the stored offset 100"):
                 store.claim(tp.topic, broker, topics=[tp.topic], policy=StartPolicy(on_data_loss="earliest"))
         store.reset(stopped.topic, {stopped: 50}, broker=broker, reason="read what took the lost records' place")
         assert start(store, stopped.topic, broker, stopped) == (50, Reason.PINNED)
