@@ -28,7 +28,7 @@ from offsetstore.processing.plan import Plan, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.letters import Failed, LetterError, NewLetter
-from offsetstore.protocol.outages import chain as errors_in
+from offsetstore.protocol.outages import chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -697,7 +697,7 @@ def _up_to(ranges: Ranges, record: Record) -> Ranges:
 
 def _hide_texts(error: Exception) -> None:
     """Leave of what a function has raised its class and its place: its text may quote a record, and logs print it."""
-    for one in [*errors_in(error)]:
+    for one in [*chain(error)]:
         if isinstance(one, FunctionFailed):
             raised = one.__cause__
             one.text, one.traceback = "", None if raised is None else "".join(format_tb(raised.__traceback__))

@@ -21,6 +21,8 @@ from offsetstore.store.sessions import transaction
 from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, held
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from offsetstore.offsets import StoredOffset
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
@@ -424,8 +426,7 @@ class LogContract(ContractParts):
         }  # fmt: skip
 
 
-def _wait_until(is_so: object) -> None:
-    assert callable(is_so)
+def _wait_until(is_so: Callable[[], bool]) -> None:
     until = time.monotonic() + WAIT
     while not is_so():
         assert time.monotonic() < until, "it did not come to that"
