@@ -45,6 +45,11 @@ CREATE TABLE payments (
     note varchar(20))
 """
 
+SLOW: Final = """
+CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.02); RETURN NULL; END';
+CREATE TRIGGER slow AFTER INSERT ON payments FOR EACH STATEMENT EXECUTE FUNCTION slow()
+"""
+
 _SUBTRANSACTIONS: Final = b"""
 SELECT max(s.subxact_count), bool_or(s.subxact_overflowed)
 FROM pg_stat_get_backend_idset() AS backend (id), pg_stat_get_backend_subxact(backend.id) AS s
@@ -78,6 +83,16 @@ def refused(number: int) -> str:
     return f"{number};nobody;1.00;a note" if number % 2 else f"{number};customer 1;-1.00;a note"
 
 
+def checked(number: int) -> str:
+    """One that a CHECK refuses where its row arrives: the error's context says which row of the COPY that was."""
+    return f"{number};customer 1;-1.00;a note"
+
+
+def malformed(number: int) -> str:
+    """One with an id that no cast takes: Spark's own error ends the job that computes it."""
+    return f"x{number};customer 1;1.00;a note"
+
+
 class Bench:
     """Runs jobs on one stack."""
 
@@ -90,10 +105,13 @@ class Bench:
         self._topic = ""
         self._store = OffsetStore.connect(url)
 
-    def find(self, name: str, count: int, bad: Mapping[int, str], **settings: Any) -> None:
-        """Run a job over records with bad ones, and check the result."""
+    def find(self, name: str, count: int, bad: Mapping[int, str], *, also: str = "", **settings: Any) -> None:
+        """Run a job over records with bad ones, and check the result.
+
+        :param also: SQL that is run once the tables are there.
+        """
         self._produce([bad.get(number, good(number)) for number in range(count)])
-        self._connection.execute(TABLES.encode())
+        self._connection.execute(f"{TABLES};{also}".encode())
         most, done = [0, False], Event()
         watcher = Thread(target=self._watch, args=(most, done))
         watcher.start()
@@ -166,13 +184,21 @@ def main() -> None:
     """Start the services, and measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dead_letters", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="pairs that count, after one to warm up")
-    parser.add_argument("--only", default="misfits,refused,retried,none", help="cases")
+    parser.add_argument("--only", default="misfits,refused,retried,checked,slow,malformed,none", help="cases")
     given = parser.parse_args()
     chosen = random.Random(7)  # noqa: S311 - not a secret
     cases: dict[str, Callable[[Bench], None]] = {
         "misfits": lambda bench: bench.find("misfits", *_scattered(chosen, 100_000, 10_000, misfit)),
         "refused": lambda bench: bench.find("refused", *_scattered(chosen, 100_000, 200, refused), max_retries=0),
         "retried": lambda bench: bench.find("refused, retried 3 times", *_scattered(chosen, 100_000, 200, refused)),
+        "checked": lambda bench: bench.find("checked", *_scattered(chosen, 100_000, 200, checked), max_retries=0),
+        "slow": lambda bench: bench.find(
+            "checked, by a table whose trigger sleeps 20 ms a statement",
+            *_scattered(chosen, 5_000, 50, checked),
+            max_retries=0,
+            also=SLOW,
+        ),
+        "malformed": lambda bench: bench.find("malformed", *_scattered(chosen, 100_000, 20, malformed)),
         "none": lambda bench: bench.pair(500_000, given.rounds),
     }
     with ExitStack() as stack:

@@ -11,6 +11,7 @@ after they were refused. See docs/decisions/0036 and 0047.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections import deque
@@ -43,6 +44,8 @@ _ALL_REFUSED: Final = 10
 _TRIES_DOWN_TO_A_64TH: Final = 2 * 64 - 1
 _SAMPLE: Final = 16
 _CERTAINLY_TOO_MANY: Final = 1000
+_CHECK_EVERY: Final = 0.1
+"""Seconds. To ask Spark whether the query is being stopped takes 3 ms, and a try hardly more than 10."""
 
 _ALONE: Final = object()
 
@@ -85,6 +88,19 @@ class Found:
 
     dead: Mapping[int, RowsRefused]
     doubtful: Collection[int] = ()
+
+
+def now_and_then(check: Callable[[], None], *, every: float = _CHECK_EVERY) -> Callable[[], None]:
+    """Make a check that can be called before each try, and does something only every so many seconds."""
+    due = -math.inf
+
+    def checked() -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            check()
+            due = now + every
+
+    return checked
 
 
 class Trials(Protocol):

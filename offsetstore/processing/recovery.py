@@ -21,7 +21,7 @@ from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, write_all
 from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, cause_of, described, name_of, rejected
-from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover
+from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover, now_and_then
 from offsetstore.processing.isolate import cut, speaks_for_itself
 from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.plan import Plan, create_rows
@@ -520,7 +520,7 @@ class Recovery:
                     seconds=self._settings.seconds,
                     limit=self._settings.limit - run.letters - _letters_in(dead),
                     suspects=[number for number in numbers if part.record(number) in known],
-                    check=lambda: run.sleep(0),
+                    check=now_and_then(lambda: run.sleep(0)),
                     hint=part.hinted,
                 )
             )

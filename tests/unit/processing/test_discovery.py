@@ -485,6 +485,16 @@ def test_the_wait_for_the_lock_takes_no_time_from_the_search(claim: Claim, monke
     assert discovered(claim, without(3), 64, seconds=5) == {3}
 
 
+def test_a_check_is_made_at_once_and_then_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [5.0], list[float]()
+    monkeypatch.setattr("offsetstore.processing.discovery.time.monotonic", lambda: now[0])
+    check = discovery.now_and_then(lambda: calls.append(now[0]), every=1)
+    for moment in (5.0, 5.5, 6.0, 6.9, 8.0):
+        now[0] = moment
+        check()
+    assert calls == [5.0, 6.0, 8.0]
+
+
 def test_discovery_ends_with_the_error_of_a_query_that_is_being_stopped(claim: Claim) -> None:
     calls: list[float] = []
 
