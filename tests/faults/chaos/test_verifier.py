@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -252,6 +253,62 @@ def test_the_second_new_life_of_a_topic_is_another_one() -> None:
     found = stretches({("payments", 0): 3, ("payments", 1): 4}, [ADOPTED, *restarted, added], {"payments": 2})
 
     assert {(one.generation, one.partition) for one in found} == {(0, 0), (1, 0), (2, 0), (2, 1)}
+
+
+def test_after_the_reset_of_a_partition_that_lost_records_its_log_is_another_one() -> None:
+    history = [
+        ADOPTED,
+        Decision(2, "billing", "payments", 1, "adopt", None, 0),
+        Decision(3, "billing", "payments", 0, "suspect", 8, 8),
+        Decision(4, "billing", "payments", 0, "reset", 8, 5),
+        Decision(5, "billing", "payments", 0, "reset", 7, 6),
+        Decision(6, "billing", "payments", 1, "reset", 4, 2),
+    ]
+
+    found = stretches({("payments", 0): 9, ("payments", 1): 3}, history, {"payments": 1})
+
+    assert found == [
+        Stretch("payments", 0, 0, 0, 8),
+        Stretch("payments", 1, 0, 5, 7),
+        Stretch("payments", 1, 0, 6, 9),
+        Stretch("payments", 0, 1, 0, 4),
+        Stretch("payments", 0, 1, 2, 3),
+    ]
+
+
+class Acknowledging:
+    """A producer for two logs; ``ends`` are their next offsets."""
+
+    def __init__(self) -> None:
+        self.ends = {0: 0, 1: 0}
+
+    def produce(self, *_: object, partition: int, on_delivery: Callable[[object, Any], None], **__: object) -> None:
+        offset = self.ends[partition]
+        self.ends[partition] += 1
+        on_delivery(None, SimpleNamespace(offset=lambda: offset))
+
+    def poll(self, _: float) -> None:
+        """Nothing is left to tell."""
+
+
+def test_a_cut_log_keeps_the_records_below_and_those_beyond_its_former_end_are_in_both_generations() -> None:
+    ledger, client = Ledger("", random.Random(1)), Acknowledging()  # noqa: S311 - not asked
+    for partition in (0, 1):
+        for _ in range(4):
+            ledger.send(client, "payments", partition)
+
+    ledger.cut("payments", {0: 2})
+    client.ends[0] = 2
+    for partition in (0, 1):
+        for _ in range(4):
+            ledger.send(client, "payments", partition)
+
+    def seqs(generation: int, partition: int) -> list[int]:
+        return [entry.seq for entry in ledger.between("payments", generation, partition, 0, 100)]
+
+    assert (seqs(0, 0), seqs(1, 0)) == ([1, 2, 3, 4, 11, 12], [1, 2, 9, 10, 11, 12])
+    assert seqs(0, 1) == seqs(1, 1) == [5, 6, 7, 8, 13, 14, 15, 16]
+    assert ledger.count == 16
 
 
 BAD = (ENTRIES[3], ENTRIES[6])

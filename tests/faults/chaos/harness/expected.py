@@ -2,7 +2,8 @@
 
 A partition is read from where the history's first decision puts it, up to the stored offset. Each later decision ends
 one stretch and begins another: a reset backwards makes records be written twice, a skip leaves some out, a restart
-goes over to the next generation of the topic. Nothing of offsetstore's own reckoning is used.
+goes over to the next generation of the topic, and so does a reset of a partition that is known to have lost records.
+Nothing of offsetstore's own reckoning is used.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tests.faults.chaos.harness.observer import Decision
 
 RESTARTS = "restart"
+LOST = "suspect"
+ACCEPTED = "reset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,11 @@ class Stretch:
 
 @dataclass(slots=True)
 class _Course:
-    """Of one partition: where the stretch under way began."""
+    """Of one partition: where the stretch under way began, and whether its log is known to have lost records."""
 
     begin: int
     generation: int
+    is_suspect: bool = False
     stretches: list[Stretch] = field(default_factory=list[Stretch])
 
 
@@ -69,7 +73,8 @@ def stretches(
         else:
             if decision.before is not None:
                 _end(course, place, decision.before)
-            course.generation += restarts
+            course.generation += restarts or (course.is_suspect and decision.event == ACCEPTED)
+            course.is_suspect = decision.event == LOST or (course.is_suspect and decision.event != ACCEPTED)
         course.begin = decision.after
         course.generation = min(course.generation, generations.get(decision.topic, 0))
         latest[decision.topic] = max(latest[decision.topic], course.generation)

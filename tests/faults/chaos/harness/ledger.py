@@ -2,7 +2,7 @@
 
 A record is a number that no other record has, a key, and an amount that may be NULL. Offsets are what Kafka said when
 it acknowledged, not what anybody reckoned. A topic that is recreated begins a new *generation*: its offsets begin at 0
-again and mean other records.
+again and mean other records. A log that is replaced by an older copy begins one too, with the records of the copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 KEYS = 12
 _SECONDS = 60.0
@@ -64,6 +64,7 @@ class Ledger:
         self._dice = dice
         self._guard = threading.Lock()
         self._last_seq = 0
+        self._former_ends: dict[tuple[str, int, int], int] = {}
         self._producer: Any = None
 
     def produce(self, topic: str, count: int, *, partitions: int, partition: int | None = None) -> None:
@@ -107,6 +108,9 @@ class Ledger:
                 with self._guard:
                     entry = Entry(message.offset(), draft.seq, draft.key, draft.amount)
                     insort(self.records[place], entry, key=_offset)  # two producers are acknowledged in any order
+                    former_end = self._former_ends.get(place)
+                    if former_end is not None and entry.offset >= former_end:
+                        insort(self.records[topic, place[1] - 1, partition], entry, key=_offset)
                     if bad:
                         self.bad[place][entry.offset] = Bad(entry, key, value)
 
@@ -127,6 +131,25 @@ class Ledger:
             self.generations[topic] += 1
         self._producer = None  # it would go on with the sequence numbers of the old one
 
+    def cut(self, topic: str, at: Mapping[int, int]) -> None:
+        """From now on the logs of these partitions end at these offsets, and grow again with other records.
+
+        A job that had read everything, and does not notice, goes on with the new records beyond the former end: these
+        are in the former generation too. The other partitions share their records between the generations.
+        """
+        with self._guard:
+            former, new = self.generations[topic], self.generations[topic] + 1
+            of_topic = {p: entries for (name, generation, p), entries in self.records.items()
+                        if (name, generation) == (topic, former)}  # fmt: skip
+            for partition, entries in of_topic.items():
+                if partition in at:
+                    self._former_ends[topic, new, partition] = entries[-1].offset + 1
+                    self.records[topic, new, partition] = [one for one in entries if one.offset < at[partition]]
+                else:
+                    self.records[topic, new, partition] = entries
+            self.generations[topic] = new
+        self._producer = None  # its sequence numbers are beyond those of the older log
+
     def between(self, topic: str, generation: int, partition: int, begin: int, end: int) -> Iterator[Entry]:
         """Yield the records of [begin, end)."""
         for entry in self.records.get((topic, generation, partition), ()):
@@ -136,7 +159,7 @@ class Ledger:
     @property
     def count(self) -> int:
         """How many records there are in all."""
-        return sum(len(entries) for entries in self.records.values())
+        return len({entry.seq for entries in self.records.values() for entry in entries})
 
     def close(self) -> None:
         """Let go of the producer; the next one asks anew which partitions there are."""
