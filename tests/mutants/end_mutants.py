@@ -257,6 +257,7 @@ TARGETS: Final[tuple[Mutant, ...]] = (
 )
 
 _FORKS: Final = "tests/integration/postgres/test_forks.py::"
+_CLOSED: Final = "tests/unit/store/test_closed_claim.py::"
 _LEFT_ALONE: Final = f"{_FORKS}test_a_forked_child_leaves_the_parent_s_transaction_alone"
 
 FORKS: Final[tuple[Mutant, ...]] = (
@@ -289,6 +290,54 @@ FORKS: Final[tuple[Mutant, ...]] = (
         ("offsetstore/store/claim.py", "        if not is_own(self._pid):\n            return\n", ""),
         tests=(f"{_FORKS}test_a_child_that_exits_inside_the_block_ends_quietly_with_all_exit_handlers",),
         why="A child that exits would write what the parent's sink keeps, and warn of what it can't end.",
+    ),
+    mutant(
+        "exit-of-a-child",
+        (
+            _TX,
+            "        if error is not None and not is_own(self._pid) and",
+            "        if error is not None and not self._pid and",
+        ),
+        tests=(f"{_LEFT_ALONE}[exit]",),
+        why="sys.exit in a child, as a pool does it, would end in an error of ours.",
+    ),
+    mutant(
+        "connections-of-a-child",
+        ("offsetstore/postgres/database.py", "        expect_own(self._pid)\n        try:\n", "        try:\n"),
+        tests=(f"{_LEFT_ALONE}[another transaction]",),
+        why="A child would take connections from its parent's pool.",
+    ),
+    mutant(
+        "sockets-for-a-child-that-may-open-none",
+        ("offsetstore/protocol/forks.py", "    if not _nowhere:\n", "    if not connection:\n"),
+        tests=("tests/unit/store/test_forks.py::test_a_child_that_may_open_no_more_files_still_loses_the_sockets",),
+        why="Where a process has as many files open as it may, its children would keep its connections.",
+    ),
+    mutant(
+        "metadata-from-a-child",
+        (
+            "offsetstore/store/claim.py",
+            '            self._pid,\n            "this claim was made',
+            '            os.getpid(),\n            "this claim was made',
+        ),
+        tests=(f"{_CLOSED}test_metadata_for_the_next_advance_is_not_taken_from_a_forked_child",),
+        why="What a child notes would be lost with it, in silence.",
+    ),
+    mutant(
+        "error-of-a-close-is-told-once",
+        ("offsetstore/store/store.py", "            with not_hiding(claim.close_error):\n", "            if True:\n"),
+        tests=(f"{_CLOSED}test_what_the_claim_s_close_has_raised_is_not_raised_again_by_the_store_s",),
+        why="The store's close would raise it once more, in place of what the program has made of it.",
+    ),
+    mutant(
+        "error-of-a-close-is-told",
+        (
+            "offsetstore/store/store.py",
+            "            with not_hiding(claim.close_error):\n",
+            "            with not_hiding(Exception()):\n",
+        ),
+        tests=(f"{_CLOSED}test_what_no_close_has_raised_yet_is_raised_by_the_store_s",),
+        why="Nobody would know that the last rows were not written.",
     ),
 )
 
