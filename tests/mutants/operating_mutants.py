@@ -19,6 +19,11 @@ _SHOWN: Final = f"{_CONTRACT}test_what_has_changed_since_the_plan_was_shown_is_s
 _MEANWHILE: Final = "tests/integration/cli/test_reset_meanwhile.py::"
 _RESETS: Final = "tests/integration/store/test_resets.py::"
 _BEATS: Final = "tests/integration/store/test_heartbeat.py::"
+_COMMANDS: Final = "tests/unit/cli/test_plans.py::"
+_ON_A_PAGE: Final = (
+    "tests/unit/monitoring/dashboard/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first"
+)
+_THEN: Final = "            ),\n            "
 _ABANDONED: Final = "tests/integration/writers/test_abandoned_staging.py::"
 _IDS: Final = (
     "tests/integration/postgres/test_history_ids.py::"
@@ -155,6 +160,138 @@ OPERATING: Final[tuple[Mutant, ...]] = (
             "tests/unit/monitoring/dashboard/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first",
         ),
         why="What someone agrees to on a page would no longer be what is done.",
+    ),
+    mutant(
+        "plan-of-a-rename-before-the-lock",
+        (_NAMES, "    naming.expect(planned, takeover)\n", "    refuse_live(group, takeover, planned.owner)\n"),
+        tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
+        why="A rename that will be refused would first wait for a newer job's transaction, and then terminate it.",
+    ),
+    mutant(
+        "plan-of-a-delete-before-the-lock",
+        (_NAMES, "    deletion.expect(planned, takeover)\n", "    refuse_live(group, takeover, planned.owner)\n"),
+        tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
+        why="The same for a delete.",
+    ),
+    mutant(
+        "plan-of-a-rename-before-the-rows",
+        (_NAMES, "        naming.expect(naming.plan(session), takeover)\n", ""),
+        tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
+        why="A rename that will be refused would terminate the transaction of a job that has claimed since.",
+    ),
+    mutant(
+        "plan-of-a-delete-before-the-rows",
+        (_NAMES, "        deletion.expect(deletion.look(session), takeover)\n", ""),
+        tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
+        why="The same for a delete.",
+    ),
+    mutant(
+        "plan-of-replayed-letters",
+        (_ADMIN, "held, to, replayed, losses)", "held, to, losses)"),
+        tests=(f"{_CONTRACT}test_letters_that_were_replayed_since_are_in_the_new_plan_of_a_reset",),
+        why="A reset would write rows twice that its plan has not counted.",
+    ),
+    mutant(
+        "plan-of-a-delete-s-letters",
+        (_NAMES, "contested, sorted(letters.items()), ", "contested, "),
+        tests=(f"{_SHOWN}[delete]",),
+        why="Dead letters would be deleted that nobody has seen.",
+    ),
+    mutant(
+        "plan-of-a-delete-s-losses",
+        (_NAMES, ", sorted(losses.items()))", ")"),
+        tests=(f"{_SHOWN}[delete]",),
+        why="Evidence of loss would be deleted that nobody has seen.",
+    ),
+    mutant(
+        "plan-of-a-pause-that-was-made-anew",
+        (_ADMIN, "[pause.at, pause.until]", "[pause.until]"),
+        tests=(f"{_CONTRACT}test_a_pause_that_was_made_anew_is_another_one",),
+        why="A resume would end a pause that someone has made since for another reason.",
+    ),
+    mutant(
+        "plan-of-what-is-stored",
+        (
+            "offsetstore/store/plans.py",
+            '["not live", token, sorted(offsets.items())]',
+            '["not live", token, sorted(offsets)]',
+        ),
+        tests=(f"{_SHOWN}[copy]",),
+        why="A copy would begin at other offsets than it has shown.",
+    ),
+    mutant(
+        "plan-while-a-job-stores",
+        ("offsetstore/store/plans.py", '["live", token, sorted(offsets)]', '["live", token, sorted(offsets.items())]'),
+        tests=(f"{_CONTRACT}test_what_a_live_job_stores_and_how_the_log_grows_change_no_reset",),
+        why="No plan about a job that runs could ever be carried out.",
+    ),
+    *(
+        mutant(
+            f"plan-of-a-{name}-command",
+            (f"offsetstore/cli/{file}.py", old, old.replace("if_plan=if_plan", "if_plan=None")),
+            tests=(f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[{name}]",),
+            why="The command would do whatever there is to do by then, and say nothing.",
+        )
+        for name, file, old in (
+            ("reset", "reset", "if_plan=if_plan"),
+            ("pause", "pause", "store.pause(group, until=until, reason=reason, dry_run=dry_run, if_plan=if_plan)"),
+            ("resume", "pause", "store.resume(group, reason=reason, dry_run=dry_run, if_plan=if_plan)"),
+            ("replay", "dead_letters", "forced=force, limit=limit, dry_run=not execute, if_plan=if_plan"),
+            ("discard", "dead_letters", "erase=erase, limit=limit, dry_run=not execute, if_plan=if_plan"),
+            ("copy", "groups", "store.copy_group(group, new, reason=reason, dry_run=not execute, if_plan=if_plan)"),
+            ("rename", "groups", f'if_plan=if_plan,\n{_THEN}lambda done: _print(done, format_, "renamed")'),
+            ("delete", "groups", f"if_plan=if_plan,\n{_THEN}show,\n"),
+        )
+    ),
+    mutant(
+        "plan-that-has-changed-is-shown",
+        ("offsetstore/cli/exits.py", "        show(changed.plan)\n", ""),
+        tests=(f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[reset]",),
+        why="Nobody could see what has changed, nor agree to it.",
+    ),
+    mutant(
+        "plan-that-has-changed-fails-like-a-check",
+        ("offsetstore/errors.py", "DeadLetterError, PlanChanged)", "DeadLetterError)"),
+        tests=(f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[reset]",),
+        why="A script could not tell a plan that has changed from a command that is broken.",
+    ),
+    mutant(
+        "plan-without-execute",
+        (
+            "offsetstore/cli/options.py",
+            "if value is not None and context.params[flag] is not needs:",
+            "if value is None and needs is None:",
+        ),
+        tests=(
+            f"{_COMMANDS}test_a_condition_without_execute_is_wrong_usage[reset]",
+            f"{_COMMANDS}test_a_condition_of_a_dry_run_is_wrong_usage[pause]",
+        ),
+        why="Who forgets --execute would take the plan for what was done.",
+    ),
+    *(
+        mutant(
+            f"plan-of-a-{name}-on-a-page",
+            ("offsetstore/monitoring/dashboard/decisions.py", old, old.replace("if_plan=by.if_plan", "if_plan=None")),
+            tests=(_ON_A_PAGE,),
+            why="What someone agrees to on a page would no longer be what is done.",
+        )
+        for name, old in (
+            ("reset", "            if_plan=by.if_plan,\n"),
+            ("pause", "until=self.until, reason=by.reason, actor=by.actor, if_plan=by.if_plan"),
+            ("resume", "store.resume(on.name, reason=by.reason, actor=by.actor, if_plan=by.if_plan"),
+            ("replay", "forced=self.forced, if_plan=by.if_plan"),
+            ("discard", "erase=self.erase, if_plan=by.if_plan"),
+        )
+    ),
+    mutant(
+        "plan-of-a-forced-replay-on-a-page",
+        (
+            "offsetstore/monitoring/dashboard/decisions.py",
+            '"" if isinstance(decision, ReplayLetters) and not decision.forced else',
+            '"" if isinstance(decision, ReplayLetters) else',
+        ),
+        tests=(_ON_A_PAGE,),
+        why="Letters would be replayed with force that nobody was shown.",
     ),
     mutant(
         "live-before-a-rename",

@@ -258,6 +258,14 @@ class PlanContract(ContractParts):
         assert store.group_state(GROUP).pause == unlimited == caught.value.plan.before
 
     @pytest.mark.behaviour("OPS-10")
+    def test_a_pause_that_was_made_anew_is_another_one(self, store: OffsetStore, left: None) -> None:
+        planned = store.resume(GROUP, reason=REASON, dry_run=True)
+        again = store.pause(GROUP, until=UNTIL - timedelta(hours=1), reason=REASON).after
+        with pytest.raises(PlanChanged):
+            store.resume(GROUP, reason=REASON, if_plan=planned.digest)
+        assert store.group_state(GROUP).pause == again
+
+    @pytest.mark.behaviour("OPS-10")
     def test_a_plan_is_for_one_decision_alone(self, store: OffsetStore, left: None) -> None:
         digests = [decide(name, store, dry_run=True).digest for name in DECISIONS]
         digests += [
