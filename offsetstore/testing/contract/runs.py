@@ -260,6 +260,8 @@ class RunContract(ContractParts):
         store.request_replay(GROUP, LetterKey(P0, 2), reason="ticket 17")
         assert store.group_state(GROUP).replays_letters is replays
 
+        store.reset(GROUP, {P0: 4}, reason="ticket 17")
+        assert store.group_state(GROUP).replays_letters is None, "who has the group now is no job"
         store.claim(GROUP, broker, mirror_every=None)
         assert store.group_state(GROUP).replays_letters is None, "the new job has made no sink yet"
 

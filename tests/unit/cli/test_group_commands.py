@@ -69,6 +69,33 @@ def test_status_shows_what_is_pinned_and_what_is_contested(
     ]
 
 
+@pytest.mark.behaviour("OPS-16")
+def test_status_tells_of_an_offset_beyond_the_end_and_of_evidence_of_loss_and_of_no_lag(
+    run: Callable[..., Result], store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    session = store.memory.begin(name="test")
+    session.write_suspects("billing", claim.token, {P1: "the log ended at 3, below the stored offset 5"})
+    session.commit()
+    broker.set_log(P0, 0, 3)
+    found = run("status", "-g", "billing", "-b", "kafka:1").stdout.splitlines()
+    assert [line.split()[:-1] for line in found[2:4]] == [
+        ["payments-0", "4", "2", "3", "-", "1"],
+        ["payments-1", "5", "(suspect)", "8", "10", "5", "1"],
+    ]
+    assert found[5:] == [
+        "payments-0: the stored offset is 1 beyond the end of the log.",
+        "payments-1: the log lost records that had been read, and each start is refused until a reset.",
+        "payments-1: the log ended at 3, below the stored offset 5",
+    ]
+    document: dict[str, Any] = json.loads(run("status", "-g", "billing", "-b", "kafka:1", "--format", "json").stdout)
+    assert document["lag"] is None
+    assert [(one["lag"], one["beyond_end"], one["suspect"]) for one in document["partitions"]] == [
+        (None, 1, None),
+        (5, 0, "the log ended at 3, below the stored offset 5"),
+        (10, 0, None),
+    ]
+
+
 def test_status_shows_what_is_stored_although_kafka_does_not_answer(
     run: Callable[..., Result], broker: StaticBroker, claim: Claim
 ) -> None:

@@ -74,6 +74,16 @@ def test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit(run: Run, br
     assert "billing, payments-1: the stored offset is 2 beyond the end of the log." in result.stdout
 
 
+@pytest.mark.behaviour("OPS-16")
+def test_evidence_of_loss_is_told_also_where_the_log_has_grown_again(run: Run, store: InMemoryOffsetStore) -> None:
+    session = store.memory.begin(name="test")
+    token = session.read_partitions("billing")[P1].token
+    session.write_suspects("billing", token, {P1: "the log ended at 8, below the stored offset 10"})
+    session.commit()
+    told = "billing, payments-1: the log lost records that had been read, and each start is refused until a reset."
+    assert told in run("lag", "-g", "billing", *BROKER).stdout.splitlines()
+
+
 @pytest.mark.behaviour("OPS-1", "OPS-12")
 def test_as_json_it_holds_all_and_the_help_names_each_key(run: Run) -> None:
     result = run("lag", "-g", "billing", "--format", "json", *BROKER)

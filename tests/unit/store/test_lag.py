@@ -87,6 +87,20 @@ def test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0(
     assert judge_group(store.group_state("billing"), group).problems == ("no-live-job", "log-lost-records")
 
 
+@pytest.mark.behaviour("OPS-16")
+def test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    claim = store.claim("billing", topics=["payments"], mirror_every=None)
+    assert judge_group(store.group_state("billing")).problems == ()
+    session = store.memory.begin(name="test")
+    session.write_suspects("billing", claim.token, {P0: "the log ended at 3, below the stored offset 4"})
+    session.commit()
+    group = store.lag(None, broker).groups["billing"]
+    assert (group.topics["payments"].partitions[0].records, group.beyond_end) == (6, 0)
+    assert judge_group(store.group_state("billing"), group).problems == ("log-lost-records",)
+
+
 @pytest.mark.behaviour("OPS-12")
 def test_an_idle_group_is_not_behind_and_asks_for_no_times(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
     give(store, "idle", broker, {P0: 10})

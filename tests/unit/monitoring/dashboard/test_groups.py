@@ -307,6 +307,28 @@ def test_a_group_of_which_the_lag_is_not_known_comes_first(
         assert names(client, sort=sort) == ["unknown", "behind"]
 
 
+@pytest.mark.behaviour("OPS-16")
+def test_a_log_that_lost_records_is_told_while_it_is_too_short_and_when_it_has_grown(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, broker: StaticBroker
+) -> None:
+    told = "a log lost records that had been read"
+    give(store, "billing", {P0: 4})
+    broker.set_log(P0, 0, 3)
+    server.snapshots.take()
+    assert told in text_of(show(client))
+    assert "1 beyond the end" in text_of(client.get("/group?group=billing"))
+
+    broker.set_log(P0, 0, 10)
+    server.snapshots.take()
+    assert told not in text_of(show(client))
+    with transaction(store.database, name="test") as session:
+        token = session.read_partitions("billing")[P0].token
+        session.write_suspects("billing", token, {P0: "the log ended at 3, below the stored offset 4"})
+    server.snapshots.take()
+    assert told in text_of(show(client))
+    assert "suspect" in text_of(client.get("/group?group=billing"))
+
+
 def test_each_span_takes_one_query_for_all_groups(
     store: OffsetStore,
     server: DashboardServer,

@@ -1,0 +1,216 @@
+"""What is shown: a log that lost records, and letters that nobody replays, never look well. They need no server."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant
+
+_READS: Final = "offsetstore/store/reads.py"
+_HEALTH: Final = "offsetstore/store/group_health.py"
+_CHECKS: Final = "offsetstore/store/group_checks.py"
+_STATUS: Final = "offsetstore/cli/status.py"
+_LAG: Final = "offsetstore/cli/lag.py"
+_EXPORTER: Final = "offsetstore/monitoring/exporter.py"
+_SNAPSHOTS: Final = "offsetstore/monitoring/dashboard/snapshots.py"
+
+_UNIT: Final = "tests/unit/store/"
+_BEYOND: Final = (
+    f"{_UNIT}test_reads.py::test_an_offset_beyond_the_end_has_no_lag_and_what_is_behind_a_transaction_is_unread"
+)
+_NEVER_0: Final = f"{_UNIT}test_lag.py::test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0"
+_LOST: Final = (
+    f"{_UNIT}test_group_checks.py::test_a_log_that_lost_records_is_bad_while_it_is_too_short_and_when_it_has_grown"
+)
+_LEFT: Final = f"{_UNIT}test_group_checks.py::test_requested_letters_that_the_job_does_not_replay_need_attention"
+_TOLD: Final = (
+    "tests/unit/cli/test_group_commands.py::"
+    "test_status_tells_of_an_offset_beyond_the_end_and_of_evidence_of_loss_and_of_no_lag"
+)
+_SERIES: Final = (
+    "tests/unit/monitoring/test_exporter.py::"
+    "test_an_offset_beyond_the_end_and_evidence_of_loss_have_series_of_their_own_and_no_lag"
+)
+_PAGE: Final = (
+    "tests/unit/monitoring/dashboard/test_groups.py::"
+    "test_a_log_that_lost_records_is_told_while_it_is_too_short_and_when_it_has_grown"
+)
+_REPLAYED_BY_NONE: Final = (
+    "tests/unit/cli/test_dead_letters.py::test_letters_that_no_job_will_replay_are_reported_as_such"
+)
+
+LOSS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "lag-beyond-the-end",
+        (_READS, "    return None if lag < 0 else lag\n", "    return max(0, lag)\n"),
+        tests=(_BEYOND,),
+        why="A log that lost records would look like one of which all is read.",
+    ),
+    mutant(
+        "lag-behind-an-open-transaction",
+        (_READS, "    return log.end if log.high is None else log.high\n", "    return log.end\n"),
+        tests=(_BEYOND,),
+        why="A transaction that hangs would hide what waits behind it.",
+    ),
+    mutant(
+        "lag-of-the-other-partitions",
+        (_READS, "if known and not is_beyond else None", "if known else None"),
+        tests=(f"{_UNIT}test_reads.py::test_a_state_with_an_offset_beyond_the_end_has_no_lag_of_the_others",),
+        why="The group's lag would leave out the partition that lost records.",
+    ),
+    mutant(
+        "seconds-beyond-the-end",
+        ("offsetstore/store/lag.py", "None if lag is None else 0.0)", "0.0)"),
+        tests=(_NEVER_0,),
+        why="A partition that lost records would be 0 seconds behind.",
+    ),
+    mutant(
+        "health-of-a-log-that-is-too-short",
+        (_HEALTH, " or (lag is not None and lag.beyond_end):", ":"),
+        tests=(_NEVER_0,),
+        why="A check of the group would pass, and the next start be refused.",
+    ),
+    mutant(
+        "health-of-a-log-that-has-grown",
+        (_HEALTH, "any(one.suspect or one.beyond_end for one", "any(one.beyond_end for one"),
+        tests=(f"{_UNIT}test_lag.py::test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well",),
+        why="The same once the log has grown again.",
+    ),
+    mutant(
+        "check-of-a-log-that-is-too-short",
+        (
+            _CHECKS,
+            "for place, one in self._partitions() if one.beyond_end]",
+            "for place, one in self._partitions() if one.beyond_end < 0]",
+        ),
+        tests=(_LOST,),
+        why="The group's page would call its logs well.",
+    ),
+    mutant(
+        "check-of-a-log-that-has-grown",
+        (
+            _CHECKS,
+            "for place, one in self._partitions() if one.is_suspect}",
+            "for place, one in self._partitions() if not place}",
+        ),
+        tests=(_LOST,),
+        why="The same once the log has grown again.",
+    ),
+    mutant(
+        "status-of-a-log-that-is-too-short",
+        (_STATUS, "        if one.beyond_end:\n", "        if one.beyond_end < 0:\n"),
+        tests=(_TOLD,),
+        why="The status would only leave the lag out, and not say why.",
+    ),
+    mutant(
+        "status-of-a-log-that-has-grown",
+        (_STATUS, "        if one.suspect is not None:\n", "        if one.suspect is one:\n"),
+        tests=(_TOLD,),
+        why="The status would show a lag as if all were well, and the next start be refused.",
+    ),
+    mutant(
+        "lag-command-of-a-log-that-is-too-short",
+        (_LAG, "        if part.beyond_end:\n", "        if part.beyond_end < 0:\n"),
+        tests=("tests/unit/cli/test_lag.py::test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit",),
+        why="The command would only leave the lag out, and not say why.",
+    ),
+    mutant(
+        "lag-command-of-a-log-that-has-grown",
+        (_LAG, "        if part.is_suspect:\n", "        if not part:\n"),
+        tests=("tests/unit/cli/test_lag.py::test_evidence_of_loss_is_told_also_where_the_log_has_grown_again",),
+        why="The command would show a lag as if all were well.",
+    ),
+    mutant(
+        "series-of-a-log-that-is-too-short",
+        (_EXPORTER, "page.add(BEYOND, topic.beyond_end, group, name)", "page.add(BEYOND, 0, group, name)"),
+        tests=(_SERIES,),
+        why="The alert would never be raised.",
+    ),
+    mutant(
+        "series-of-a-log-that-has-grown",
+        (_EXPORTER, "sum(row.suspect is not None for row", "sum(row.suspect is row for row"),
+        tests=(_SERIES,),
+        why="The alert would end once the log has grown again.",
+    ),
+    mutant(
+        "page-of-a-log-that-is-too-short",
+        (
+            _SNAPSHOTS,
+            "any(part.is_suspect or part.beyond_end for part in parts)",
+            "any(part.is_suspect for part in parts)",
+        ),
+        tests=(_PAGE,),
+        why="The list of groups would show the group as any other.",
+    ),
+    mutant(
+        "page-of-a-log-that-has-grown",
+        (
+            _SNAPSHOTS,
+            "any(part.is_suspect or part.beyond_end for part in parts)",
+            "any(part.beyond_end for part in parts)",
+        ),
+        tests=(_PAGE,),
+        why="The same once the log has grown again.",
+    ),
+)
+
+REQUESTS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "requests-to-nobody-in-a-check",
+        (_CHECKS, "run.status.replays_letters is False", "run.status.replays_letters is run"),
+        tests=(_LEFT,),
+        why="Letters would wait for a job that runs, and never replays them.",
+    ),
+    mutant(
+        "requests-to-an-earlier-job-in-a-check",
+        (_CHECKS, "run is not None and run.token == self._of.owner.token and", "run is not None and"),
+        tests=(_LEFT,),
+        why="After a deploy that adds dead_letters=, the check would still say that nobody replays them.",
+    ),
+    mutant(
+        "requests-to-nobody-in-the-status",
+        (_STATUS, "state.replays_letters is False", "state.replays_letters is state"),
+        tests=(_REPLAYED_BY_NONE,),
+        why="The same in the status.",
+    ),
+    mutant(
+        "requests-to-nobody-in-the-command",
+        (
+            "offsetstore/cli/dead_letters.py",
+            "    elif state.replays_letters is False:\n",
+            "    elif state.replays_letters is state:\n",
+        ),
+        tests=(_REPLAYED_BY_NONE,),
+        why="The same where they are requested.",
+    ),
+    mutant(
+        "requests-to-nobody-in-the-log",
+        (
+            "offsetstore/store/run_record.py",
+            "are_left = status.replays_letters is False and",
+            "are_left = status.replays_letters is status and",
+        ),
+        tests=(
+            f"{_UNIT}test_run_record.py::test_a_job_without_dead_letters_says_that_it_replays_none_once_for_each_time_that_some_are_requested",
+        ),
+        why="The same in the job's log.",
+    ),
+    mutant(
+        "requests-to-the-group-s-owner",
+        (_READS, "if owner and run.token == owner.token), None)", "if owner), None)"),
+        tests=(
+            "tests/contract/test_memory.py::TestInMemoryOffsetStore::test_whether_a_job_replays_letters_is_known_of_the_last_run",
+        ),
+        why="An earlier job would be asked.",
+    ),
+    mutant(
+        "requests-that-the-sink-looks-for",
+        ("offsetstore/spark/sink.py", "replays_letters=self._requests is not None", "replays_letters=True"),
+        tests=(
+            "tests/unit/spark/test_looking_for_requests.py::test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests",
+        ),
+        why="Each job would be said to replay them.",
+    ),
+)
+
+SHOWN: Final = (*LOSS, *REQUESTS)
