@@ -231,6 +231,7 @@ MISFITS: Final[tuple[Mutant, ...]] = (
 
 _SETTINGS: Final = "tests/integration/postgres/test_hostile_settings.py::"
 _SESSION: Final = "offsetstore/postgres/session.py"
+_STATEMENTS: Final = "offsetstore/postgres/statements.py"
 _PINNED: Final = {
     "client_encoding": "UTF8",
     "standard_conforming_strings": "on",
@@ -245,7 +246,7 @@ SETTINGS: Final[tuple[Mutant, ...]] = (
         mutant(
             f"pin-{setting.replace('_', '-')}",
             (
-                "offsetstore/postgres/statements.py",
+                _STATEMENTS,
                 f"set_config('{setting}', '{value}', true),\n",
                 f"current_setting('{setting}'),\n",
             ),
@@ -255,6 +256,20 @@ SETTINGS: Final[tuple[Mutant, ...]] = (
             why="A role with another default would store other bytes, or blame a good record.",
         )
         for setting, value in _PINNED.items()
+    ),
+    mutant(
+        "pin-lc-monetary",
+        (_STATEMENTS, "set_config('lc_monetary', 'C', true)) AS pinned", "current_setting('lc_monetary')) AS pinned"),
+        tests=(
+            f"{_SETTINGS}test_triggers_and_own_sql_live_with_the_role_s_path_and_styles_and_all_else_is_postgresql_s",
+        ),
+        why="An amount as money would be read in the role's currency and format.",
+    ),
+    mutant(
+        "encoding-outside-of-sessions",
+        (_STATEMENTS, "set_config('client_encoding', 'UTF8', true) AS client", "'UTF8' AS client"),
+        tests=(f"{_SETTINGS}test_a_group_s_name_may_have_letters_that_the_role_s_encoding_has_not",),
+        why="Who holds a lock could not be told of a group whose name has letters that the role's encoding lacks.",
     ),
     mutant(
         "texts-of-any-session-in-one-message",
@@ -286,6 +301,129 @@ SETTINGS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
+_NUMBERS: Final = "tests/unit/protocol/test_numbers.py::"
+_CHECKS: Final = "offsetstore/protocol/numbers.py"
+_NO_TIME: Final = f"{_NUMBERS}test_what_is_no_time_is_refused"
+_NOT_WHOLE: Final = f"{_NUMBERS}test_what_is_no_whole_number_is_refused"
+_OF_A_STORE: Final = f"{_NUMBERS}test_the_numbers_of_a_store_are_refused_before_anything_is_asked"
+_OF_OFFSETS: Final = f"{_NUMBERS}test_a_shift_a_partition_and_a_range_are_of_whole_numbers"
+
+NUMBERS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "flag-as-a-number",
+        (
+            _CHECKS,
+            "is_whole = isinstance(value, int) and not isinstance(value, bool)",
+            "is_whole = isinstance(value, int)",
+        ),
+        tests=(_NOT_WHOLE,),
+        why="A limit of True would be a limit of 1.",
+    ),
+    mutant(
+        "half-as-a-number",
+        (_CHECKS, "is_whole = isinstance(value, int) and", "is_whole = isinstance(value, (int, float)) and"),
+        tests=(_NOT_WHOLE,),
+        why="A buffer that is to be flushed at 1.5 rows, or at infinitely many, would be taken.",
+    ),
+    mutant(
+        "flag-as-a-time",
+        (_CHECKS, "isinstance(value, (int, float)) and not isinstance(value, bool)", "isinstance(value, (int, float))"),
+        tests=(_NO_TIME,),
+        why="Tick(every=True) would be called each second.",
+    ),
+    mutant(
+        "infinity-as-a-time",
+        (_CHECKS, "(0 < seconds <= most or", "(0 < seconds or"),
+        tests=(_NO_TIME,),
+        why="Flush(seconds=inf) would end in an error of Python's clock, hours later.",
+    ),
+    mutant(
+        "flag-as-an-offset",
+        ("offsetstore/offsets.py", "    if isinstance(value, bool):\n        return None\n", ""),
+        tests=(_OF_OFFSETS,),
+        why="A reset to True would be one to 1.",
+    ),
+    mutant(
+        "numpy-s-number-as-an-offset",
+        (_CHECKS, "    number = whole(value)\n", "    number = value if type(value) is int else None\n"),
+        tests=(f"{_NUMBERS}test_offsets_and_partitions_of_numpy_become_ints",),
+        why="An offset of a frame's column would fail in json, or in the database.",
+    ),
+    *(
+        mutant(
+            name,
+            (f"offsetstore/{file}.py", old, new),
+            tests=(test,),
+            why="A number that makes no sense would be taken, and do harm hours later, or none of what was meant.",
+        )
+        for name, file, old, new, test in (
+            (
+                "rows-of-a-flush",
+                "processing/buffer",
+                '        check_whole("Flush.rows", self.rows, "rows", least=1)\n',
+                "",
+                f"{_NOT_WHOLE}[Flush.rows-1.5]",
+            ),
+            (
+                "seconds-of-a-flush",
+                "processing/buffer",
+                '        check_seconds("Flush.seconds", self.seconds)\n',
+                "",
+                f"{_NO_TIME}[Flush.seconds-inf]",
+            ),
+            (
+                "time-of-a-tick",
+                "processing/between",
+                '        check_seconds("every", self.every)\n',
+                "",
+                f"{_NO_TIME}[Tick.every-True]",
+            ),
+            (
+                "lock-timeout-of-a-store",
+                "protocol/retries",
+                '        check_seconds("Timeouts.lock", self.lock, or_zero=True)\n',
+                "",
+                f"{_NO_TIME}[Timeouts.lock-nan]",
+            ),
+            (
+                "attempts-of-retries",
+                "protocol/retries",
+                '        check_whole("Retries.attempts", self.attempts, least=1)\n',
+                "",
+                f"{_NOT_WHOLE}[Retries.attempts-1.5]",
+            ),
+            (
+                "retries-of-a-record",
+                "processing/dead_letters",
+                '        check_whole("max_retries", self.max_retries)\n',
+                "",
+                f"{_NOT_WHOLE}[DeadLetters.max_retries-1.5]",
+            ),
+            (
+                "lock-timeout-of-a-transaction",
+                "store/transaction",
+                '        check_seconds("lock_timeout", lock_timeout, or_zero=True)\n',
+                "        pass\n",
+                _OF_A_STORE,
+            ),
+            (
+                "time-to-wait-for-a-takeover",
+                "store/claim",
+                '        check_seconds("takeover_timeout", self.takeover_timeout, or_zero=True)\n',
+                "",
+                _OF_A_STORE,
+            ),
+            (
+                "offset-of-a-mark",
+                "protocol/marking",
+                '    next_offset = as_offset("next_offset", next_offset)\n',
+                "",
+                _OF_OFFSETS,
+            ),
+        )
+    ),
+)
+
 SINK: Final[tuple[Mutant, ...]] = (
     mutant(
         "strip-at-the-sink",
@@ -295,4 +433,4 @@ SINK: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-VALUES: Final = (*ERRORS, *CONVERSIONS, *MISFITS, *SETTINGS, *SINK)
+VALUES: Final = (*ERRORS, *CONVERSIONS, *MISFITS, *SETTINGS, *NUMBERS, *SINK)
