@@ -22,6 +22,14 @@ _PUT_BACK: Final = "tests/unit/processing/test_put_back.py::"
 _SETTINGS: Final = "tests/unit/spark/test_settings.py::"
 _POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
 
+_EXECUTE: Final = "offsetstore/writers/execute.py"
+_EXECUTES: Final = "tests/integration/writers/test_execute.py::"
+_HINTED: Final = (
+    "tests/integration/writers/test_values_in_errors.py::"
+    "test_the_same_state_raised_by_a_trigger_is_the_rows_and_shows_no_value"
+)
+_NO_TEXT: Final = f"{_UNIT}test_an_error_that_ends_the_batch_tells_a_functions_class_and_place_and_none_of_its_text"
+
 _ATTEMPT: Final = "attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))"
 _SETTLE: Final = """\
         if not self._is_manual:  # of what is only delivered, the marks tell how much is stored
@@ -406,5 +414,165 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         ),
         tests=(f"{_MEMORY}test_a_replay_does_not_replace_the_metadata_of_a_later_offset",),
         why="The same, where the note comes with the advance, or was stored for it.",
+    ),
+    mutant(
+        "texts-of-a-function-that-ends-the-job",
+        (_RECOVERY, "            _hide_texts(error)\n", ""),
+        tests=(_NO_TEXT,),
+        why="Spark logs the error with its cause, whose text may quote a record.",
+    ),
+    mutant(
+        "texts-of-a-function-s-cause",
+        (_RECOVERY, "            one.__cause__, one.__suppress_context__ = None, True\n", ""),
+        tests=(_NO_TEXT,),
+        why="The same, where only the error itself has lost its text.",
+    ),
+    mutant(
+        "texts-of-a-function-behind-another-error",
+        (_RECOVERY, "    for one in [*chain(error)]:\n", "    for one in [error]:\n"),
+        tests=(_NO_TEXT,),
+        why="The same for TooManyLetters, which is raised from the function's error.",
+    ),
+    mutant(
+        "lock-timeout-of-what-is-read",
+        (
+            "offsetstore/store/claim.py",
+            "read(self.database, query, lock_timeout=self.timeouts.lock)",
+            "read(self.database, query)",
+        ),
+        tests=(f"{_POSTGRES}test_what_a_claim_reads_waits_for_a_lock_as_long_as_its_transactions_do",),
+        why="The look for misfits, in the careful way and in a replay, would wait for a locked target for ever.",
+    ),
+    mutant(
+        "lock-timeout-of-a-target",
+        (
+            _ERRORS,
+            "        if is_lock_timeout(error):\n            locked",
+            "        if state is None:\n            locked",
+        ),
+        tests=("tests/integration/writers/test_append.py::test_a_lock_that_is_held_elsewhere_is_told_with_its_table",),
+        why="The error would not name the table that is locked, and so not its holder.",
+    ),
+    mutant(
+        "holder-of-a-locked-target",
+        (
+            "offsetstore/postgres/database.py",
+            "if isinstance(ours, LockTimeout) and ours.table is not None and (",
+            "if isinstance(ours, LockTimeout) and ours.table is ours and (",
+        ),
+        tests=(f"{_POSTGRES}test_a_locked_target_ends_in_a_lock_timeout_that_names_the_holder[commit]",),
+        why="Nobody would know whom to ask.",
+    ),
+    mutant(
+        "outage-in-the-search",
+        (
+            _RECOVERY,
+            "            return self._claim.repeat(\n                lambda _: discover(",
+            "            return (lambda search: search(1))(\n                lambda _: discover(",
+        ),
+        tests=(f"{_UNIT}test_an_outage_in_discovery_counts_for_no_record_and_the_search_begins_again",),
+        why="A deadlock during the search would end the job.",
+    ),
+    mutant(
+        "outage-in-the-search-of-a-replay",
+        (
+            "offsetstore/processing/put_back.py",
+            "            return self._claim.repeat(\n",
+            "            return (lambda search: search(1))(\n",
+        ),
+        tests=(f"{_PUT_BACK}test_an_outage_in_the_search_of_a_replay_begins_the_search_again",),
+        why="The same for a replay.",
+    ),
+    mutant(
+        "what-a-copy-is-refused-before-the-rows",
+        (
+            "offsetstore/writers/arrow/copying.py",
+            "        with before_rows(encoding.table, target.as_string()):\n",
+            "        if True:\n",
+        ),
+        tests=("tests/integration/writers/test_append.py::test_a_column_without_a_grant_is_told_before_any_row",),
+        why="A missing grant on a column would be searched for in the records.",
+    ),
+    mutant(
+        "what-an-upsert-is-refused-before-the-rows",
+        (
+            "offsetstore/writers/upsert.py",
+            "            with before_rows(self.table, self.table.identifier.as_string()):\n",
+            "            if True:\n",
+        ),
+        tests=(
+            "tests/integration/writers/test_upsert.py::test_a_role_that_may_make_no_temporary_table_is_told_before_any_row",
+        ),
+        why="The same, where the role may make no temporary table.",
+    ),
+    mutant(
+        "class-of-an-exhausted-sequence",
+        ("offsetstore/processing/isolate.py", ' and state != "2200H"', ""),
+        tests=("tests/unit/processing/test_isolate.py::test_other_refusals_do_not_speak_for_themselves",),
+        why="Once a sequence has come to its end, each record that is alone in its batch would become a letter.",
+    ),
+    mutant(
+        "class-of-a-function-s-error",
+        (
+            "offsetstore/processing/isolate.py",
+            "        return not isinstance(refused, FunctionFailed)\n",
+            "        return True\n",
+        ),
+        tests=(f"{_UNIT}test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries",),
+        why="A bug in a function would make letters of all records of a slow topic.",
+    ),
+    mutant(
+        "outage-behind-a-function-s-error",
+        (_EXECUTE, "may_pass(one) or is_of_server(one) or is_swallowed(one)", "may_pass(one) or is_swallowed(one)"),
+        tests=(f"{_EXECUTES}test_an_error_that_a_function_raises_from_an_outage_is_one",),
+        why="A function that raises its own error from a deadlock's would have its record blamed for that.",
+    ),
+    mutant(
+        "swallowed-behind-a-function-s-error",
+        (_EXECUTE, "may_pass(one) or is_of_server(one) or is_swallowed(one)", "may_pass(one) or is_of_server(one)"),
+        tests=(f"{_EXECUTES}test_nor_does_what_it_raises_from_the_next_one",),
+        why="The same, where it has swallowed the deadlock's.",
+    ),
+    mutant(
+        "suspects-in-time",
+        (_CAREFUL, "            if time.monotonic() >= deadline:\n                break\n", ""),
+        tests=("tests/unit/spark/test_careful.py::test_the_look_at_records_that_have_failed_before_ends_in_time",),
+        why="After a restart with many failed records, the job would write nothing for hours.",
+    ),
+    mutant(
+        "letters-of-what-is-marked",
+        (_TX, "        self._settle_ahead(session, ranges)\n", ""),
+        tests=(f"{_MEMORY}test_a_letter_is_superseded_where_its_record_is_stored_and_not_where_it_is_delivered",),
+        why="With marks, a letter of a record that the job has read again could be replayed: twice in the results.",
+    ),
+    mutant(
+        "sequences-of-letters-that-were-overtaken",
+        (
+            "offsetstore/postgres/stored_letters.py",
+            "l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}\n",
+            "l.sequence IS NOT NULL\n",
+        ),
+        tests=(
+            "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_open_letters_are_overtaken_by_what_is_written_above_them",
+        ),
+        why="Records of a key would wait behind a letter that later rows of the key have overtaken.",
+    ),
+    mutant(
+        "hint-as-a-verdict",
+        (_DISCOVERY, "        return hinted + self._down_to_one(", "        return self._down_to_one("),
+        tests=("tests/unit/processing/test_discovery.py::test_a_hint_is_never_a_verdict",),
+        why="A row that looks like a line of the error's context would decide about another record.",
+    ),
+    mutant(
+        "hint-of-the-database",
+        ("offsetstore/writers/append.py", ", copied=self.table.name)", ")"),
+        tests=(_HINTED,),
+        why="Each bad record of a large batch would take as many tries as it can be halved, and not four.",
+    ),
+    mutant(
+        "sql-of-a-splittable-function",
+        (_ERRORS, "if sql_of is not None and not is_splittable and state", "if sql_of is not None and state"),
+        tests=(f"{_EXECUTES}test_wrong_sql_is_of_the_rows_only_where_single_ones_can_tell",),
+        why="A record for which a function's SQL meets a missing table or type would end the job, for good.",
     ),
 )

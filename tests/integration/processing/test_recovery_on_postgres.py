@@ -219,6 +219,15 @@ def test_a_locked_target_ends_in_a_lock_timeout_that_names_the_holder(
     assert (query(LETTERS), query(FAILURES), query("SELECT * FROM results")) == ([], [], [])
 
 
+@pytest.mark.behaviour("DLQ-20")
+def test_what_a_claim_reads_waits_for_a_lock_as_long_as_its_transactions_do(offsetstore_database: str) -> None:
+    """The look for misfits locks the target, in the careful way and in a replay."""
+    with OffsetStore.connect(offsetstore_database, timeouts=Timeouts(lock=0.1)) as store:
+        claim = store.claim("billing", topics=["payments"])
+        found = claim.read(lambda session: session.connection.exec_driver_sql("SHOW lock_timeout").scalar_one())
+    assert found == "100ms"
+
+
 # -- who is to blame
 
 CLASSES = {

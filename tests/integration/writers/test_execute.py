@@ -150,6 +150,16 @@ def test_what_the_database_refuses_of_a_splittable_functions_rows_is_told_as_eve
     assert (type(refused), refused.sqlstate) == (RowsRefused, "23514")
 
 
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("splittable", [False, True])
+def test_wrong_sql_is_of_the_rows_only_where_single_ones_can_tell(database: Database, *, splittable: bool) -> None:
+    def select(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        work.connection.execute(text("SELECT * FROM nowhere"))
+
+    told = database.refusal(SinkError, Execute(select, splittable=splittable), batch({"n": [1]}))
+    assert isinstance(told, RowsRefused) is splittable
+
+
 @pytest.mark.behaviour("DLQ-6")
 @pytest.mark.parametrize("splittable", [False, True])
 def test_an_error_that_a_function_swallows_blames_no_row(database: Database, *, splittable: bool) -> None:

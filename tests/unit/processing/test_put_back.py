@@ -580,6 +580,17 @@ def test_a_target_that_is_locked_ends_a_replay_which_is_still_requested(
     assert (store.rows("results"), states(store)) == ([], ["requested", "requested"])
 
 
+@pytest.mark.behaviour("DLQ-6")
+def test_an_outage_in_the_search_of_a_replay_begins_the_search_again(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {1: "a", 2: "b"})
+    request(store)
+    answers: list[OffsetStoreError] = [refusal(), LockTimeout("locked")]
+
+    assert run(claim, Job(lambda _: answers.pop(0) if answers else None)) == 2
+
+    assert (store.rows("results"), states(store)) == (["a", "b"], ["replayed", "replayed"])
+
+
 # -- the order of a key
 
 

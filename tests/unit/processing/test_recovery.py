@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -371,6 +372,33 @@ def test_a_strategy_may_stop_at_a_functions_error_which_is_told_as_the_cause(sto
 
     assert "canary" not in str(caught.value)
     assert job.letters == {}
+
+
+@pytest.mark.behaviour("OPS-7")
+@pytest.mark.parametrize("failing", [[2], range(64)], ids=["one record", "all records"])
+def test_an_error_that_ends_the_batch_tells_a_functions_class_and_place_and_none_of_its_text(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch, failing: Sequence[int]
+) -> None:
+    def parse(value: str) -> None:
+        raise ValueError(f"no number: {value!r}")
+
+    job, why, value = Job(store, DeadLetters(strategy=lambda _: Stop())), failed(), "".join("canary")
+    with suppress(ValueError):
+        try:
+            parse(value)
+        except ValueError as error:
+            why.__cause__ = error
+            raise
+    monkeypatch.setattr(job, "_failing", lambda: dict.fromkeys(rows(*failing), why))
+
+    with pytest.raises((FunctionFailed, TooManyLetters)) as caught:
+        job.write(up_to(64))
+
+    told = caught.value if isinstance(caught.value, FunctionFailed) else caught.value.__cause__
+    assert isinstance(told, FunctionFailed)
+    assert (told.error_class, told.text, told.__cause__) == ("ValueError", "", None)
+    assert "in parse" in str(told.traceback)
+    assert value not in "".join([*traceback.format_exception(caught.value), str(told.traceback)])
 
 
 @pytest.mark.behaviour("DLQ-15")
