@@ -16,6 +16,12 @@ _RESOLVED: Final = "tests/unit/protocol/test_resolver.py::"
 _EVIDENCE: Final = "offsetstore/protocol/log_evidence.py"
 _LOGS: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _MIRRORED: Final = "tests/unit/store/test_mirror.py::"
+_HOME: Final = "offsetstore/store/home.py"
+_MIGRATION: Final = "migrations/versions/0008_home.py"
+_BROKER: Final = "offsetstore/kafka/broker.py"
+_BROKERS: Final = "tests/unit/kafka/test_broker.py::"
+_TOGETHER: Final = "tests/integration/store/test_claims_together.py::"
+_GRANTS: Final = "tests/integration/postgres/test_grants.py::"
 _CONTINUITY: Final = "tests/unit/spark/test_continuity.py::"
 _ADMIN: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _BOTH_LOOKS: Final = (
@@ -394,5 +400,199 @@ START: Final[tuple[Mutant, ...]] = (
         (_TAKING, "        if self._has_looked:\n", "        if True:\n"),
         tests=(f"{_LOGS}test_an_attempt_that_breaks_before_it_looks_refutes_nothing",),
         why="A lost connection in between would leave a truncated log unrecorded, and it would grow again.",
+    ),
+    mutant(
+        "evidence-of-an-offset-that-was-set",
+        (_EVIDENCE, "            if row.pair is not None or not row.pinned:\n", "            if tp:\n"),
+        tests=(f"{_LOGS}test_an_offset_that_was_set_too_high_and_never_read_from_is_no_lost_record",),
+        why="A reset to an offset that the log never had would be recorded as lost records.",
+    ),
+    mutant(
+        "evidence-of-an-offset-that-was-set-and-read-from",
+        (_EVIDENCE, "            if row.pair is not None or not row.pinned:\n", "            if not row.pinned:\n"),
+        tests=(f"{_LOGS}test_an_offset_that_was_set_too_high_and_never_read_from_is_no_lost_record",),
+        why="A log that lost records after a reset would be gone on in once it has grown again.",
+    ),
+    mutant(
+        "first-evidence-stays",
+        (_SQL, "CASE WHEN p.suspect IS NULL AND p.epoch", "CASE WHEN p.epoch"),
+        tests=("tests/contract/test_postgres.py::TestPostgresOffsetStore::test_the_first_evidence_stays",),
+        why="Each refused start would replace what was found first, and when, and write a line of history.",
+    ),
+    mutant(
+        "short-log-is-believed-after-a-while",
+        (_MIRROR, "(tp in former and now - former[tp] >= LOOK_SECONDS)", "tp in former"),
+        tests=(f"{_LOGS}test_a_running_job_goes_on_until_its_mirror_has_seen_for_a_while_what_may_pass",),
+        why="A new leader that tells a low end for seconds would end the job, until somebody resets it.",
+    ),
+    mutant(
+        "short-log-at-the-end-of-the-job",
+        (_MIRROR, "            if self._copies.is_stopping or (", "            if ("),
+        tests=(f"{_LOGS}test_a_job_that_ends_because_its_log_is_too_short_records_it",),
+        why="A job that Spark has ended for that would leave nothing behind for when the log has grown again.",
+    ),
+    mutant(
+        "lost-records-are-looked-for-again",
+        (_MIRROR, "        for _ in range(_LOOKS - 1):\n", "        for _ in ():\n"),
+        tests=(f"{_LOGS}test_a_running_job_goes_on_if_the_mirror_sees_a_truncation_only_once",),
+        why="One wrong answer of a broker would end the job, until somebody resets it.",
+    ),
+    mutant(
+        "lost-records-of-the-same-topic",
+        (_MIRROR, "if ids[tp.topic] and ids[tp.topic] == known[tp]}", "if ids[tp.topic] and known[tp]}"),
+        tests=(f"{_LOGS}test_a_topic_that_is_recreated_while_the_job_runs_is_no_log_that_lost_records",),
+        why="A topic that was created anew would be told as a truncated log; no on_recreated= lifts that.",
+    ),
+    mutant(
+        "truncated-ends-the-sink-s-batch",
+        ("offsetstore/spark/sink.py", "        self._claim.require_log()\n", ""),
+        tests=("tests/unit/spark/test_sink.py::test_no_batch_begins_once_the_mirror_has_seen_that_a_log_lost_records",),
+        why='With atomicity="partition" the tasks would go on in the other log: their transactions don\'t look.',
+    ),
+    mutant(
+        "truncated-is-asked-twice",
+        (_BROKER, "        for _ in range(2):  # a broker", "        for _ in range(1):  # a broker"),
+        tests=(f"{_BROKERS}test_leader_epochs_are_asked_about_in_parts_each_in_its_own_time",),
+        why="A broker that lags behind its leader would refuse a start with one answer.",
+    ),
+    mutant(
+        "truncated-within-the-log",
+        (_BROKER, "if _holds(logs[tp], pairs[tp].offset)}", "if tp in logs}"),
+        tests=(f"{_BROKERS}test_a_log_that_lies_outside_of_the_offset_altogether_was_not_told_to_be_truncated",),
+        why="Records that retention has removed would be told as a truncated log, and a short log at once.",
+    ),
+    mutant(
+        "truncated-by-librdkafka-s-reset",
+        (
+            "offsetstore/kafka/truncation.py",
+            "code == ck.KafkaError._AUTO_OFFSET_RESET:",
+            "code != ck.KafkaError._PARTITION_EOF:",
+        ),
+        tests=(f"{_BROKERS}test_only_librdkafkas_reset_tells_that_a_log_was_truncated",),
+        why="A connection that breaks would be told as a truncated log.",
+    ),
+    mutant(
+        "looks-have-a-client-of-their-own",
+        (_BROKER, "return self._looks.ask(lambda", "return self._requests.ask(lambda"),
+        tests=(f"{_BROKERS}test_a_look_at_the_logs_delays_no_batch",),
+        why="A batch would wait while the mirror looks at the logs.",
+    ),
+    mutant(
+        "home-that-is-not-known",
+        (
+            "offsetstore/protocol/store_facts.py",
+            "return self.is_compared and self.home != self.here",
+            "return self.home != self.here",
+        ),
+        tests=(f"{_ADMIN}test_a_home_that_is_not_known_is_not_compared",),
+        why="Where a provider does not let the role ask which database it is, no job would start.",
+    ),
+    mutant(
+        "home-that-may-not-be-asked-for",
+        (
+            "offsetstore/postgres/store_facts.py",
+            "_, found = self._send_together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)",
+            "[found] = self._send_together(sql.IDENTITY_ALONE)",
+        ),
+        tests=(f"{_GRANTS}test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same",),
+        why="The same: the refused question would have ended the transaction.",
+    ),
+    mutant(
+        "home-before-a-dry-run",
+        ("offsetstore/store/resolving.py", "        identity.expect_home()\n", "        pass\n"),
+        tests=(f"{_ADMIN}test_a_store_in_another_database_starts_no_job_before_somebody_says_why",),
+        why="A clone would be told where its job would start, although it would not.",
+    ),
+    mutant(
+        "moved-although-that-is-not-known",
+        (_HOME, "        if before.here is None:\n", "        if before.store_id is None:\n"),
+        tests=(f"{_GRANTS}test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same",),
+        why="It would be told as done, and nothing would be written.",
+    ),
+    mutant(
+        "moved-reads-the-store-under-its-lock",
+        (_HOME, "            before = session.lock_identity()  #", "            before = session.identity()  #"),
+        tests=(f"{_TOGETHER}test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile",),
+        why="A store moved that has waited for a new-id would write the id of the original back.",
+    ),
+    mutant(
+        "new-id-reads-the-store-under-its-lock",
+        (_HOME, "        before = session.lock_identity()\n", "        before = session.identity()\n"),
+        tests=(f"{_TOGETHER}test_a_new_id_names_the_store_that_the_database_was_until_then",),
+        why="The history would name another store than the one that the database was a copy of.",
+    ),
+    mutant(
+        "copy-of-the-database-is-told",
+        (_TAKING, "    _warn_of_copy(request, acquired.starting)\n", ""),
+        tests=(
+            f"{_MIRRORED}test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_start_names_the_copy",
+        ),
+        why="Nobody would know why the original ignores what Kafka has, nor give the copy an id.",
+    ),
+    mutant(
+        "marked-batch-of-a-store-that-was-set-back",
+        (
+            "offsetstore/spark/ways/continuity.py",
+            '        _expect_not_beyond("the last committed batch of the kept checkpoint ends", begin, stored)\n',
+            "",
+        ),
+        tests=(f"{_CONTINUITY}test_the_marked_batch_of_a_store_below_what_is_committed_is_ahead",),
+        why="The error would tell to restore the checkpoint where the database was set back.",
+    ),
+    mutant(
+        "another-end-of-the-reader",
+        (
+            "offsetstore/protocol/policy.py",
+            '("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")',
+            '("endingOffsets", "endingOffsetsByTimestamp")',
+        ),
+        tests=("tests/unit/kafka/test_options.py::test_another_start_than_the_claims_and_an_end_are_refused_by_name",),
+        why="A query that is meant to end at that time would read on: Spark ignores the option.",
+    ),
+    mutant(
+        "evidence-where-the-row-was-locked",
+        (
+            _MIRROR,
+            "        self._lost_is_recorded = self._write(\n",
+            "        self._lost_is_recorded = True\n        self._write(\n",
+        ),
+        tests=(f"{_LOGS}test_evidence_is_recorded_at_a_later_turn_where_the_row_was_locked",),
+        why="A job whose transaction held the row for a second would leave nothing behind for the next start.",
+    ),
+    mutant(
+        "evidence-of-a-stale-look",
+        (
+            _SQL,
+            "CASE WHEN p.suspect IS NULL AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END",
+            "p.suspect IS NULL",
+        ),
+        tests=(
+            "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_evidence_is_of_the_rows_that_were_looked_at",
+        ),
+        why="What a late look has seen would stop the jobs of a newer claim, or come back after a reset.",
+    ),
+    mutant(
+        "pairs-of-a-stale-claim",
+        (
+            _SQL,
+            "AND CASE WHEN p.epoch = :epoch AND p.claim_id = :claim_id THEN true END\nFOR UPDATE OF p SKIP",
+            "FOR UPDATE OF p SKIP",
+        ),
+        tests=(
+            "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_pairs_are_written_beside_the_job_and_wait_for_no_lock",
+        ),
+        why="A stale job's mirror would put its pair beside an offset that another one has stored.",
+    ),
+    mutant(
+        "home-of-a-store-that-is-migrated",
+        (_MIGRATION, "    UPDATE store_identity SET home = here;\n", "    UPDATE store_identity SET home = NULL;\n"),
+        tests=(f"{_GRANTS}test_any_role_knows_a_copy_and_only_the_owner_says_what_it_is",),
+        why="A store of before would never be compared, and its copies not be told.",
+    ),
+    mutant(
+        "home-that-the-migration-may-not-ask-for",
+        (_MIGRATION, "    EXCEPTION WHEN OTHERS THEN\n        NULL;\n", ""),
+        tests=(f"{_GRANTS}test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same",),
+        why="Where a provider does not let the role ask which database it is, the store could not be migrated.",
     ),
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from offsetstore.errors import BrokerRefused, LogTruncated, OffsetOutOfRange, TransactionLost
-from offsetstore.offsets import EpochPair, OffsetRange, TopicPartition, Watermarks
+from offsetstore.offsets import EpochPair, OffsetRange, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries
 from offsetstore.store import acquire
@@ -21,7 +21,7 @@ from offsetstore.store.sessions import transaction
 from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
 
     from offsetstore.offsets import StoredOffset
     from offsetstore.store.claim import Claim
@@ -96,6 +96,17 @@ class LogContract(ContractParts):
         assert found.suspect.at is not None
         assert replace(found, suspect=None) == before
         give(running, {P0: OffsetRange(40, 50)})
+
+    @pytest.mark.behaviour("START-25")
+    def test_the_first_evidence_stays(self, store: OffsetStore, broker: StaticBroker, stopped: Claim) -> None:
+        for end in (35, 30):
+            broker.set_log(P0, 0, end)
+            with pytest.raises(OffsetOutOfRange):
+                store.claim(GROUP, broker)
+        found = row_of(store).suspect
+        assert found is not None
+        assert found.what == "the log ended at 35, below the stored offset 40"
+        assert len(store.history(GROUP, events=["suspect"])) == 1
 
     @pytest.mark.behaviour("START-25", "START-10")
     def test_what_only_one_attempt_has_seen_is_no_evidence(
@@ -353,6 +364,81 @@ class LogContract(ContractParts):
             _wait_until(lambda: row_of(store).suspect is not None)
             with pytest.raises(LogTruncated):
                 give(claim, {P0: OffsetRange(50, 60)})
+
+    @pytest.mark.behaviour("START-26")
+    def test_evidence_is_recorded_at_a_later_turn_where_the_row_was_locked(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(mirrors, "_LOCK_SECONDS", 0.05)
+        write = mirrors.write_evidence
+        tries: list[object] = []
+
+        def write_again(*given: Any, **named: Any) -> None:
+            tries.append(given)
+            write(*given, **named)
+
+        monkeypatch.setattr(mirrors, "write_evidence", write_again)
+        with store.claim(GROUP, broker, mirror_every=0.01) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 0))
+            with held(store, claim, P0):
+                broker.truncate(P0, 35, end=200)
+                _wait_until(lambda: len(tries) >= 2)
+                assert row_of(store).suspect is None
+            _wait_until(lambda: row_of(store).suspect is not None)
+
+    @pytest.mark.behaviour("START-25")
+    def test_evidence_is_of_the_rows_that_were_looked_at(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        store.claim(GROUP, broker, mirror_every=None)
+        with transaction(store.database, name="test") as session:
+            session.lock_partitions(GROUP, [P0])
+            assert session.write_suspects(GROUP, stopped.token, {P0: "the log ended at 35"}) == set()
+        assert row_of(store).suspect is None
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_running_job_goes_on_if_the_mirror_sees_a_truncation_only_once(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        find = broker.find_truncated
+        answers: list[dict[TopicPartition, int | None]] = [{P0: 35}]
+
+        def truncated_once(pairs: Mapping[TopicPartition, EpochPair]) -> dict[TopicPartition, int | None]:
+            return answers.pop() if answers else find(pairs)
+
+        monkeypatch.setattr(broker, "find_truncated", truncated_once)
+        with store.claim(GROUP, broker, mirror_every=0.01) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 0))
+            broker.change_leader(P0)
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 1) or row_of(store).suspect is not None)
+            assert (answers, row_of(store).suspect) == ([], None)
+            give(claim, {P0: OffsetRange(40, 50)})
+
+    @pytest.mark.behaviour("START-25", "START-8")
+    def test_a_topic_that_is_recreated_while_the_job_runs_is_no_log_that_lost_records(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        asked: list[object] = []
+        topic_ids = broker.topic_ids
+
+        def count(topics: Collection[str]) -> dict[str, str | None]:
+            asked.append(topics)
+            return topic_ids(topics)
+
+        with store.claim(GROUP, broker, mirror_every=0.01) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 0))
+            monkeypatch.setattr(broker, "topic_ids", count)
+            logs = dict.fromkeys(range(3), Watermarks(0, 5))
+            broker.current = replace(broker.current, topics={"payments": TopicLog("another-id", logs)})
+            _wait_until(lambda: len(asked) >= 3 or row_of(store).suspect is not None)
+            assert row_of(store).suspect is None
+        assert row_of(store).suspect is None
 
     @pytest.mark.behaviour("START-26")
     def test_pairs_are_written_beside_the_job_and_wait_for_no_lock(

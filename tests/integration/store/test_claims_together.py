@@ -147,3 +147,17 @@ def test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile(store: Offse
     assert moving.result(timeout=60).store_id == given
     assert store.identity().store_id == given
     assert store.identity().home == store.identity().here
+
+
+@pytest.mark.behaviour("START-27")
+def test_a_new_id_names_the_store_that_the_database_was_until_then(store: OffsetStore, query: Query) -> None:
+    store.claim("billing", topics=["payments"], mirror_every=None)
+    given = uuid4()
+    with transaction(store.database, name="test") as session:
+        session.set_identity(given, session.identity().here)
+        saying = in_background(lambda: store.new_id(reason="ticket 17"))
+        wait_until(lambda: query(WAITING))
+
+    after = saying.result(timeout=60)
+    [line] = store.history("billing", events=["new-id"])
+    assert line.reason == f"this database is a copy of store {given}, and is store {after.store_id} now: ticket 17"

@@ -289,6 +289,53 @@ def test_leader_epochs_are_asked_about_in_parts_each_in_its_own_time(monkeypatch
     assert len(deadlines) == 4
 
 
+@pytest.mark.behaviour("START-26")
+def test_a_log_that_lies_outside_of_the_offset_altogether_was_not_told_to_be_truncated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = {TopicPartition("payments", number): EpochPair(40, 0) for number in range(3)}
+    ends = [Watermarks(0, 100, high=100), Watermarks(0, 30, high=30), Watermarks(50, 100, high=100)]
+
+    def find_resets(_settings: object, part: Mapping[TopicPartition, EpochPair], _deadline: Deadline) -> dict[Any, int]:
+        return dict.fromkeys(part, 35)
+
+    def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
+        return {tp: ends[tp.partition] for tp in partitions}
+
+    broker = Broker(NOBODY)
+    monkeypatch.setattr(brokers, "find_resets", find_resets)
+    monkeypatch.setattr(broker, "log_ends", log_ends)
+    assert broker.find_truncated(pairs) == {P0: 35}
+
+
+@pytest.mark.behaviour("START-26")
+def test_only_librdkafkas_reset_tells_that_a_log_was_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = [KafkaError._TRANSPORT, KafkaError._AUTO_OFFSET_RESET] * 2
+
+    class Consumer:
+        def __init__(self, _config: object) -> None: ...
+
+        def assign(self, _partitions: object) -> None: ...
+
+        def incremental_unassign(self, _partitions: object) -> None: ...
+
+        def poll(self, timeout: float) -> Any:
+            time.sleep(0 if codes else timeout)
+            error = KafkaError(codes.pop(0), "broker end offset is 35 (offset 40, leader epoch 0)") if codes else None
+            return error and SimpleNamespace(topic=lambda: P0.topic, partition=lambda: 0, error=lambda: error)
+
+    def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
+        return dict.fromkeys(partitions, Watermarks(0, 99, high=99))
+
+    monkeypatch.setattr(truncation, "ck", SimpleNamespace(**{**vars(truncation.ck), "Consumer": Consumer}))
+    broker = Broker(NOBODY, timeout=0.2)
+    monkeypatch.setattr(broker, "log_ends", log_ends)
+    assert broker.find_truncated({P0: EpochPair(40, 0)}) == {P0: 35}
+    codes += [KafkaError._TRANSPORT]
+    with pytest.raises(BrokerUnavailable):
+        broker.find_truncated({P0: EpochPair(40, 0)})
+
+
 def test_leader_epochs_that_can_t_be_told_in_time_name_the_timeout() -> None:
     with pytest.raises(BrokerUnavailable, match="comparing the logs") as caught:
         Broker(NOBODY, timeout=0.2).find_truncated({P0: EpochPair(40, 0)})
