@@ -19,6 +19,10 @@ _SHARING: Final = "offsetstore/spark/plans/sharing.py"
 _AGREEMENT: Final = f"{_SPARK}test_agreement.py::"
 _SHARED: Final = f"{_SPARK}test_sharing.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
+_BUFFERED: Final = "offsetstore/spark/ways/buffered.py"
+_COMPUTED: Final = (
+    f"{_SPARK}test_dead_letters.py::test_without_dead_letters_the_error_names_the_record_that_cant_be_computed"
+)
 _COLLECTING: Final = "offsetstore/spark/collecting.py"
 _COLLECTED: Final = "tests/unit/spark/test_collecting.py::"
 _POISON: Final = "offsetstore/processing/isolate.py"
@@ -125,6 +129,30 @@ BATCHES: Final[tuple[Mutant, ...]] = (
         why="A state file that is not replaced would hold other state than the results.",
     ),
     mutant(
+        "session-of-other-queries",
+        (
+            "offsetstore/spark/tuning.py",
+            "    given = {name.lower() for name in options}\n",
+            '    spark.conf.set(MANAGER, "")\n    given = {name.lower() for name in options}\n',
+        ),
+        tests=(
+            "tests/unit/spark/test_tuning.py::test_options_are_added_to_those_of_the_source_and_nothing_of_the_session_is_touched",
+        ),
+        why="Other queries of the session would keep their checkpoints by another file manager.",
+    ),
+    mutant(
+        "reader-at-the-first-batch",
+        (
+            "offsetstore/spark/plans/admission.py",
+            "            check_reader(options.get)\n",
+            '            options.get("")\n',
+        ),
+        tests=(
+            f"{_SPARK}test_unsupported.py::test_a_reader_with_another_start_or_an_end_is_refused_at_the_first_batch[startingtimestamp]",
+        ),
+        why="A query that begins elsewhere than the claim has resolved would end in a gap, or read for nothing.",
+    ),
+    mutant(
         "crop",
         (
             "offsetstore/spark/cropping.py",
@@ -195,6 +223,44 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         ),
         tests=(f"{_SEARCHES}test_a_transform_that_makes_other_rows_each_time_names_no_record",),
         why="Of rows that differ each time, the one that was refused last would be accused.",
+    ),
+    mutant(
+        "record-that-can-t-be-computed",
+        (
+            _BATCH,
+            "            raise self.name_record(failed, batch) from error\n",
+            "            raise failed from error\n",
+        ),
+        tests=(f"{_COMPUTED}[way0-4]",),
+        why="The error would not say which record it is, and the records before it would not be stored.",
+    ),
+    mutant(
+        "record-that-a-task-can-t-compute",
+        (
+            "offsetstore/spark/ways/partition.py",
+            "            raise self._driver.name_record(failed, batch) from error\n",
+            "            raise failed from error\n",
+        ),
+        tests=(f"{_COMPUTED}[way1-4]",),
+        why="The same, where tasks compute the rows.",
+    ),
+    mutant(
+        "records-before-it-of-what-is-kept",
+        (
+            _BUFFERED,
+            "    def _stores_parts(self) -> bool:\n        return False\n",
+            "    def _stores_parts(self) -> bool:\n        return True\n",
+        ),
+        tests=(f"{_COMPUTED}[way2-0]",),
+        why="With a buffer, a part of a batch would be stored before the batches that are kept.",
+    ),
+    mutant(
+        "record-that-spark-s-source-can-t-read",
+        (_BATCH, "        if not _can_read(frame):\n", "        if frame is None:\n"),
+        tests=(
+            f"{_SPARK}test_dead_letters.py::test_a_record_that_sparks_source_cant_read_is_named_with_the_way_past_it[settings0]",
+        ),
+        why="The error would not say how to pass a record that no query can read.",
     ),
     mutant(
         "reset-for-one-stored-offset",
@@ -309,7 +375,6 @@ AGREEMENT: Final[tuple[Mutant, ...]] = (
 )
 
 _SINK: Final = "offsetstore/spark/sink.py"
-_BUFFERED: Final = "offsetstore/spark/ways/buffered.py"
 _BETWEEN: Final = "offsetstore/processing/between.py"
 _BUFFERING: Final = f"{_SPARK}test_buffering.py::"
 _MARKING: Final = f"{_SPARK}test_marking.py::"
