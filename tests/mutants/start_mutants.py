@@ -17,7 +17,6 @@ _EVIDENCE: Final = "offsetstore/protocol/log_evidence.py"
 _LOGS: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _MIRRORED: Final = "tests/unit/store/test_mirror.py::"
 _HOME: Final = "offsetstore/store/home.py"
-_MIGRATION: Final = "migrations/versions/0008_home.py"
 _BROKER: Final = "offsetstore/kafka/broker.py"
 _BROKERS: Final = "tests/unit/kafka/test_broker.py::"
 _TOGETHER: Final = "tests/integration/store/test_claims_together.py::"
@@ -582,17 +581,5 @@ START: Final[tuple[Mutant, ...]] = (
             "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_pairs_are_written_beside_the_job_and_wait_for_no_lock",
         ),
         why="A stale job's mirror would put its pair beside an offset that another one has stored.",
-    ),
-    mutant(
-        "home-of-a-store-that-is-migrated",
-        (_MIGRATION, "    UPDATE store_identity SET home = here;\n", "    UPDATE store_identity SET home = NULL;\n"),
-        tests=(f"{_GRANTS}test_any_role_knows_a_copy_and_only_the_owner_says_what_it_is",),
-        why="A store of before would never be compared, and its copies not be told.",
-    ),
-    mutant(
-        "home-that-the-migration-may-not-ask-for",
-        (_MIGRATION, "    EXCEPTION WHEN OTHERS THEN\n        NULL;\n", ""),
-        tests=(f"{_GRANTS}test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same",),
-        why="Where a provider does not let the role ask which database it is, the store could not be migrated.",
     ),
 )
