@@ -183,9 +183,9 @@ class StoreOverview:
 class NewOffset:
     """The new state of a partition, set by a claim or a reset; if ``pinned``, the row also keeps the token's epoch.
 
-    A decision clears ``contested``; a claim without a decision leaves it as it was. A reset clears ``pair`` and
-    ``suspect``, which are about the offset that was stored; whatever keeps that offset carries them. A reset to the
-    offset that is stored clears evidence, and keeps the pair where there is none.
+    A decision clears ``contested``; a claim without a decision leaves it as it was. Whatever keeps
+    the offset carries ``pair`` and ``suspect``. A reset clears evidence, and keeps the pair where there is none, see
+    `offsetstore.store.admin.decided_offset`.
     """
 
     next_offset: int

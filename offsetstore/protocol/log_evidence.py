@@ -28,6 +28,8 @@ class LogLook:
     :param short: logs that end below the stored offset, in words.
     :param truncated: logs that have lost the epoch of the pair, in words.
     :param checked: the pairs of the others that were checked, each with the leader epoch of this look.
+    :param doubtful: logs of ``short`` that may never have held the offset: the row is pinned, so a reset may have set
+        it, and no pair shows that records above the log's end were there.
     """
 
     short: Mapping[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
@@ -35,6 +37,7 @@ class LogLook:
     checked: Mapping[TopicPartition, tuple[EpochPair, int]] = field(
         default_factory=dict[TopicPartition, tuple[EpochPair, int]]
     )
+    doubtful: frozenset[TopicPartition] = frozenset()
 
     @property
     def lost(self) -> dict[TopicPartition, str]:
@@ -83,14 +86,15 @@ def look(
     :param find: as `BrokerOffsets.find_truncated`; ``None`` if the broker can't tell.
     """
     short: dict[TopicPartition, str] = {}
+    doubtful: set[TopicPartition] = set()
     truncated: dict[TopicPartition, str] = {}
     changed: dict[TopicPartition, tuple[EpochPair, int]] = {}
     for tp, log in sorted(logs.items()):
         row, epoch = rows[tp], log.leader_epoch
         if log.high is not None and log.high < row.next_offset:
-            # A pinned row without a pair was set, and no log has held its offset since: nothing was read up to there.
-            if row.pair is not None or not row.pinned:
-                short[tp] = f"the log ended at {log.high}, below the stored offset {row.next_offset}"
+            short[tp] = f"the log ended at {log.high}, below the stored offset {row.next_offset}"
+            if row.pinned and (row.pair is None or row.pair.offset <= log.high):
+                doubtful.add(tp)
         elif epoch is None or row.pair is None or epoch == row.pair.leader_epoch:
             continue
         elif epoch < row.pair.leader_epoch:
@@ -108,7 +112,7 @@ def look(
                 f"the log parts {where} the stored offset {pair.offset}: it was truncated there after leader epoch "
                 f"{pair.leader_epoch}, and has epoch {epoch} now"
             )
-    return LogLook(short, truncated, changed if find is not None else {})
+    return LogLook(short, truncated, changed if find is not None else {}, frozenset(doubtful))
 
 
 def log_truncated(tp: TopicPartition, found: Suspect) -> LogTruncated:

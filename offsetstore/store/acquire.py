@@ -42,7 +42,7 @@ from offsetstore.store.run_record import new_run
 from offsetstore.store.sessions import fencing, read, read_offsets, repeat, transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from offsetstore.offsets import BrokerView, StoredOffset
     from offsetstore.protocol.database import Database, GroupRow, Session
@@ -115,7 +115,8 @@ class _Evidence:
 
     An attempt that broke before it looked has seen nothing, and counts for nothing.
 
-    ``unlocked`` is the latest attempt's first look, before the group was locked, and ``token`` that of the rows.
+    ``unlocked`` is the latest attempt's first look, before the group was locked; ``token`` is that of the rows, and
+    ``doubtful`` is of the latest look.
     """
 
     def __init__(self) -> None:
@@ -123,6 +124,7 @@ class _Evidence:
         self._latest: Mapping[TopicPartition, str] = {}
         self._has_looked = False
         self.token: Token | None = None
+        self.doubtful: Collection[TopicPartition] = ()
         self.unlocked = LogLook()
 
     def begin(self) -> None:
@@ -134,6 +136,7 @@ class _Evidence:
     def note(self, rows: Mapping[TopicPartition, StoredOffset], found: LogLook) -> None:
         """Note the latest look, and whose rows these were."""
         self._latest, self._has_looked = found.lost, True
+        self.doubtful = found.doubtful
         self.token = next((row.token for row in rows.values()), None)
 
     @property
@@ -149,7 +152,14 @@ def _record(store: Connected, group: str, evidence: _Evidence) -> None:
     name = f"{name_prefix(group)}evidence"
     try:
         with transaction(store.database, name=name, lock_timeout=store.timeouts.lock) as session:
-            write_evidence(session, group, evidence.token, evidence.confirmed, actor=this_process())
+            write_evidence(
+                session,
+                group,
+                evidence.token,
+                evidence.confirmed,
+                actor=this_process(),
+                doubtful=evidence.doubtful,
+            )
     except OffsetStoreError as error:  # the start is refused all the same
         _log.warning("could not record that a log of group %r lost records: %s", group, error)
 

@@ -24,6 +24,7 @@ from offsetstore.errors import (
 )
 from offsetstore.offsets import MAX_OFFSET, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition, Watermarks
 from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, renamed
+from offsetstore.protocol.log_evidence import LogLook
 from offsetstore.protocol.metadata import format_of
 from offsetstore.protocol.numbers import as_offset, check_seconds
 from offsetstore.store.identity import this_process
@@ -351,7 +352,7 @@ def reset(
         # With from_offset= it is a repair, and decides nothing about other applications.
         keep = request.from_offset is not None
         new = {
-            move.topic_partition: decided_offset(rows[move.topic_partition], move.to_offset, keep_contested=keep)
+            move.topic_partition: decided_offset(rows[move.topic_partition], move, keep_contested=keep)
             for move in moves
         }
         session.set_partitions(group, token, new)
@@ -570,14 +571,23 @@ def known(session: Session, group: str) -> GroupRow:
 
 
 def pinned(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
-    """A decision's offset, which counts more than what Kafka has. What was known of the log below the old one ends."""
+    """A decision's offset, which counts more than what Kafka has."""
     return NewOffset(offset, row.topic_id, row.cluster_id, pinned=True, contested=keep_contested and row.contested)
 
 
-def decided_offset(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
-    """The offset of a reset, which accepts what its plan shows: a truncation that nobody has seen is none of that."""
-    new = pinned(row, offset, keep_contested=keep_contested)
-    return replace(new, pair=row.pair) if offset == row.next_offset and row.suspect is None else new
+def decided_offset(row: StoredOffset, move: Move, *, keep_contested: bool) -> NewOffset:
+    """The offset of a reset, which accepts the evidence that its plan shows: a truncation that nobody has seen is none.
+
+    So the pair stays, unless there was evidence: what it says of its offset holds of each smaller one. If Kafka was
+    asked, the pair is of the new offset, unless the leader has changed since the row's: that is for a claim to check.
+    """
+    new = pinned(row, move.to_offset, keep_contested=keep_contested)
+    pair = row.pair if row.suspect is None else None
+    if pair is not None:
+        pair = pair._replace(offset=min(pair.offset, move.to_offset))
+    if move.log is not None:
+        pair = LogLook().pair(move.topic_partition, replace(row, pair=pair), move.to_offset, move.log)
+    return replace(new, pair=pair)
 
 
 def same_offset(row: StoredOffset, *, keep_contested: bool) -> NewOffset:

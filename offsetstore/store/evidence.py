@@ -7,18 +7,30 @@ from typing import TYPE_CHECKING
 from offsetstore.protocol.database import HistoryEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from offsetstore.offsets import Token, TopicPartition
-    from offsetstore.protocol.database import Session
+    from offsetstore.protocol.database import LockedRow, Session
 
 
 def write_evidence(
-    session: Session, group: str, token: Token, found: Mapping[TopicPartition, str], *, actor: str
+    session: Session,
+    group: str,
+    token: Token,
+    found: Mapping[TopicPartition, str],
+    *,
+    actor: str,
+    doubtful: Collection[TopicPartition] = (),
 ) -> None:
-    """Write evidence of loss to rows that still have the token and have none yet, with history."""
+    """Write evidence of loss to rows that still have the token and have none yet, with history.
+
+    :param doubtful: as `LogLook.doubtful`; it is no evidence if the offset is still the one that a reset has set.
+    """
     rows = session.lock_partitions(group, found)
-    written = session.write_suspects(group, token, {tp: found[tp] for tp in rows})
+    sure = {
+        tp: found[tp] for tp, row in rows.items() if tp not in doubtful or not _is_as_reset(session, group, tp, row)
+    }
+    written = session.write_suspects(group, token, sure)
     session.append_history(
         group,
         [
@@ -26,3 +38,8 @@ def write_evidence(
             for tp in sorted(written)
         ],
     )
+
+
+def _is_as_reset(session: Session, group: str, tp: TopicPartition, row: LockedRow) -> bool:
+    last = session.history(group, events=["reset"], topic_partition=tp, limit=1)
+    return bool(last) and last[0].to_offset == row.next_offset

@@ -137,7 +137,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "pair-of-an-offset-that-stays",
-        (_ADMIN, "return replace(new, pair=row.pair) if offset", "return new if offset"),
+        (_ADMIN, "pair = row.pair if row.suspect is None else None", "pair = None"),
         tests=(f"{_CONTRACT}test_a_reset_to_where_it_is_keeps_what_tells_a_truncated_log_unless_it_accepts_the_loss",),
         why="A reset that only pins would make a truncated log startable that no start has seen yet.",
     ),

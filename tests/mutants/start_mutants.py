@@ -342,6 +342,30 @@ START: Final[tuple[Mutant, ...]] = (
         why="A rename would make a truncated log startable.",
     ),
     mutant(
+        "pair-through-a-reset",
+        ("offsetstore/store/admin.py", "pair = row.pair if row.suspect is None else None", "pair = None"),
+        tests=(f"{_LOGS}test_a_reset_accepts_no_truncation_that_its_plan_does_not_show",),
+        why="A reset past a bad record would hide that the log was truncated below it, and has regrown.",
+    ),
+    mutant(
+        "pair-of-a-smaller-offset",
+        ("offsetstore/store/admin.py", "min(pair.offset, move.to_offset)", "pair.offset"),
+        tests=(f"{_LOGS}test_a_truncation_above_where_a_reset_went_lost_nothing",),
+        why="A job that was set back below what the log lost would be refused, although it lost nothing.",
+    ),
+    mutant(
+        "pair-of-a-reset",
+        ("offsetstore/store/admin.py", "    if move.log is not None:\n        pair =", "    if False:\n        pair ="),
+        tests=(f"{_LOGS}test_an_offset_that_a_reset_found_in_the_log_is_evidence_when_the_log_ends_below_it",),
+        why="What the log loses between a reset and the next start would be noticed by nobody, once it has regrown.",
+    ),
+    mutant(
+        "evidence-above-a-reset",
+        ("offsetstore/store/evidence.py", "tp not in doubtful or not _is_as_reset(", "not _is_as_reset("),
+        tests=(f"{_LOGS}test_a_log_that_ends_below_what_was_read_is_evidence_wherever_a_reset_went_since",),
+        why="A reset would hide that the log had lost what was read before it.",
+    ),
+    mutant(
         "pair-is-checked-first",
         (_EVIDENCE, "return new if self.checked.get(tp) == (known, new.leader_epoch) else known", "return new"),
         tests=(f"{_LOGS}test_a_pair_is_checked_before_it_is_replaced",),

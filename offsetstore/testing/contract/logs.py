@@ -152,6 +152,30 @@ class LogContract(ContractParts):
         assert row_of(store).suspect is not None
 
     @pytest.mark.behaviour("START-25")
+    def test_an_offset_that_a_reset_found_in_the_log_is_evidence_when_the_log_ends_below_it(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        store.reset(GROUP, {P0: 90}, reason=REASON, broker=broker)
+        broker.set_log(P0, 0, 60)
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+        broker.set_log(P0, 0, 200)
+        with pytest.raises(LogTruncated, match="the log ended at 60, below the stored offset 90"):
+            store.claim(GROUP, broker)
+
+    @pytest.mark.behaviour("START-25")
+    def test_a_log_that_ends_below_what_was_read_is_evidence_wherever_a_reset_went_since(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        store.reset(GROUP, {P0: 41}, reason=REASON)
+        broker.set_log(P0, 0, 35)
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+        broker.set_log(P0, 0, 200)
+        with pytest.raises(LogTruncated, match="the log ended at 35"):
+            store.claim(GROUP, broker)
+
+    @pytest.mark.behaviour("START-25")
     def test_an_offset_beyond_the_last_stable_one_is_refused_and_not_recorded(
         self, store: OffsetStore, broker: StaticBroker, stopped: Claim
     ) -> None:
@@ -259,6 +283,44 @@ class LogContract(ContractParts):
         assert (claim.starting.offsets[P0], row_of(store).pair) == (35, EpochPair(35, 2))
 
     @pytest.mark.behaviour("START-26")
+    @pytest.mark.parametrize("is_asked", [True, False])
+    @pytest.mark.parametrize("to", [30, 41, 90])
+    @pytest.mark.parametrize("is_truncated_first", [True, False])
+    def test_a_reset_accepts_no_truncation_that_its_plan_does_not_show(
+        self,
+        store: OffsetStore,
+        broker: StaticBroker,
+        stopped: Claim,
+        to: int,
+        *,
+        is_asked: bool,
+        is_truncated_first: bool,
+    ) -> None:
+        if is_truncated_first:
+            broker.truncate(P0, 20, end=150)
+        done = store.reset(GROUP, {P0: to}, reason=REASON, from_offset=40, broker=broker if is_asked else None)
+        assert done.losses == {}
+        if not is_truncated_first:
+            broker.truncate(P0, 20, end=150)
+        with pytest.raises(LogTruncated, match="payments-0"):
+            store.claim(GROUP, broker, policy=ANYTHING)
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_reset_that_accepts_evidence_takes_the_log_as_it_found_it(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        broker.truncate(P0, 35, end=200)
+        with pytest.raises(LogTruncated):
+            store.claim(GROUP, broker)
+        store.reset(GROUP, {P0: 35}, reason=REASON)
+        assert row_of(store).pair is None
+        store.reset(GROUP, {P0: 150}, reason=REASON, broker=broker)
+        assert row_of(store).pair == EpochPair(150, 1)
+        broker.truncate(P0, 100, end=300)
+        with pytest.raises(LogTruncated, match="at offset 100, below the stored offset 150"):
+            store.claim(GROUP, broker)
+
+    @pytest.mark.behaviour("START-26")
     def test_a_change_of_leader_alone_is_none_and_only_its_partition_is_asked_about(
         self, store: OffsetStore, broker: StaticBroker, stopped: Claim
     ) -> None:
@@ -276,6 +338,14 @@ class LogContract(ContractParts):
         self, store: OffsetStore, broker: StaticBroker, stopped: Claim
     ) -> None:
         broker.truncate(P0, 40, end=200)
+        store.claim(GROUP, broker)
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_truncation_above_where_a_reset_went_lost_nothing(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        store.reset(GROUP, {P0: 30}, reason=REASON)
+        broker.truncate(P0, 35, end=200)
         store.claim(GROUP, broker)
 
     @pytest.mark.behaviour("START-26")
