@@ -253,7 +253,8 @@ class ResetRequest:
         replayed = _replayed(session, self.group, moves)
         held = held_by(owner, {one.topic_partition: one.from_offset for one in moves})
         is_live = owner is not None and owner.is_live
-        to = [self._place(one, is_live=is_live) for one in moves]
+        # Whether it goes back is told beside: a job that advances, or a log that is cut off, can turn it round.
+        to = [(self._place(one, is_live=is_live), one.shift < 0) for one in moves]
         losses = [one.suspect for one in moves]
         digest = digest_of("reset", self.group, held, to, replayed, losses)
         return Reset(self.group, moves, owner, digest, (), replayed)

@@ -136,6 +136,12 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         why="A reset would clear evidence of loss that nobody has seen.",
     ),
     mutant(
+        "plan-goes-one-way",
+        (_ADMIN, "self._place(one, is_live=is_live), one.shift < 0)", "self._place(one, is_live=is_live), False)"),
+        tests=(f"{_CONTRACT}test_a_reset_forwards_is_another_once_the_job_has_passed_its_offset",),
+        why="A reset that was to pass over records would go back, and double what the job has stored since.",
+    ),
+    mutant(
         "pair-of-an-offset-that-stays",
         (_ADMIN, "pair = row.pair if row.suspect is None else None", "pair = None"),
         tests=(f"{_CONTRACT}test_a_reset_to_where_it_is_keeps_what_tells_a_truncated_log_unless_it_accepts_the_loss",),

@@ -401,6 +401,36 @@ class PlanContract(ContractParts):
             store.reset(GROUP, **at_a_time, reason=REASON, if_plan=to_the_end.digest)
 
     @pytest.mark.behaviour("OPS-10")
+    @pytest.mark.parametrize("from_file", [True, False])
+    def test_a_reset_forwards_is_another_once_the_job_has_passed_its_offset(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, *, from_file: bool
+    ) -> None:
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        give(claim, {P0: OffsetRange(0, 40)})
+        to: dict[str, Any] = {"offsets": {P0: 50}} if from_file else {"offsets": 50, "partitions": {P0.topic: [0]}}
+        planned = store.reset(GROUP, **to, reason=REASON, dry_run=True)
+        assert (planned.passed_over, planned.read_again) == (10, 0)
+        give(claim, {P0: OffsetRange(40, 45)})
+        assert store.reset(GROUP, **to, reason=REASON, dry_run=True).digest == planned.digest
+        give(claim, {P0: OffsetRange(45, 90)})
+        with pytest.raises(PlanChanged) as caught:
+            store.reset(GROUP, **to, reason=REASON, if_plan=planned.digest)
+        assert caught.value.plan.read_again == 40
+        assert store.offsets(GROUP)[P0].next_offset == 90
+
+    @pytest.mark.behaviour("OPS-10")
+    def test_a_reset_to_the_latest_is_another_once_the_log_ends_below_the_stored_offset(
+        self, store: OffsetStore, broker: StaticBroker, give: Give
+    ) -> None:
+        with store.claim(GROUP, broker, mirror_every=None) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+        to: dict[str, Any] = {"offsets": "latest", "partitions": {P0.topic: [0]}, "broker": broker}
+        planned = store.reset(GROUP, **to, reason=REASON, dry_run=True)
+        broker.set_log(P0, 0, 30)
+        with pytest.raises(PlanChanged):
+            store.reset(GROUP, **to, reason=REASON, if_plan=planned.digest)
+
+    @pytest.mark.behaviour("OPS-10")
     def test_letters_that_were_replayed_since_are_in_the_new_plan_of_a_reset(
         self, store: OffsetStore, left: None
     ) -> None:
