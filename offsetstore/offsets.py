@@ -171,11 +171,11 @@ class StoredOffset:
     """One row of ``kafka_partitions``: a group's position in one partition, and what travels with it.
 
     ``metadata`` is the text as stored, see `protocol.metadata`. ``transaction_id`` is that of the last advance, and
-    ``None`` until the first one. ``pinned_epoch`` is the epoch in which an operator's decision last set the row, 0 if
-    none did: copies in Kafka of earlier epochs don't count. ``updated_at`` is of the database's clock. ``contested`` is
-    set where another application, or a copy of the database, used the group in Kafka while the job ran: what it has
-    committed is not adopted. ``pair`` tells a truncated log, see `EpochPair`; ``suspect`` is evidence of one, which
-    stays until a reset.
+    ``None`` until the first one. ``pinned_epoch`` is the epoch in which an operator's decision last set the row, or in
+    which it was contested, 0 if neither: copies in Kafka of earlier epochs don't count. ``updated_at`` is of the
+    database's clock. ``contested`` is set where another application, or a copy of the database, used the group in Kafka
+    while the job ran: what it has committed is not adopted. ``pair`` tells a truncated log, see `EpochPair`;
+    ``suspect`` is evidence of one, which stays until a reset.
     """
 
     next_offset: int

@@ -242,7 +242,8 @@ INSERT INTO {s}kafka_partitions AS p
        (consumer_group, topic, partition, next_offset, topic_id, cluster_id, pinned, contested, epoch_offset,
         leader_epoch, suspect, suspect_at, pinned_epoch, epoch, claim_id)
 SELECT :group, n.topic, n.partition, n.next_offset, n.topic_id, n.cluster_id, n.pinned, n.contested, n.epoch_offset,
-       n.leader_epoch, n.suspect, n.suspect_at, CASE WHEN n.pinned THEN :epoch ELSE 0 END, :epoch, :claim_id
+       n.leader_epoch, n.suspect, n.suspect_at, CASE WHEN n.pinned OR n.contested THEN :epoch ELSE 0 END, :epoch,
+       :claim_id
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
             CAST(:topic_ids AS text[]), CAST(:cluster_ids AS text[]), CAST(:pinned AS boolean[]),
             CAST(:contested AS boolean[]), CAST(:epoch_offsets AS bigint[]), CAST(:leader_epochs AS integer[]),
@@ -352,7 +353,7 @@ WHERE p.consumer_group = (SELECT :group) AND p.topic = asked.topic AND p.partiti
 """
 
 CONTEST = """
-UPDATE {s}kafka_partitions AS p SET contested = true
+UPDATE {s}kafka_partitions AS p SET contested = true, pinned_epoch = greatest(p.pinned_epoch, :epoch)
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
 WHERE p.consumer_group = (SELECT :group) AND p.topic = asked.topic AND p.partition = asked.partition
   AND CASE WHEN NOT p.contested AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END

@@ -173,8 +173,8 @@ class _Facts:
     topic_is_known: bool
     is_contested: bool
     """Whether another application, or a copy of the database, used the group in Kafka while the job ran."""
-    claimed_epoch: int
-    """The epoch of the group's last claim."""
+    contested_epoch: int
+    """The epoch in which that was seen, or of the last claim since that has looked at Kafka."""
     policy: StartPolicy
     is_same_log: bool
     """Whether the topic's id is known and equals the stored one."""
@@ -189,7 +189,7 @@ def _starts(
 ) -> dict[TopicPartition, Start]:
     starts: dict[TopicPartition, Start] = {}
     any_is_contested = any(row.contested for row in rows.values())
-    claimed_epoch = max((row.token.epoch for row in rows.values()), default=0)
+    contested_epoch = max((row.pinned_epoch for row in rows.values() if row.contested), default=0)
     ids = topic_ids(rows)
     for partition, watermarks in sorted(log.partitions.items()):
         tp = TopicPartition(topic, partition)
@@ -209,7 +209,7 @@ def _starts(
             topic_is_known=bool(rows or adopted),
             # For a new partition, the other application's offset is not adopted either.
             is_contested=rows[tp].contested if tp in rows else any_is_contested,
-            claimed_epoch=claimed_epoch,
+            contested_epoch=rows[tp].pinned_epoch if tp in rows else contested_epoch,
             policy=asked.policy,
             is_same_log=log.topic_id is not None and ids.get(tp) == log.topic_id,
         )
@@ -245,13 +245,14 @@ def _contested(facts: _Facts) -> Start | None:
 
 
 def _copied(facts: _Facts) -> Start | None:
-    """A claim of our own store that is later than our rows', and was seen while the job ran, was made in a copy.
+    """A claim of our own store that is later than the mark, which our job's mirror has set, was made in a copy.
 
-    Or it was lost in a restore. Its offsets belong to results that are not here. Pinned, as after a contest.
+    Or it was lost in a restore. Its offsets belong to results that are not here. Pinned, as after a contest. It is not
+    compared with the row's token: claims that don't look at Kafka, and resets of other partitions, write tokens too.
     """
     if not facts.is_contested or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
         return None
-    if facts.stamp.epoch <= facts.claimed_epoch:
+    if facts.stamp.epoch <= facts.contested_epoch:
         return None
     at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
     return _start(facts, at, Reason.COPY_STORED)

@@ -396,8 +396,8 @@ def _starts_below_committed(start: Start) -> bool:
 
 
 def _is_unchanged(row: StoredOffset | None, new: NewOffset) -> bool:
-    # A pin is written again: its epoch must be above those of all copies that were seen.
-    if row is None or new.pinned:
+    # A pin or a contest is written again: its epoch must be above those of all copies that were seen.
+    if row is None or new.pinned or new.contested:
         return False
     return NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested, row.pair) == new
 

@@ -273,11 +273,27 @@ START: Final[tuple[Mutant, ...]] = (
         "copy-of-the-database-by-its-epoch",
         (
             _RESOLVER,
-            "    if facts.stamp.epoch <= facts.claimed_epoch:\n",
-            "    if facts.stamp.epoch < facts.claimed_epoch:\n",
+            "    if facts.stamp.epoch <= facts.contested_epoch:\n",
+            "    if facts.stamp.epoch < facts.contested_epoch:\n",
         ),
         tests=(f"{_RESOLVED}test_a_copy_of_ours_that_no_later_claim_made_is_of_this_database",),
         why="A database that was restored under the job would start as if nothing were lost, without asking.",
+    ),
+    mutant(
+        "copy-of-the-database-by-the-mark",
+        (
+            _RESOLVER,
+            "contested_epoch=rows[tp].pinned_epoch if tp in rows else contested_epoch",
+            "contested_epoch=max((row.token.epoch for row in rows.values()), default=0)",
+        ),
+        tests=(f"{_MIRRORED}test_a_copy_that_was_met_is_named_whatever_the_group_s_token_is_by_then",),
+        why='A reset of another partition would make the copy look like a restore; on_rewound="kafka" loses records.',
+    ),
+    mutant(
+        "mark-at-a-claim",
+        (_TAKING, "row is None or new.pinned or new.contested:", "row is None or new.pinned:"),
+        tests=(f"{_MIRRORED}test_a_copy_of_the_claim_that_came_after_a_contest_is_our_own",),
+        why="A restored database would start as if nothing were lost, without asking.",
     ),
     mutant(
         "pin-of-an-ignored-copy",

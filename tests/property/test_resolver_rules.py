@@ -236,7 +236,7 @@ def claimed(
             topic_id=new[tp].topic_id,
             cluster_id=new[tp].cluster_id,
             pinned=new[tp].pinned,
-            pinned_epoch=EPOCHS + 1 if new[tp].pinned else row.pinned_epoch,
+            pinned_epoch=EPOCHS + 1 if new[tp].pinned or new[tp].contested else row.pinned_epoch,
             contested=new[tp].contested,
         )
         if tp in new

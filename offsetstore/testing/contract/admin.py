@@ -571,6 +571,24 @@ class AdminContract(ContractParts):
         assert started.starting.offsets == {P0: 70, P1: 0, P2: 0}
         assert started.starting.starts[P0].reason is Reason.ONLY_COMMITTED
 
+    @pytest.mark.behaviour("START-27")
+    def test_a_contest_keeps_its_epoch_until_a_claim_looks_at_kafka(
+        self, store: OffsetStore, broker: StaticBroker, claim: Claim
+    ) -> None:
+        with transaction(store.database, name="mirror") as session:
+            session.contest(GROUP, claim.token, [P0])
+
+        def contested_in() -> tuple[bool, int]:
+            row = store.offsets(GROUP)[P0]
+            return row.contested, row.pinned_epoch
+
+        assert contested_in() == (True, claim.token.epoch)
+        store.claim(GROUP, topics=[P0.topic]).close()
+        store.reset(GROUP, {P1: 0}, reason=REASON)
+        assert contested_in() == (True, claim.token.epoch)
+        after = store.claim(GROUP, broker, mirror_every=None)
+        assert contested_in() == (True, after.token.epoch)
+
     @pytest.mark.behaviour("OPS-3")
     def test_a_delete_says_that_another_application_uses_the_group(self, store: OffsetStore, advanced: Claim) -> None:
         session = store.database.begin(name="the mirror")

@@ -411,7 +411,7 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
                     cluster_id=new.cluster_id,
                     pinned=new.pinned,
                     contested=new.contested,
-                    pinned_epoch=token.epoch if new.pinned else row.pinned_epoch,
+                    pinned_epoch=token.epoch if new.pinned or new.contested else row.pinned_epoch,
                     pair=new.pair,
                     suspect=new.suspect,
                     updated_at=row.updated_at if is_same else now,
@@ -498,7 +498,7 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
         with self._statement():
             for tp, row in self._rows(group).items():
                 if tp in partitions and row.token == token:
-                    self._changes.partitions[group, tp] = replace(row, contested=True)
+                    self._changes.partitions[group, tp] = replace(row, contested=True, pinned_epoch=token.epoch)
 
     def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
         with self._statement():

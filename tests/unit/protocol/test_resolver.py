@@ -316,7 +316,7 @@ def test_a_copy_of_the_group_s_own_is_known_by_either_version(group: str | None)
 
 # -- another application in the group
 
-CONTESTED = replace(row(40), contested=True)
+CONTESTED = replace(row(40), contested=True, pinned_epoch=1)
 
 
 @pytest.mark.behaviour("MIRROR-7", "START-18")
@@ -396,6 +396,8 @@ def test_a_copy_of_the_database_that_was_seen_under_the_job_is_ignored(
     view = copy(kafka({0: (0, 100)}), committed, 2, group="billing")
 
     assert only(resolve(stored, view, policy, store_id=US, group="billing")) == (40, Reason.COPY_STORED)
+    later = {P0: replace(stored[P0], token=Token(2, stored[P0].token.claim_id))}  # a claim that did not look at Kafka
+    assert only(resolve(later, view, policy, store_id=US, group="billing")) == (40, Reason.COPY_STORED)
     with pytest.raises(KafkaGroupShared):
         resolve(stored, copy(view, committed, 2, group="invoicing"), policy, store_id=US, group="billing")
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -735,6 +735,51 @@ def test_what_the_copy_still_copies_after_that_counts_at_no_start(
     last = store.claim(GROUP, broker, mirror_every=None)
     assert last.starting is not None
     assert last.starting.offsets[P0] == 40
+
+
+@pytest.mark.behaviour("START-27", "START-6")
+@pytest.mark.parametrize("on_rewound", ["fail", "kafka"])
+@pytest.mark.parametrize("what", ["claim", "reset"])
+def test_a_copy_that_was_met_is_named_whatever_the_group_s_token_is_by_then(
+    store: InMemoryOffsetStore, broker: StaticBroker, what: str, on_rewound: Literal["fail", "kafka"]
+) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    advance(store, claim, P0, 40)
+    wait_until(lambda: copied(broker).get(P0) == 40)
+    stamp = Stamp(store.database.store_id(), claim.token.epoch + 1, digest(GROUP))
+    broker.commit(GROUP, {P0: CommittedOffset(300, stamp.text())})
+    wait_until(lambda: of(claim).ended)
+    claim.close()
+    if what == "claim":
+        store.claim(GROUP, topics=["payments"]).close()
+    else:
+        store.reset(GROUP, {P1: 0}, reason="ticket 17")
+
+    again = store.claim(GROUP, broker, policy=StartPolicy(on_rewound=on_rewound), mirror_every=None)
+
+    assert again.starting is not None
+    assert (again.starting.offsets[P0], again.starting.starts[P0].reason) == (40, Reason.COPY_STORED)
+
+
+@pytest.mark.behaviour("START-6", "MIRROR-7")
+def test_a_copy_of_the_claim_that_came_after_a_contest_is_our_own(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    """It dies after its mirror's commit, and before the mark is cleared: a restore in between is told."""
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    advance(store, claim, P0, 40)
+    wait_until(lambda: copied(broker).get(P0) == 40)
+    broker.members.add(GROUP)
+    advance(store, claim, P0, 50)
+    wait_until(lambda: contested(store))
+    claim.close()
+    broker.members.clear()
+    after = store.claim(GROUP, broker, mirror_every=None)
+    assert store.offsets(GROUP)[P0].contested
+    stamp = Stamp(store.database.store_id(), after.token.epoch, digest(GROUP))
+    broker.commit(GROUP, {P0: CommittedOffset(60, stamp.text())})
+    with pytest.raises(StoreRewound):
+        store.claim(GROUP, broker)
 
 
 @pytest.mark.behaviour("START-27", "START-6")
