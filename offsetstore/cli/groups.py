@@ -133,7 +133,7 @@ def copy_group(
     with options.open_store(url, schema) as store:
         show_done(
             lambda: store.copy_group(group, new, reason=reason, dry_run=not execute, if_plan=if_plan),
-            lambda done: _print(done, format_, "copied"),
+            lambda done: _print(done, format_, "copied", needs_force=False),
         )
 
 
@@ -185,7 +185,9 @@ def rename_group(
                 dry_run=not execute,
                 if_plan=if_plan,
             ),
-            lambda done: _print(done, format_, "renamed"),
+            lambda done: _print(
+                done, format_, "renamed", needs_force=not force and done.owner is not None and done.owner.is_live
+            ),
         )
 
 
@@ -233,6 +235,8 @@ def delete_group(
       contested     whether another application used the group in Kafka
       dead_letters  open, settled: how many
       offsets[]     topic, partition, stored
+      suspects[]    topic, partition, suspect (evidence that the log lost
+                    records, which the delete clears)
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -241,7 +245,7 @@ def delete_group(
 
     def show(done: DeletedGroup) -> None:
         if format_ != "json":
-            _print_deleted(done)
+            _print_deleted(done, needs_force=done.owner.is_live and not force)
             return
         print_json(
             {
@@ -252,6 +256,10 @@ def delete_group(
                 "contested": done.contested,
                 "dead_letters": {"open": done.open_letters, "settled": done.settled_letters},
                 "offsets": _offsets(done),
+                "suspects": [
+                    {"topic": tp.topic, "partition": tp.partition, "suspect": suspect.what}
+                    for tp, suspect in done.losses.items()
+                ],
             }
         )
 
@@ -269,7 +277,7 @@ def delete_group(
         )
 
 
-def _print_deleted(done: DeletedGroup) -> None:
+def _print_deleted(done: DeletedGroup, *, needs_force: bool) -> None:
     print_table((Column("partition"), Column("stored", number=True)), [*done.offsets.items()])
     letters = done.open_letters + done.settled_letters
     and_letters = f" and {counted(letters, 'dead letter')} ({done.open_letters} open)" if letters else ""
@@ -287,11 +295,11 @@ def _print_deleted(done: DeletedGroup) -> None:
         return
     if done.owner.is_live:
         print_lines(f"A job is live: {done.owner.in_words()}. It must be stopped first, or --force fences it.")
-    print_lines("Nothing was deleted. Add --execute to do it.")
-    print_digest(done.digest)
+    print_lines(f"Nothing was deleted.{'' if needs_force else ' Add --execute to do it.'}")
+    print_digest(done.digest, force=needs_force)
 
 
-def _print(done: NewName, format_: str, word: str) -> None:
+def _print(done: NewName, format_: str, word: str, *, needs_force: bool) -> None:
     if format_ == "json":
         print_json(
             {
@@ -311,8 +319,8 @@ def _print(done: NewName, format_: str, word: str) -> None:
     print_lines(f"{what} would be {word} from {done.group} to {done.new}.")
     if word == "renamed" and done.owner is not None and done.owner.is_live:
         print_lines(f"A job is live: {done.owner.in_words()}. It must be stopped first, or --force fences it.")
-    print_lines("Nothing was written. Add --execute to do it.")
-    print_digest(done.digest)
+    print_lines(f"Nothing was written.{'' if needs_force else ' Add --execute to do it.'}")
+    print_digest(done.digest, force=needs_force)
 
 
 def _offsets(done: NewName | DeletedGroup) -> list[dict[str, object]]:

@@ -149,7 +149,7 @@ def reset(
     not checked against the log until the next start.
 
     The CSV is that of kafka-consumer-groups: --format csv prints the new offsets and nothing else, for --from-file of
-    either tool.
+    either tool: neither the digest for --if-plan nor evidence of lost records.
 
     \b
     Exit codes:
@@ -185,6 +185,8 @@ def reset(
       offsetstore reset -g billing -t payments:0,2 --to-earliest
           -b localhost:9092 --reason "wrong rates, ticket 17" --execute
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    if if_plan is not None and format_ == "csv":
+        raise click.UsageError("--if-plan does not go with --format csv, which would not show a plan that has changed.")
     target = _target(
         "earliest" if to_earliest else None,
         "latest" if to_latest else None,

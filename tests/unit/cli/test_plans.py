@@ -10,6 +10,7 @@ import pytest
 
 from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
 from offsetstore.protocol.letters import NewLetter, Payload
+from offsetstore.store.sessions import transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,10 +170,34 @@ def test_the_plan_of_a_reset_that_has_met_a_live_job_has_a_digest_to_pass_with_f
     assert store.offsets("billing")[P0].next_offset == 4
 
 
-def test_the_csv_of_a_plan_that_has_changed_is_not_printed_as_if_it_were_done(
+@pytest.mark.parametrize("name", ["reset", "rename", "delete"])
+def test_the_options_that_a_plan_of_a_live_group_names_carry_it_out(
+    run: Callable[..., Result], store: InMemoryOffsetStore, name: str
+) -> None:
+    store.claim("billing", topics=["payments"], mirror_every=None)
+    shown = run(*plan_of(name)).stdout
+    assert "Add --execute" not in shown
+    [options] = re.findall(r"^Plan \w+: (.*) does this", shown, re.MULTILINE)
+    assert run(*arguments(name), *options.split()).exit_code == 0
+    assert len(store.history("billing", events=[name])) > 0
+
+
+def test_a_delete_shows_the_evidence_that_goes_with_the_group(
+    run: Callable[..., Result], store: InMemoryOffsetStore
+) -> None:
+    what = "the log ended at 4, below the stored offset 5"
+    with transaction(store.database, name="someone-else") as session:
+        session.lock_partitions("billing", [P0])
+        session.write_suspects("billing", store.offsets("billing")[P0].token, {P0: what})
+    shown = json.loads(run(*plan_of("delete"), "--format", "json").stdout)
+    assert shown["suspects"] == [{"topic": "payments", "partition": 0, "suspect": what}]
+
+
+def test_the_csv_which_shows_neither_digest_nor_losses_takes_no_condition(
     run: Callable[..., Result], store: InMemoryOffsetStore
 ) -> None:
     refused = run(*done_of("reset", "0" * 16), "--format", "csv")
-    assert (refused.exit_code, refused.stdout) == (1, "payments,0,4\n")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--if-plan does not go with --format csv" in refused.stderr
     assert store.offsets("billing")[P0].next_offset == 5
     assert store.letter("billing", *LetterKey(P0, 1)).state == "dead"
