@@ -217,23 +217,41 @@ class Broker:
         self._refuse_after_fork()
         return self._looks.ask(lambda client, rest: self._logs(client, wanted, rest)[0], Deadline.after(self._timeout))
 
-    def find_truncated(self, pairs: Mapping[TopicPartition, EpochPair]) -> dict[TopicPartition, int | None]:
+    def find_truncated(
+        self, pairs: Mapping[TopicPartition, EpochPair]
+    ) -> dict[TopicPartition, int | BrokerError | None]:
         """Ask which logs no longer have these epochs up to these offsets; see `BrokerOffsets`.
 
-        ``timeout`` counts for each 200 partitions: their leaders are asked for each of them.
+        ``timeout`` counts for each 200 partitions: their leaders are asked for each of them. Where none of these is
+        told, the others are not asked about: nobody answers, and wrong passwords lock accounts.
 
         :raises ConfigurationError: settings that librdkafka refuses, a fork.
         """
         self._refuse_after_fork()
+        untold: dict[TopicPartition, BrokerError] = {}
         resets: dict[TopicPartition, int | None] = dict.fromkeys(pairs)
         for _ in range(2):  # a broker that lags behind its leader may answer once from a log that is too short
             asked, resets = sorted(resets), {}
             for first in range(0, len(asked), PARTITIONS):  # each of them in the time that one request has
                 part = {tp: pairs[tp] for tp in asked[first : first + PARTITIONS]}
-                resets |= find_resets(self._settings, part, Deadline.after(self._timeout))
-            logs = self.log_ends(resets)
-            resets = {tp: at for tp, at in resets.items() if _holds(logs[tp], pairs[tp].offset)}
-        return resets
+                try:
+                    answers = find_resets(self._settings, part, Deadline.after(self._timeout))
+                except BrokerError as error:
+                    untold |= dict.fromkeys(asked[first:], error)
+                    break
+                for tp, answer in answers.items():
+                    if isinstance(answer, BrokerError):
+                        untold[tp] = answer
+                    else:
+                        resets[tp] = answer
+            try:
+                logs = self.log_ends(resets)
+            except BrokerError as error:
+                untold |= dict.fromkeys(resets, error)
+                resets = {}
+            else:
+                resets = {tp: at for tp, at in resets.items() if _holds(logs[tp], pairs[tp].offset)}
+        return {**untold, **resets}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         """Ask for the ids alone, in one request."""

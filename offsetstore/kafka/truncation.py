@@ -22,6 +22,7 @@ from offsetstore.offsets import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from offsetstore.errors import BrokerError
     from offsetstore.kafka.client import Deadline
     from offsetstore.kafka.settings.librdkafka import ClientSettings
     from offsetstore.offsets import EpochPair
@@ -40,13 +41,13 @@ _PARTS_AT: Final = re.compile(r"broker end offset is (\d+)")
 
 def find_resets(
     settings: ClientSettings, pairs: Mapping[TopicPartition, EpochPair], deadline: Deadline
-) -> dict[TopicPartition, int | None]:
+) -> dict[TopicPartition, int | BrokerError | None]:
     """Return the partitions that can't be read from the pair's offset, with the offset where the logs part.
 
-    Another one has a record there, or ends there. A partition that can't be told keeps it waiting.
+    Another one has a record there, or ends there. A partition that can't be told by the deadline has the error instead.
 
-    :raises BrokerUnavailable: not all are known by the deadline.
-    :raises BrokerRefused: Kafka refuses the request.
+    :raises BrokerUnavailable: none is told by the deadline.
+    :raises BrokerRefused: Kafka refuses the credentials.
     """
     reported: deque[ck.KafkaError] = deque(maxlen=100)
     config = {
@@ -78,8 +79,8 @@ def _ask(
     pairs: Mapping[TopicPartition, EpochPair],
     reported: deque[ck.KafkaError],
     deadline: Deadline,
-) -> dict[TopicPartition, int | None]:
-    resets: dict[TopicPartition, int | None] = {}
+) -> dict[TopicPartition, int | BrokerError | None]:
+    found: dict[TopicPartition, int | BrokerError | None] = {}
     open_ = set(pairs)
     consumer.assign(
         [
@@ -94,20 +95,23 @@ def _ask(
             raise broker_error(refused, _DOING)
         if message is None:
             if not deadline.rest:
-                raise no_answer(last, reported, _TOO_SHORT, deadline.seconds)
+                late = no_answer(last, reported, _TOO_SHORT, deadline.seconds)
+                if len(open_) == len(pairs):
+                    raise late
+                return found | dict.fromkeys(open_, late)
             continue
         topic, number, error = message.topic(), message.partition(), message.error()
         if topic is None or number is None or number < 0 or (tp := TopicPartition(topic, number)) not in open_:
             continue
         code = None if error is None else error.code()
         if error is not None and code == ck.KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 -- public all the same
-            found = _PARTS_AT.search(error.str())
-            resets[tp] = int(found[1]) if found else None
+            parts_at = _PARTS_AT.search(error.str())
+            found[tp] = int(parts_at[1]) if parts_at else None
         elif error is not None and code != ck.KafkaError._PARTITION_EOF:  # noqa: SLF001
-            if code is not None and code > 0 and code not in PASSING:
-                raise broker_error(error, _DOING)
-            last = error
-            continue
+            if code is None or code <= 0 or code in PASSING:
+                last = error
+                continue
+            found[tp] = broker_error(error, _DOING)
         open_.discard(tp)
         consumer.incremental_unassign([ck.TopicPartition(tp.topic, tp.partition)])
-    return resets
+    return found

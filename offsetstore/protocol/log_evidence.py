@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from offsetstore.errors import LogTruncated
+from offsetstore.errors import BrokerError, LogTruncated
 from offsetstore.offsets import EpochPair, Suspect, TopicPartition
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import BrokerView, StoredOffset, Watermarks
 
-    FindTruncated = Callable[[Mapping[TopicPartition, EpochPair]], Mapping[TopicPartition, int | None]]
+    FindTruncated = Callable[[Mapping[TopicPartition, EpochPair]], Mapping[TopicPartition, int | BrokerError | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class LogLook:
     :param checked: the pairs of the others that were checked, each with the leader epoch of this look.
     :param doubtful: logs of ``short`` that may never have held the offset: the row is pinned, so a reset may have set
         it, and no pair shows that records above the log's end were there.
+    :param untold: why those could not be asked about whose leader epoch has changed.
     """
 
     short: Mapping[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
@@ -38,11 +39,17 @@ class LogLook:
         default_factory=dict[TopicPartition, tuple[EpochPair, int]]
     )
     doubtful: frozenset[TopicPartition] = frozenset()
+    untold: Mapping[TopicPartition, BrokerError] = field(default_factory=dict[TopicPartition, BrokerError])
 
     @property
     def lost(self) -> dict[TopicPartition, str]:
         """Both kinds of evidence."""
         return {**self.short, **self.truncated}
+
+    def expect_told(self) -> None:
+        """Raise the error of a log that could not be asked about, once what the others have shown is dealt with."""
+        for error in self.untold.values():
+            raise error
 
     def pair(self, tp: TopicPartition, row: StoredOffset | None, offset: int, log: Watermarks) -> EpochPair | None:
         """The pair to keep for an offset that was read before ``log``: a former one is checked before it is replaced.
@@ -89,6 +96,7 @@ def look(
     doubtful: set[TopicPartition] = set()
     truncated: dict[TopicPartition, str] = {}
     changed: dict[TopicPartition, tuple[EpochPair, int]] = {}
+    untold: dict[TopicPartition, BrokerError] = {}
     for tp, log in sorted(logs.items()):
         row, epoch = rows[tp], log.leader_epoch
         if log.high is not None and log.high < row.next_offset:
@@ -107,12 +115,15 @@ def look(
     if changed and find is not None:
         for tp, at in find({tp: pair for tp, (pair, _) in changed.items()}).items():
             pair, epoch = changed.pop(tp)
+            if isinstance(at, BrokerError):
+                untold[tp] = at
+                continue
             where = "below" if at is None else f"at offset {at}, below"
             truncated[tp] = (
                 f"the log parts {where} the stored offset {pair.offset}: it was truncated there after leader epoch "
                 f"{pair.leader_epoch}, and has epoch {epoch} now"
             )
-    return LogLook(short, truncated, changed if find is not None else {}, frozenset(doubtful))
+    return LogLook(short, truncated, changed if find is not None else {}, frozenset(doubtful), untold)
 
 
 def log_truncated(tp: TopicPartition, found: Suspect) -> LogTruncated:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import Connection
 
+    from offsetstore.errors import BrokerError
     from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicPartition, Watermarks
     from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
     from offsetstore.protocol.work import Work
@@ -40,14 +41,15 @@ class BrokerOffsets(Protocol):
         """The logs' beginnings and high watermarks, with the leaders' epochs. Raises the errors of `view`."""
         ...
 
-    def find_truncated(self, pairs: Mapping[TopicPartition, EpochPair]) -> dict[TopicPartition, int | None]:
+    def find_truncated(
+        self, pairs: Mapping[TopicPartition, EpochPair]
+    ) -> Mapping[TopicPartition, int | BrokerError | None]:
         """Which of the logs no longer have the pair's epoch up to its offset, with the offset where the logs part.
 
         A log that lies outside of the offset altogether is left out: that is for `Watermarks` to say. It is asked twice
         before it is believed. The offset is ``None`` if the broker does not say it. Needs READ on the topics.
 
-        :raises BrokerUnavailable: it can't be told of all of them within the configured time.
-        :raises BrokerRefused: wrong credentials, or no permission.
+        A log that can't be told has the error instead: it must not keep the others from being told.
         """
         ...
 

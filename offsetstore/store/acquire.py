@@ -188,6 +188,7 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evide
         )
         for tp, what in looked.truncated.items():
             raise log_truncated(tp, Suspect(what))
+        looked.expect_told()
     has_members = _has_members(request)
     with fencing(store.database, request.group, request.takeover_timeout, name="claim", again=_AGAIN) as session:
         acquired = _write_claim(request, session, claim_id, checkpoint, evidence=evidence)

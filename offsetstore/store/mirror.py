@@ -234,6 +234,7 @@ class Mirror:
         parted = {tp: what for tp, what in looked.lost.items() if tp not in seen.lost}
         if parted and (lost := self._confirmed(rows, parted)):
             yield lost
+        looked.expect_told()
 
     def _note_failed_look(self, error: Exception) -> None:
         self._failed_looks += 1
@@ -273,9 +274,10 @@ class Mirror:
         broker = self._target.broker
         for _ in range(_LOOKS - 1):
             time.sleep(_LOOK_AGAIN_SECONDS)
-            again = look(rows, broker.log_ends(lost), broker.find_truncated).lost
-            lost = {tp: what for tp, what in again.items() if tp in lost}
+            again = look(rows, broker.log_ends(lost), broker.find_truncated)
+            lost = {tp: what for tp, what in again.lost.items() if tp in lost}
             if not lost:
+                again.expect_told()
                 return {}
         known, ids = topic_ids(rows), broker.topic_ids({tp.topic for tp in lost})
         return {tp: what for tp, what in lost.items() if ids[tp.topic] and ids[tp.topic] == known[tp]}

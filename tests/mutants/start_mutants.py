@@ -435,6 +435,18 @@ START: Final[tuple[Mutant, ...]] = (
         why="One log that can't be told would leave all others without a guard.",
     ),
     mutant(
+        "logs-that-can-t-be-told-hide-no-other",
+        (_EVIDENCE, "                untold[tp] = at\n                continue\n", "                raise at\n"),
+        tests=(f"{_LOGS}test_a_log_that_can_t_be_asked_about_hides_no_truncation_of_another",),
+        why="After a rolling restart, one partition without a leader would hide the truncation of each other one.",
+    ),
+    mutant(
+        "logs-that-can-t-be-told-start-no-job",
+        (_TAKING, "        looked.expect_told()\n", ""),
+        tests=(f"{_LOGS}test_a_log_that_can_t_be_asked_about_hides_no_truncation_of_another",),
+        why="A job would go on in a log that may have been truncated, if its broker did not answer in time.",
+    ),
+    mutant(
         "broken-attempt-refutes-nothing",
         (_TAKING, "        if self._has_looked:\n", "        if True:\n"),
         tests=(f"{_LOGS}test_an_attempt_that_breaks_before_it_looks_refutes_nothing",),

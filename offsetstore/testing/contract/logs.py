@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offsetstore.errors import BrokerRefused, LogTruncated, OffsetOutOfRange, TransactionLost
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, LogTruncated, OffsetOutOfRange, TransactionLost
 from offsetstore.offsets import EpochPair, OffsetRange, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries
@@ -23,6 +23,7 @@ from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, Contract
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from offsetstore.errors import BrokerError
     from offsetstore.offsets import StoredOffset
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
@@ -574,6 +575,40 @@ class LogContract(ContractParts):
 
         [told] = [line.getMessage() for line in caplog.records if "could not look at the logs" in line.getMessage()]
         assert "no READ on the topic" in told
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_log_that_can_t_be_asked_about_hides_no_truncation_of_another(
+        self,
+        store: OffsetStore,
+        broker: StaticBroker,
+        give: Give,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """While a job runs, and at a start; where nothing was lost, a start that can't tell fences nobody."""
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        find = broker.find_truncated
+
+        def tell_some(pairs: Mapping[TopicPartition, EpochPair]) -> Mapping[TopicPartition, int | BrokerError | None]:
+            return {**find(pairs), **{tp: BrokerUnavailable("no leader") for tp in pairs if tp == P0}}
+
+        monkeypatch.setattr(broker, "find_truncated", tell_some)
+        with store.claim(GROUP, broker, mirror_every=0.01) as claim:
+            give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
+            _wait_until(lambda: row_of(store, P1).pair == EpochPair(30, 0))
+            broker.change_leader(P0)
+            broker.truncate(P1, 25, end=200)
+            _wait_until(lambda: row_of(store, P1).suspect is not None)
+            _wait_until(lambda: "no leader" in caplog.text)
+            assert row_of(store).suspect is None
+        store.reset(GROUP, {P1: 25}, reason=REASON, broker=broker)
+        owner = store.owner(GROUP)
+        with pytest.raises(BrokerUnavailable, match="no leader"):
+            store.claim(GROUP, broker)
+        broker.truncate(P1, 20, end=200)
+        with pytest.raises(LogTruncated, match="payments-1"):
+            store.claim(GROUP, broker)
+        assert store.owner(GROUP) == owner
 
     @pytest.mark.behaviour("START-26")
     def test_a_clean_stop_leaves_the_pairs_of_what_is_stored(self, store: OffsetStore, stopped: Claim) -> None:

@@ -20,6 +20,7 @@ from offsetstore.kafka import broker as brokers
 from offsetstore.kafka.client import Client, Deadline, Missing, Request
 from offsetstore.kafka.errors import broker_error
 from offsetstore.kafka.requests import topic_id
+from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, EpochPair, TopicPartition, Watermarks
 from tests.support.background import in_background
 
@@ -267,6 +268,10 @@ def test_where_the_new_client_gets_no_answer_either_the_broker_is_unavailable_in
     assert time.monotonic() - started < 0.9
 
 
+def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
+    return dict.fromkeys(partitions, Watermarks(0, 100, high=100))
+
+
 def test_leader_epochs_are_asked_about_in_parts_each_in_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = {TopicPartition("payments", number): EpochPair(40, 0) for number in range(450)}
     parts: list[int] = []
@@ -277,9 +282,6 @@ def test_leader_epochs_are_asked_about_in_parts_each_in_its_own_time(monkeypatch
         deadlines.add(deadline.at)
         return dict.fromkeys(tp for tp in part if tp.partition % 100 == 0)
 
-    def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
-        return dict.fromkeys(partitions, Watermarks(0, 100, high=100))
-
     broker = Broker(NOBODY)
     monkeypatch.setattr(brokers, "find_resets", find_resets)
     monkeypatch.setattr(broker, "log_ends", log_ends)
@@ -287,6 +289,62 @@ def test_leader_epochs_are_asked_about_in_parts_each_in_its_own_time(monkeypatch
     assert [tp.partition for tp in broker.find_truncated(pairs)] == [0, 100, 200, 300, 400]
     assert parts == [200, 200, 50, 5]  # what may have been truncated is asked once more
     assert len(deadlines) == 4
+
+
+@pytest.mark.behaviour("START-26")
+def test_a_log_that_can_t_be_told_keeps_no_other_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = {TopicPartition("payments", number): EpochPair(40, 0) for number in range(450)}
+    late, refused = BrokerUnavailable("no leader"), BrokerRefused("wrong password")
+    parts: list[int] = []
+
+    def find_resets(_settings: object, part: Mapping[TopicPartition, EpochPair], _rest: object) -> dict[Any, Any]:
+        parts.append(len(part))
+        if len(part) == 50:
+            raise refused
+        return {tp: late if tp.partition < 3 else None for tp in part if tp.partition in {1, 2, 201}}
+
+    broker = Broker(NOBODY)
+    monkeypatch.setattr(brokers, "find_resets", find_resets)
+    monkeypatch.setattr(broker, "log_ends", log_ends)
+
+    found = {tp.partition: answer for tp, answer in broker.find_truncated(pairs).items()}
+
+    assert found == {1: late, 2: late, 201: None, **dict.fromkeys(range(400, 450), refused)}
+    assert parts == [200, 200, 50, 1]
+
+    parts.clear()
+    monkeypatch.setattr(brokers, "PARTITIONS", 50)
+    assert set(broker.find_truncated(pairs).values()) == {refused}
+    assert parts == [50]  # nobody is asked a second time with a wrong password
+
+
+def test_what_is_told_of_some_logs_by_the_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter((0, 1))
+
+    class Consumer:
+        def __init__(self, _config: dict[str, Any]) -> None: ...
+
+        def assign(self, _partitions: object) -> None: ...
+
+        def incremental_unassign(self, _partitions: object) -> None: ...
+
+        def poll(self, _timeout: float) -> Any:
+            if (number := next(numbers, None)) is None:
+                time.sleep(0.05)
+                return None
+            codes = {0: KafkaError._AUTO_OFFSET_RESET, 1: KafkaError.TOPIC_AUTHORIZATION_FAILED}
+            error = KafkaError(codes[number], "broker end offset is 50")
+            return SimpleNamespace(topic=lambda: P0.topic, partition=lambda: number, error=lambda: error)
+
+    monkeypatch.setattr(truncation, "ck", SimpleNamespace(**{**vars(truncation.ck), "Consumer": Consumer}))
+    pairs = {TopicPartition(P0.topic, number): EpochPair(100, 0) for number in range(3)}
+
+    found = truncation.find_resets(ClientSettings(NOBODY), pairs, Deadline.after(0.2))
+
+    assert {tp.partition: type(answer) for tp, answer in found.items()} == {
+        0: int, 1: BrokerRefused, 2: BrokerUnavailable
+    }  # fmt: skip
+    assert found[P0] == 50
 
 
 @pytest.mark.behaviour("START-26")
@@ -332,14 +390,14 @@ def test_only_librdkafkas_reset_tells_that_a_log_was_truncated(monkeypatch: pyte
     monkeypatch.setattr(broker, "log_ends", log_ends)
     assert broker.find_truncated({P0: EpochPair(40, 0)}) == {P0: 35}
     codes += [KafkaError._TRANSPORT]
-    with pytest.raises(BrokerUnavailable):
-        broker.find_truncated({P0: EpochPair(40, 0)})
+    assert isinstance(broker.find_truncated({P0: EpochPair(40, 0)})[P0], BrokerUnavailable)
 
 
 def test_leader_epochs_that_can_t_be_told_in_time_name_the_timeout() -> None:
-    with pytest.raises(BrokerUnavailable, match="comparing the logs") as caught:
-        Broker(NOBODY, timeout=0.2).find_truncated({P0: EpochPair(40, 0)})
-    assert "timeout=" in caught.value.next_step
+    [error] = Broker(NOBODY, timeout=0.2).find_truncated({P0: EpochPair(40, 0)}).values()
+    assert isinstance(error, BrokerUnavailable)
+    assert "comparing the logs" in str(error)
+    assert "timeout=" in error.next_step
 
 
 def test_of_each_log_no_more_is_read_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:

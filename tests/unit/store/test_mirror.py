@@ -774,6 +774,7 @@ def test_a_copy_of_the_claim_that_came_after_a_contest_is_our_own(
     wait_until(lambda: contested(store))
     claim.close()
     broker.members.clear()
+    store.claim(GROUP, broker, mirror_every=None).close()
     after = store.claim(GROUP, broker, mirror_every=None)
     assert store.offsets(GROUP)[P0].contested
     stamp = Stamp(store.database.store_id(), after.token.epoch, digest(GROUP))
