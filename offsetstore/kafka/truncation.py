@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 0.1
 PARTITIONS: Final = 200
 """How many to ask about at once."""
-# Of each partition, to see one record. A larger batch comes all the same if it is the first of an answer; for the
-# others librdkafka doubles the size.
-_BYTES: Final = 1024
+# Of each partition, to see one record. A larger batch comes all the same if it is the first of an answer. For the
+# others the broker sends nothing at all (since Fetch v3), and librdkafka raises the size only for a batch that was cut
+# off. So a batch of the default batch.size (16 KiB) must fit, or a round trip would settle one partition for each
+# broker. For all that are asked about at once this is 6 MiB.
+_BYTES: Final = 32 * 1024
 _DOING: Final = Doing("comparing the logs with their leader epochs", permission="READ")
 _TOO_SHORT: Final = replace(_DOING, harmless=f"{_DOING.harmless}; a longer timeout= of the Broker lets it wait longer")
 # Only for people: that the log was truncated is told by the error's code.
