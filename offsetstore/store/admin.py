@@ -337,7 +337,7 @@ def reset(
     moves = request.plan(seen, view, seen)
     planned = read(database, lambda session: request.look(session, moves, owner))
     if dry_run:
-        return planned
+        return expect_plan(planned, request.if_plan)
     request.expect(planned)
     with fencing(database, group, request.takeover_timeout, name="admin", again=AGAIN) as session:
         before = session.lock_group(group)
@@ -491,7 +491,7 @@ def pause(
 
     reason = by.reason if until is None else f"until {until.isoformat()}: {by.reason}"
     if dry_run:
-        return read(database, lambda session: look(session, known(session, by.group)))
+        return expect_plan(read(database, lambda session: look(session, known(session, by.group))), if_plan)
     with by.begin(database) as session:
         owner = _lock_known(session, by.group)
         done = look(session, owner)
@@ -510,7 +510,7 @@ def resume(database: Database, by: Decision, *, dry_run: bool, if_plan: str | No
         return PauseDecided(by.group, owner.pause, None, digest)
 
     if dry_run:
-        return read(database, lambda session: look(known(session, by.group)))
+        return expect_plan(read(database, lambda session: look(known(session, by.group))), if_plan)
     with by.begin(database) as session:
         owner = _lock_known(session, by.group)
         done = look(owner)

@@ -220,7 +220,7 @@ class LetterDecision:
                 known(session, group)
                 return self._choose(session, action, lock=False)[0]
 
-            return read(database, look)
+            return expect_plan(read(database, look), self.if_plan)
         with self.by.begin(database) as session:
             token = _share(session, group)
             decided, chosen = self._choose(session, action, lock=True)

@@ -135,7 +135,7 @@ class Naming:
 def copy_group(database: Database, naming: Naming, lock_timeout: float) -> NewName:
     """Give another name the same offsets; see `OffsetStore.copy_group`."""
     if naming.dry_run:
-        return read(database, naming.plan)
+        return expect_plan(read(database, naming.plan), naming.if_plan)
     group, new = naming.group, naming.new
     with deciding(database, new, name="admin", lock_timeout=lock_timeout, again=AGAIN) as session:
         # One statement reads all rows, so that a batch of several partitions is in them whole, or not at all.
@@ -161,7 +161,7 @@ def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeo
     expect_takeover(takeover)
     planned = read(database, naming.plan)
     if naming.dry_run:
-        return planned
+        return expect_plan(planned, naming.if_plan)
     group, new, reason = naming.group, naming.new, naming.reason
     # A live job's transaction is not waited for, nor ended, if the job is not to be fenced.
     naming.expect(planned, takeover)
@@ -291,7 +291,7 @@ def delete_group(
 
     planned = read(database, plan)
     if dry_run:
-        return planned
+        return expect_plan(planned, deletion.if_plan)
     deletion.expect(planned, takeover)
     with fencing(database, group, takeover_timeout, name="admin", again=AGAIN) as session:
         before = session.lock_group(group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from offsetstore.errors import PlanChanged
 
@@ -25,6 +25,9 @@ class Plan(Protocol):
     def digest(self) -> str:
         """See `digest_of`."""
         ...
+
+
+_P = TypeVar("_P", bound=Plan)
 
 
 def digest_of(decision: str, group: str, *facts: object) -> str:
@@ -48,10 +51,10 @@ def held_by(owner: GroupRow | None, offsets: Mapping[TopicPartition, int]) -> ob
     return ["live", token, sorted(offsets)] if owner.is_live else ["not live", token, sorted(offsets.items())]
 
 
-def expect_plan(plan: Plan, if_plan: str | None) -> None:
-    """Refuse to do what differs from the plan that was shown.
+def expect_plan(plan: _P, if_plan: str | None) -> _P:
+    """Refuse to do what differs from the plan that was shown; a dry run, too, must not say that it would be done.
 
-    :param plan: what would be done; under the locks, this is final.
+    :param plan: what would be done; under the locks, this is final. It is returned.
     :param if_plan: the digest of what was shown, ``None`` to do whatever there is to do.
     :raises PlanChanged: it differs.
     """
@@ -62,6 +65,7 @@ def expect_plan(plan: Plan, if_plan: str | None) -> None:
             expected=if_plan,
             plan=plan,
         )
+    return plan
 
 
 def _plain(value: object) -> float:

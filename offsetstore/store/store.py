@@ -244,7 +244,7 @@ class OffsetStore:
         :param dry_run: lock and write nothing; return what a reset would do now.
         :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing. It rests on the job or decision
             that last took the group, and on what is stored, unless that job is live: then it goes on storing. For
-            ``"latest"`` the log may have grown.
+            ``"latest"`` the log may have grown. It never goes back if it was to go forwards. A dry run compares it too.
         :raises OffsetMoved: the stored offset is not ``from_offset``; nothing was written.
         :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
         :raises ConfigurationError: an unknown partition, not an offset, no reason.

@@ -169,6 +169,8 @@ class PlanContract(ContractParts):
         with pytest.raises(PlanChanged, match="nothing was done") as caught:
             decide(name, store, if_plan=shown)
         assert state(store) == before
+        with pytest.raises(PlanChanged):
+            decide(name, store, dry_run=True, if_plan=shown)
         plan, planned = caught.value.plan, decide(name, store, dry_run=True)
         assert plan.digest == planned.digest == caught.value.found != shown == caught.value.expected
         assert (plan.executed, planned.executed) == (False, False)
@@ -180,7 +182,7 @@ class PlanContract(ContractParts):
         self, store: OffsetStore, left: None, name: str
     ) -> None:
         shown = decide(name, store, dry_run=True).digest
-        assert decide(name, store, dry_run=True).digest == shown
+        assert decide(name, store, dry_run=True, if_plan=shown).digest == shown
         for change in changes_of(name):
             with session(store) as one:
                 change(one)
