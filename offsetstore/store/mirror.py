@@ -110,6 +110,8 @@ class Mirror:
         self._target = target
         self._topics = frozenset(claim.topics)
         self._pause = target.every
+        self._is_due = True
+        self._copy_at = 0.0
         self._stamp_only = False
         self._copied: dict[TopicPartition, CommittedOffset] = {}
         self._highest: dict[TopicPartition, int] = {}
@@ -141,11 +143,17 @@ class Mirror:
         return not self._copies.is_alive
 
     def _wait(self) -> float:
-        is_contested_at_once = self._target.has_members and self.ended is None
-        return 0.0 if is_contested_at_once else self._pause
+        if self._target.has_members and self.ended is None:
+            return 0.0  # contested at once
+        now = time.monotonic()
+        if self._is_due:
+            self._copy_at = now + self._pause
+        # However seldom it copies, it looks at the logs; for that alone never more often than it copies by default.
+        return max(0.0, min(self._copy_at - now, max(LOOK_SECONDS, INTERVAL)))
 
     def _turn(self) -> bool:
         """Return whether there is more to do."""
+        self._is_due = time.monotonic() >= self._copy_at
         if self.ended is None and self._target.has_members:
             self._contest_members()
         elif self._unrecorded is None:
@@ -176,7 +184,7 @@ class Mirror:
             self._end_with_warning("its database is older than the copy in Kafka")
             return
         is_last = self._copies.is_stopping
-        if self._commit(rows) and not self._given_up:
+        if (is_last or self._is_due) and self._commit(rows) and not self._given_up:
             self._unpin([tp for tp, row in rows.items() if row.pinned or row.contested])
         self._has_tried_last = is_last
         if rows and (is_last or time.monotonic() >= self._look_at) and not self._given_up:

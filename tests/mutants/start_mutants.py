@@ -99,7 +99,7 @@ START: Final[tuple[Mutant, ...]] = (
         "pin-taken-off-too-soon",
         (
             _MIRROR,
-            "        if self._commit(rows) and not self._given_up:\n",
+            "        if (is_last or self._is_due) and self._commit(rows) and not self._given_up:\n",
             "        if self._commit(rows) or not self._given_up:\n",
         ),
         tests=(f"{_MIRRORED}test_a_pin_comes_off_when_kafka_has_the_copy_and_not_before",),
@@ -445,6 +445,12 @@ START: Final[tuple[Mutant, ...]] = (
         (_TAKING, "        looked.expect_told()\n", ""),
         tests=(f"{_LOGS}test_a_log_that_can_t_be_asked_about_hides_no_truncation_of_another",),
         why="A job would go on in a log that may have been truncated, if its broker did not answer in time.",
+    ),
+    mutant(
+        "looks-of-a-mirror-that-seldom-copies",
+        (_MIRROR, "min(self._copy_at - now, max(LOOK_SECONDS, INTERVAL))", "self._copy_at - now"),
+        tests=(f"{_LOGS}test_a_mirror_that_seldom_copies_looks_at_the_logs_as_often_as_any_other",),
+        why="With a long mirror_every a job would go on for as long in a log that was truncated and has regrown.",
     ),
     mutant(
         "broken-attempt-refutes-nothing",

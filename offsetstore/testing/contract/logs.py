@@ -390,6 +390,21 @@ class LogContract(ContractParts):
         with pytest.raises(LogTruncated):
             store.claim(GROUP, broker)
 
+    @pytest.mark.behaviour("START-26")
+    def test_a_mirror_that_seldom_copies_looks_at_the_logs_as_often_as_any_other(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(mirrors, "INTERVAL", 0.01)
+        with store.claim(GROUP, broker, mirror_every=600) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+            _wait_until(lambda: row_of(store).pair == EpochPair(40, 0))
+            broker.truncate(P0, 35, end=200)
+            _wait_until(lambda: row_of(store).suspect is not None)
+            with pytest.raises(LogTruncated, match="the log parts at offset 35"):
+                give(claim, {P0: OffsetRange(40, 50)})
+            assert broker.commits == []
+
     @pytest.mark.behaviour("START-25")
     def test_a_job_that_ends_because_its_log_is_too_short_records_it(
         self, store: OffsetStore, broker: StaticBroker, give: Give
