@@ -176,6 +176,7 @@ class FactCollector:
                 watched.looks = Background(
                     "offsetstore-health-query", lambda: self._look(watched, event.query), lambda: interval
                 )
+                watched.looks.start()
 
     def _look(self, watched: _Watched, query: WatchedQuery) -> bool:
         with suppress(Exception):  # Java is gone: its silence shows it

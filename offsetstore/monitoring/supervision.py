@@ -47,6 +47,7 @@ class Supervision:
         self._was_ready = False
         self._told = ""
         self._turns = Background("offsetstore-health", self._turn, lambda: INTERVAL)
+        self._turns.start()
 
     def close(self) -> None:
         """Judge no more."""

@@ -134,6 +134,7 @@ class PostgresDatabase:
         watcher = Background(
             "offsetstore-takeover", lambda: self._terminate_blockers(pid, older_than), lambda: next(waits)
         )
+        watcher.start()
         try:
             yield
         finally:

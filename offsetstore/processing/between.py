@@ -107,6 +107,7 @@ class Between:
         interval = min(limits) / 4
         claim.at_close(self._close)
         self._background = Background("offsetstore-between-batches", self._turn, lambda: interval)
+        self._background.start()
 
     def batch_ended(self, is_running: Callable[[], bool]) -> None:
         """Take note that a batch was written, or has failed.

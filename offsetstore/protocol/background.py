@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Background:
     """Calls ``turn`` in a daemon thread every ``interval()`` seconds, until it returns ``False`` or `stop` is called.
 
+    It begins with `start`, not before: the first turn may need the object that it belongs to, with all its attributes.
+
     :param name: the thread's name.
     :param turn: returns whether there is more to do. An exception ends the thread.
     :param at_end: called at the end, in the same thread.
@@ -34,6 +36,9 @@ class Background:
         self._pid = os.getpid()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin, with the first wait."""
         self._thread.start()
 
     @property

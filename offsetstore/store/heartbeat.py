@@ -50,6 +50,7 @@ class Heartbeat:
         self._ended: Callable[[], bool] | None = None
         self._watch: Background | None = None
         self._beats = Background("offsetstore-heartbeat", self._beat, lambda: INTERVAL)
+        self._beats.start()
 
     def follow(self, is_active: Callable[[], bool]) -> None:
         """Skip the heartbeats while ``is_active`` returns ``False``: the query has ended, although the process lives.
@@ -60,6 +61,7 @@ class Heartbeat:
         self._query = is_active
         if self._watch is None:
             self._watch = Background("offsetstore-query-watch", self._check_query, lambda: INTERVAL)
+            self._watch.start()
 
     def _check_query(self) -> bool:
         query = self._query

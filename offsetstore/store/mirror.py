@@ -127,6 +127,7 @@ class Mirror:
         self._seen: dict[TopicPartition, float] = {}
         self._has_tried_last = False
         self._copies = Background("offsetstore-mirror", self._turn, self._wait, at_end=self._last)
+        self._copies.start()
 
     def close(self) -> None:
         """Copy the last offsets, for at most `LAST_COMMIT` seconds, and end."""

@@ -136,6 +136,7 @@ class Snapshots:
         """Take the first snapshot now, and go on."""
         self.refresh()
         self._turns = Background("offsetstore-snapshots", self.refresh, lambda: INTERVAL)
+        self._turns.start()
 
     def close(self) -> None:
         """Take no more."""

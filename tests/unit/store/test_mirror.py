@@ -598,6 +598,21 @@ def test_what_the_claim_has_read_may_be_overwritten_once_and_not_if_it_comes_aga
 
 
 @pytest.mark.behaviour("MIRROR-7")
+def test_a_first_turn_that_comes_at_once_finds_the_whole_mirror(
+    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_and_be_slow(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "offsetstore-mirror":
+            wait_until(lambda: broker.commits)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_be_slow)
+    store.claim(GROUP, broker, mirror_every=OFTEN).close()
+
+
+@pytest.mark.behaviour("MIRROR-7")
 def test_it_looks_also_where_there_is_nothing_to_copy(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: broker.commits)
