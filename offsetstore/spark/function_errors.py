@@ -119,6 +119,12 @@ def function_failed(error: Exception) -> FunctionFailed | None:
     return failed
 
 
+def is_of_function(failed: FunctionFailed) -> bool:
+    """Whether Spark says that a function raised it: a Python worker's, or one of the JVM (SQLSTATE class 39)."""
+    found = causes(failed.__cause__) if failed.__cause__ is not None else []
+    return any(one.traceback is not None for one in found) or (failed.sqlstate or "").startswith("39")
+
+
 def is_over_limit(error: BaseException) -> bool:
     """Whether Spark has refused to collect rows only because of their size: spark.driver.maxResultSize."""
     return _is_over_limit(causes(error))

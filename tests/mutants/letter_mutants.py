@@ -19,6 +19,7 @@ _UNIT: Final = "tests/unit/processing/test_recovery.py::"
 _MEMORY: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _SEQUENCES: Final = "tests/unit/processing/test_sequences.py::"
 _PUT_BACK: Final = "tests/unit/processing/test_put_back.py::"
+_ERRORS_OF_SPARK: Final = "tests/unit/spark/test_function_errors.py::"
 _SETTINGS: Final = "tests/unit/spark/test_settings.py::"
 _POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
 
@@ -45,6 +46,16 @@ _TIME_IS_UP: Final = """\
 """
 
 LETTERS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "a-failure-of-spark-s-in-a-query-with-state",
+        (
+            "offsetstore/spark/ways/stateful.py",
+            "        if not (is_of_function(failed) or speaks_for_itself(failed)):\n",
+            "        if False:\n",
+        ),
+        tests=(f"{_ERRORS_OF_SPARK}test_what_may_be_no_records_is_spark_s_own_error_where_there_is_no_trial",),
+        why="A lost executor or a full disk would be told as refused rows, with the advice to correct a function.",
+    ),
     mutant(
         "letters-count",
         (_TX, "        if written != len(letters):\n", "        if written > len(letters):\n"),

@@ -18,11 +18,13 @@ from uuid import UUID
 from offsetstore.errors import OffsetGap, UnsupportedQuery
 from offsetstore.offsets import describe
 from offsetstore.processing.cycle import Stopwatch, Written, write_and_advance
+from offsetstore.processing.isolate import speaks_for_itself
 from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.cropping import with_coordinates
+from offsetstore.spark.function_errors import is_of_function
 from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.tuning import MANAGER
 from offsetstore.spark.ways.batch import BatchWay, InStaging, OnDriver
@@ -124,7 +126,14 @@ class StatefulWay(BatchWay):
         return None if rows is None else Written(rows, watch.seconds)
 
     def name_record(self, failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
-        """Name the batch: its rows may be of any earlier one, and computing a part would change the state."""
+        """Name the batch: its rows may be of any earlier one, and computing a part would change the state.
+
+        So there is no trial, and only what shows a function's error or a bad value counts.
+
+        :raises Exception: Spark's own, for all else: a lost executor, a state file that can't be read.
+        """
+        if not (is_of_function(failed) or speaks_for_itself(failed)):
+            raise failed.__cause__ or failed from None
         place = f"the batch is {describe(batch.ranges)}" if batch.ranges else "the batch has no records"
         return failed.among(batch.ranges, place, stored={}, next_step=failed.next_step)
 

@@ -8,9 +8,12 @@ import pytest
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
 
+from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import Outage, RowsRefused
 from offsetstore.spark import function_errors
 from offsetstore.spark.function_errors import function_failed, has_lost_block, is_over_limit, may_be_of_records, raised
+from offsetstore.spark.ways.micro_batch import MicroBatch
+from offsetstore.spark.ways.stateful import StatefulWay
 
 SPARK = "org.apache.spark.SparkException"
 LIMIT = "Job aborted due to stage failure: Total size of serialized results of 1 tasks (9.9 KiB) is bigger than "
@@ -192,6 +195,57 @@ def test_whatever_ends_a_job_may_be_a_records(thrown: Thrown, name: str) -> None
         assert failed is not None
         assert failed.error_class == name
         assert failed.sqlstate == thrown.state
+
+
+@pytest.fixture
+def stateful() -> Any:
+    """The way of a query with state; it reads no field to name a batch."""
+    return StatefulWay.__new__(StatefulWay)
+
+
+UNUSED: Any = None
+STATEFUL = MicroBatch(UNUSED, 0, UNUSED, {TopicPartition("payments", 0): OffsetRange(10, 20)})
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize(
+    "thrown",
+    [
+        Thrown("java.io.FileNotFoundException", "java.io.IOException"),
+        Thrown(SPARK, condition="CANNOT_LOAD_STATE_STORE.UNCATEGORIZED", state="58030"),
+        Thrown("org.apache.spark.sql.kafka010.KafkaIllegalStateException", condition="KAFKA_DATA_LOSS.PARTITIONS"),
+        Thrown(SPARK, text="Job aborted due to stage failure: ExecutorLostFailure"),
+        Thrown(SPARK, text="Task 0 failed", cause=Thrown("java.io.IOException", text="No space left on device")),
+    ],
+)
+def test_what_may_be_no_records_is_spark_s_own_error_where_there_is_no_trial(stateful: Any, thrown: Thrown) -> None:
+    error = awaited(thrown)
+    failed = function_failed(error)
+    assert failed is not None
+    with pytest.raises(Py4JJavaError) as raised:
+        stateful.name_record(failed, STATEFUL)
+    assert raised.value is error
+
+
+@pytest.mark.behaviour("DLQ-15", "SINK-6")
+@pytest.mark.parametrize(
+    "error",
+    [
+        worker(f"{FRAMES}ValueError: canary"),
+        worker(f"{FRAMES}ValueError: canary", version="4.0"),
+        awaited(Thrown(SPARK, condition="FAILED_EXECUTE_UDF", state="39000", cause=Thrown("job.Parser$Bad"))),
+        awaited(Thrown(SPARK, condition="CAST_INVALID_INPUT", state="22018")),
+        awaited(Thrown(SPARK, condition="DUPLICATED_MAP_KEY", state="23505")),
+        awaited(Thrown(SPARK, condition="USER_RAISED_EXCEPTION", state="P0001")),
+    ],
+)
+def test_a_function_s_error_and_a_bad_value_name_the_batch_where_there_is_no_trial(stateful: Any, error: Any) -> None:
+    failed = function_failed(error)
+    assert failed is not None
+    named = stateful.name_record(failed, STATEFUL)
+    assert "the batch is payments-0" in str(named)
+    assert named.stored == {}
+    assert "canary" not in str(named)
 
 
 @pytest.mark.behaviour("DLQ-6")
