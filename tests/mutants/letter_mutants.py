@@ -57,6 +57,16 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="A lost executor or a full disk would be told as refused rows, with the advice to correct a function.",
     ),
     mutant(
+        "a-failure-of-spark-s-in-a-careful-batch",
+        (
+            "offsetstore/spark/ways/batch.py",
+            "        if self._recovery is not None:\n            raise failed.__cause__ or failed from None\n",
+            "",
+        ),
+        tests=(f"{_ERRORS_OF_SPARK}test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error",),
+        why="Records whose key has an open letter would be written, and a lost executor would name a record to skip.",
+    ),
+    mutant(
         "letters-count",
         (_TX, "        if written != len(letters):\n", "        if written > len(letters):\n"),
         tests=(f"{_UNIT}test_if_letters_are_swallowed_nothing_is_written",),

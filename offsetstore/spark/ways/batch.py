@@ -157,7 +157,7 @@ class BatchWay:
     def _write(self, batch: MicroBatch) -> Written | None:
         self._require_whole()
         if self._recovery is not None and self._recovery.is_careful(batch.ranges):
-            return self.write_carefully(batch)
+            return self._write_carefully(batch)
         watch = Stopwatch()
         plan = Plan.of(self._claim, batch.ranges, self._claim.delivered if self._marking == "manual" else None)
         watch.lap("plan")
@@ -165,7 +165,7 @@ class BatchWay:
             return self._compute_and_commit(plan, crop(batch.frame, plan.decisions), batch.number, watch)
         except Exception as error:
             if self._recovery is not None and may_be_of_records(error):
-                return self.write_carefully(batch)
+                return self._write_carefully(batch)
             if isinstance(error, RowsRefused):
                 raise self._isolate(error, batch, plan) from None
             raise
@@ -175,6 +175,10 @@ class BatchWay:
 
         Only with a `Recovery`.
         """
+        with self._naming_record(batch):
+            return self._write_carefully(batch)
+
+    def _write_carefully(self, batch: MicroBatch) -> Written | None:
         assert self._recovery is not None
         outputs, has_sequences = self._outputs, self._recovery.has_sequences
 
@@ -191,8 +195,7 @@ class BatchWay:
                 check=lambda: batch.sleep(self._claim, 0),
             )
 
-        with self._naming_record(batch):
-            return self._recovery.write(batch.number, batch.ranges, compute, partial(batch.sleep, self._claim))
+        return self._recovery.write(batch.number, batch.ranges, compute, partial(batch.sleep, self._claim))
 
     @contextmanager
     def _naming_record(self, batch: MicroBatch) -> Generator[None]:
@@ -241,7 +244,8 @@ class BatchWay:
 
         Parts of the batch are only computed. What waits in memory, or was delivered, is not stored.
 
-        :raises Exception: Spark's own, if it does not recur.
+        :raises Exception: Spark's own, if it does not recur. With dead letters also if the batch can be read: recovery
+            has found each bad record then, and it alone knows which good ones have to wait.
         """
         claim, ranges, frame = self._claim, batch.ranges, batch.frame
         plan = Plan.of(claim, ranges) if self._stores_parts else None
@@ -256,19 +260,14 @@ class BatchWay:
             verdict = Verdict(error, {}, ranges, record if is_one else None)
             return conclude(verdict, ranges, lambda _: None, group=claim.group, schema=schema_of(claim))
 
-        def attempt(part: Ranges, without: Collection[Record]) -> int:
-            batch.sleep(claim, 0)
-            try:
-                return sum(output.rows for output in self._compute(within(frame, part, without), part).values())
-            except Exception as error:
-                if (again := function_failed(error)) is None:
-                    raise
-                raise again from error
+        if self._recovery is not None:
+            raise failed.__cause__ or failed from None
 
         def store(part: Ranges) -> None:
             if plan is not None:
                 self._compute_and_commit(plan.up_to(part), within(frame, part), batch.number, Stopwatch())
 
+        attempt = partial(self._count_rows, batch)
         try:
             verdict = isolate(failed, ranges, attempt, proof=lambda _: self._proof_of_failure(batch))
         except AcceptedThen:  # a worker that died, say: Spark's own error tells more
@@ -277,6 +276,16 @@ class BatchWay:
         if plan is None:
             verdict = replace(verdict, accepted={})
         return conclude(verdict, ranges, store, group=claim.group, schema=schema_of(claim))
+
+    def _count_rows(self, batch: MicroBatch, part: Ranges, without: Collection[Record]) -> int:
+        """Compute a part, and forget its rows."""
+        batch.sleep(self._claim, 0)
+        try:
+            return sum(output.rows for output in self._compute(within(batch.frame, part, without), part).values())
+        except Exception as error:
+            if (again := function_failed(error)) is None:
+                raise
+            raise again from error
 
     @property
     def _stores_parts(self) -> bool:

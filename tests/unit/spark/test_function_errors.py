@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import DeadLetters, OffsetRange, TopicPartition
 from offsetstore.errors import Outage, RowsRefused
+from offsetstore.processing.batch_metadata import BatchMetadata
+from offsetstore.processing.isolate import Proof
+from offsetstore.processing.recovery import Recovery
+from offsetstore.protocol.letters import LetterError, NewLetter, digest
 from offsetstore.spark import function_errors
 from offsetstore.spark.function_errors import function_failed, has_lost_block, is_over_limit, may_be_of_records, raised
+from offsetstore.spark.ways import batch as batch_way
+from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.spark.ways.stateful import StatefulWay
+from offsetstore.testing.memory.store import InMemoryOffsetStore
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pyspark.sql import DataFrame
+
+    from offsetstore import Transaction, Work
 
 SPARK = "org.apache.spark.SparkException"
 LIMIT = "Job aborted due to stage failure: Total size of serialized results of 1 tasks (9.9 KiB) is bigger than "
@@ -204,7 +220,8 @@ def stateful() -> Any:
 
 
 UNUSED: Any = None
-STATEFUL = MicroBatch(UNUSED, 0, UNUSED, {TopicPartition("payments", 0): OffsetRange(10, 20)})
+P0 = TopicPartition("payments", 0)
+STATEFUL = MicroBatch(UNUSED, 0, UNUSED, {P0: OffsetRange(10, 20)})
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -246,6 +263,80 @@ def test_a_function_s_error_and_a_bad_value_name_the_batch_where_there_is_no_tri
     assert "the batch is payments-0" in str(named)
     assert named.stored == {}
     assert "canary" not in str(named)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The row of one record."""
+
+    offset: int
+    rows: int = 1
+
+    def write(self, work: Work) -> int:
+        work.connection.extend("results", [self.offset])
+        return 1
+
+
+class Way(BatchWay):
+    """Computes batches of P0; a row of each record, but not of the bad ones."""
+
+    bad: Collection[int] = ()
+
+    def _compute(self, frame: DataFrame, ranges: Any) -> dict[str, Any]:  # noqa: ARG002
+        offsets = range(ranges[P0].from_, ranges[P0].until)
+        if set(self.bad) & set(offsets):
+            raise worker(f"{FRAMES}ValueError: canary")
+        return {str(offset): Row(offset) for offset in offsets}
+
+    def _proof_of_failure(self, batch: MicroBatch) -> Proof:  # noqa: ARG002
+        return Proof.ROW
+
+
+@pytest.mark.behaviour("DLQ-11", "DLQ-15")
+@pytest.mark.parametrize("bad", [(), (5,)], ids=["alone", "beside a bad record"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["careful at once", "after a failure"])
+def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(
+    monkeypatch: pytest.MonkeyPatch, bad: tuple[int, ...], *, is_first: bool
+) -> None:
+    lost = awaited(Thrown(SPARK, text="Job aborted due to stage failure: ExecutorLostFailure"))
+    looks: list[object] = []
+
+    def compute(*_: object, **__: object) -> Any:
+        raise lost
+
+    def can_read(frame: object) -> bool:
+        looks.append(frame)
+        return True
+
+    def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(batch_way, "computed_carefully", compute)
+    monkeypatch.setattr(batch_way, "_can_read", can_read)
+    monkeypatch.setattr(batch_way, "within", nothing)
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        letter = NewLetter(P0, 0, "rejected", LetterError("Rejected", "bad"), 0, digest(P0, b"k"), None)
+
+        def write(tx: Transaction) -> None:
+            tx.lock({P0: OffsetRange(0, 1)}, in_sequence=True)
+            tx.write_letters([letter])
+            tx.finish({P0: OffsetRange(0, 1)}, {})
+
+        claim.run(write)
+        metadata = BatchMetadata(claim, None)
+        way = Way(claim, UNUSED, metadata, recovery=Recovery(claim, DeadLetters(sequence="key"), metadata))
+        way.bad = bad
+        query: Any = SimpleNamespace(sleep=nothing)
+        batch = MicroBatch(UNUSED, 0, query, {P0: OffsetRange(1, 8)})
+        with pytest.raises(Py4JJavaError) as raised:
+            (way.write if is_first else way.write_carefully)(batch)
+        assert raised.value is lost
+        assert store.rows("results") == []
+        assert claim.offsets()[P0].next_offset == 1
+        [stored] = store.letters("billing", contents=True).letters
+        assert stored.is_in_sequence
+    assert len(looks) == 1
 
 
 @pytest.mark.behaviour("DLQ-6")
