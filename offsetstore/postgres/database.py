@@ -118,7 +118,7 @@ class PostgresDatabase:
     def _table_holder(self, table: str) -> str | None:
         """Who has locked the table against writes, if that is still so."""
         try:
-            with self._connect(self._dedicated) as connection:
+            with self._asking(self._dedicated) as connection:
                 row = connection.execute(text(sql.TABLE_HOLDER), {"table": table}).first()
         except (*DATABASE_ERRORS, OffsetStoreError):
             return None

@@ -298,6 +298,24 @@ def test_a_group_s_name_may_have_letters_that_the_role_s_encoding_has_not(role: 
         assert [one.group for one in store.groups()] == [group]
 
 
+@pytest.mark.behaviour("TX-19", "DLQ-20")
+def test_so_may_the_name_of_a_locked_target(role: str, query: Query) -> None:
+    query('CREATE TABLE public."値" (id bigint)')
+    set_defaults(role, "ROLE", HOSTILE)
+    with own_engine(role) as store:
+        claim = claimed(store)
+
+        def write() -> None:
+            with store.transaction(claim, lock_timeout=0.1) as tx:
+                lock(tx, P0, range_=OffsetRange(0, 1))
+                Append("public.値").write(tx, [batch({"id": [1]})])
+
+        with psycopg.connect(role, client_encoding="UTF8") as holder:
+            holder.execute('LOCK TABLE public."値"')
+            with pytest.raises(LockTimeout, match=r"値.* held by pid"):
+                write()
+
+
 @pytest.mark.behaviour("TX-19")
 @pytest.mark.parametrize(("setting", "value"), [("session_replication_role", "replica"), ("row_security", "off")])
 def test_a_role_whose_writes_would_pass_over_triggers_or_policies_is_refused_by_name(
