@@ -88,15 +88,12 @@ class PostgresDatabase:
         expect_own(self._pid)
         try:
             connection = engine.connect()
-            if cast("Any", connection.connection.driver_connection).closed:  # as libpq knows already
-                connection.invalidate()  # the next use takes another one
-            driver = cast("Any", connection.connection.driver_connection)
-            keep_from_children(driver)
-            # Behind PgBouncer the next transaction may run on another server connection, without the prepared
-            # statement. `make_engine` sets this too; an application's own engine may not.
-            driver.prepare_threshold = None
-            return connection.execution_options(isolation_level="READ COMMITTED")
-        except DATABASE_ERRORS as error:
+            try:
+                return _prepared(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except (*DATABASE_ERRORS, OSError) as error:
             raise _unreachable(error) from error
 
     @contextmanager
@@ -213,6 +210,21 @@ class PostgresDatabase:
 
     def _text(self, statement: str) -> TextClause:
         return text(statement.replace("{s}", self._schema))
+
+
+def _prepared(connection: Connection) -> Connection:
+    """Make ready for a transaction what comes from a pool.
+
+    :raises OSError: this process may open no more files.
+    """
+    if cast("Any", connection.connection.driver_connection).closed:  # as libpq knows already
+        connection.invalidate()  # the next use takes another one
+    driver = cast("Any", connection.connection.driver_connection)
+    keep_from_children(driver)
+    # Behind PgBouncer the next transaction may run on another server connection, without the prepared
+    # statement. `make_engine` sets this too; an application's own engine may not.
+    driver.prepare_threshold = None
+    return connection.execution_options(isolation_level="READ COMMITTED")
 
 
 def check_encoding(connection: Connection) -> None:

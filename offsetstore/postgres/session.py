@@ -555,8 +555,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
             if (value := getattr(found, name)) != expected:
                 self.rollback()
                 raise ConfigurationError(
-                    f"the session has {name}={value}, with which rows would be written past {_PASSED_OVER[name]}; "
-                    "nothing was written",
+                    f"the session has {name}={value}, with which {_PASSED_OVER[name]} don't apply; nothing was written",
                     found=value,
                     expected=expected,
                     next_step=f"ALTER ROLE ... RESET {name}, or ALTER DATABASE ... RESET {name}; look for it in the "

@@ -269,7 +269,7 @@ FORKS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "sockets-of-connections-in-use",
-        ("offsetstore/postgres/database.py", "            keep_from_children(driver)\n", ""),
+        ("offsetstore/postgres/database.py", "    keep_from_children(driver)\n", ""),
         tests=(f"{_LEFT_ALONE}[close of the connection]",),
         why="A child that closes the connection would end the parent's session.",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from offsetstore import Execute, OffsetRange, OffsetStore
+from offsetstore.errors import StoreUnavailable
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, lock, write
 from tests.integration.writers.writing import batch
@@ -172,3 +174,22 @@ def test_a_child_that_exits_inside_the_block_ends_quietly_with_all_exit_handlers
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert query("SELECT record FROM results ORDER BY record") == [(0,), (1,)]
     assert query("SELECT next_offset FROM kafka_partitions") == [(2,)]
+
+
+@pytest.mark.behaviour("TX-2")
+def test_a_connection_that_children_could_use_goes_back_to_its_pool(
+    offsetstore_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with OffsetStore.connect(offsetstore_database) as store:
+        database = cast("Any", store.database)
+
+        def refused(_: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr("offsetstore.postgres.database.keep_from_children", refused)
+        with pytest.raises(StoreUnavailable, match="Too many open files") as unavailable:
+            store.groups()
+        assert unavailable.tb is not None, "it keeps the frames"
+        assert database.engine.pool.checkedout() == 0
+        monkeypatch.undo()
+        assert store.groups() == []

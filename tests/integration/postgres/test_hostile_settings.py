@@ -329,6 +329,8 @@ def test_a_role_whose_writes_would_pass_over_triggers_or_policies_is_refused_by_
             store.claim(GROUP, topics=["payments"])
         with pytest.raises(ConfigurationError, match=f"{setting}={value}"), store.transaction(claim) as tx:
             tx.lock({P0: OffsetRange(0, 1)})
+        with pytest.raises(ConfigurationError, match=f"{setting}={value}, with which .* don't apply"):
+            store.offsets(GROUP)
         assert query("SELECT count(*) FROM kafka_partitions WHERE next_offset > 0") == [(0,)]
         assert query("SELECT epoch FROM consumer_groups") == [(claim.token.epoch,)]
 
