@@ -392,7 +392,10 @@ class CheckpointAhead(StartError):
 class CheckpointBehind(StartError):
     """The kept checkpoint replays records that are in the results, and its batches can't be cropped."""
 
-    default_next_step = "Restore the newer checkpoint, or move it away to start with an empty state."
+    default_next_step = (
+        "If the checkpoint is an older copy, restore the newer one. If the stored offset was moved (a reset, an offset "
+        "adopted from Kafka), there is none: move the checkpoint away to start with an empty state."
+    )
 
 
 class UncertainBatch(StartError):

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from benchmarks.jobs import FILE_SYSTEM
 from benchmarks.peers import by_hand, with_spark
 from benchmarks.shapes import SMALL
 from offsetstore.errors import MissingDependency
@@ -18,6 +19,7 @@ from offsetstore.local.kafka.properties import as_properties
 from offsetstore.local.spark.artifacts import KAFKA_VERSION, POSTGRES_JDBC, SPARK_VERSION, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.spark.java import find_java
+from offsetstore.spark.tuning import MANAGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,7 +248,12 @@ def _spark(place: Place, writer: str) -> list[str]:
     return _python("with_spark", writer, place.url, place.servers, place.topic, str(place.directory))
 
 
-_SPARK: Final = {"master": "local[2]", "offsetstore.spark.tuned": "yes", "trigger": "as soon as there are records"}
+_SPARK: Final = {
+    "master": "local[2]",
+    "offsetstore.spark.tuned": "yes",
+    MANAGER: FILE_SYSTEM,
+    "trigger": "as soon as there are records",
+}
 _FLINK: Final = f"Flink {FLINK_VERSION}, JDBC connector {FLINK_JDBC}"
 _DEBEZIUM: Final = f"Debezium {DEBEZIUM_VERSION}, Kafka Connect {KAFKA_VERSION}"
 _FLINK_SINK: Final = {"withBatchSize": str(FLINK_BATCH)}

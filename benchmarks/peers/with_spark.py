@@ -1,4 +1,4 @@
-"""On Spark: offsetstore's sink, or Spark's own JDBC writer, with the same settings of the reader and the checkpoint."""
+"""On Spark: offsetstore's sink, or Spark's own JDBC writer, with the same reader and checkpoint file manager."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ holds the number of the last batch in the results (the mark), and the stored off
 no mark                     the batch must begin at the stored offsets: APPLY
 the batch after the mark    the same
 the marked batch itself     Spark does not know that it was written; it must end at the stored offsets: SKIP
-the same, with another end  the checkpoint is an older copy, of before the batch was planned: now it has other records
+the same, with another end  the checkpoint is an older copy, of before the batch was planned: now it has other records;
+                            or the stored offsets were moved since
 a batch below the mark      the checkpoint is an older copy: its batches are not those with these numbers
 a batch beyond that         results of batches in between are missing: the database is an older copy
 ==========================  ====================================================================================
@@ -78,7 +79,8 @@ def _expect_same(batch_id: int, end: Mapping[TopicPartition, int], stored: Mappi
     for tp, offset in sorted(end.items()):
         if stored[tp] != offset:
             raise CheckpointBehind(
-                f"batch {batch_id} is in the results, but the kept checkpoint has planned it with another end",
+                f"batch {batch_id} is in the results, but the kept checkpoint has planned it with another end: it is "
+                "an older copy, or the stored offset was moved since",
                 topic_partition=tp,
                 found=f"end {offset}",
                 expected=f"{stored[tp]}, which is stored",

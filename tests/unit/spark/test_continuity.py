@@ -80,7 +80,25 @@ def test_the_marked_batch_with_another_end_was_planned_anew_by_an_older_checkpoi
     """It was restored to before that batch: its state lacks records that are in the results."""
     with pytest.raises(CheckpointBehind, match=f"batch 8 is in the results.*found end {end}; expected 50") as caught:
         outcome(8, 8, begin=begin, end=end, stored=50)
-    assert "Restore the newer checkpoint" in caught.value.next_step
+    assert "older copy" in str(caught.value)
+    assert "restore the newer one" in caught.value.next_step
+
+
+@pytest.mark.behaviour("START-15")
+@pytest.mark.parametrize(
+    ("batch", "mark", "begin", "end"),
+    [(8, 8, 30, 40), (8, 7, 40, 60), (8, None, 40, 60)],
+    ids=["in the marked batch", "after the marked batch", "without a mark"],
+)
+def test_an_offset_that_was_moved_forwards_is_told_as_a_cause(
+    batch: int, mark: int | None, begin: int, end: int
+) -> None:
+    """After a reset, or an adopted offset, there is no newer checkpoint to restore."""
+    with pytest.raises(CheckpointBehind) as caught:
+        outcome(batch, mark, begin=begin, end=end, stored=50)
+    assert "If the stored offset was moved" in caught.value.next_step
+    assert "there is none: move the checkpoint away" in caught.value.next_step
+    assert (mark != batch) or "or the stored offset was moved since" in str(caught.value)
 
 
 @pytest.mark.behaviour("START-15")
