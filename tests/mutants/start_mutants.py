@@ -459,18 +459,6 @@ START: Final[tuple[Mutant, ...]] = (
         why="A lost connection in between would leave a truncated log unrecorded, and it would grow again.",
     ),
     mutant(
-        "evidence-of-an-offset-that-was-set",
-        (_EVIDENCE, "            if row.pair is not None or not row.pinned:\n", "            if tp:\n"),
-        tests=(f"{_LOGS}test_an_offset_that_was_set_too_high_and_never_read_from_is_no_lost_record",),
-        why="A reset to an offset that the log never had would be recorded as lost records.",
-    ),
-    mutant(
-        "evidence-of-an-offset-that-was-set-and-read-from",
-        (_EVIDENCE, "            if row.pair is not None or not row.pinned:\n", "            if not row.pinned:\n"),
-        tests=(f"{_LOGS}test_an_offset_that_was_set_too_high_and_never_read_from_is_no_lost_record",),
-        why="A log that lost records after a reset would be gone on in once it has grown again.",
-    ),
-    mutant(
         "first-evidence-stays",
         (_SQL, "CASE WHEN p.suspect IS NULL AND p.epoch", "CASE WHEN p.epoch"),
         tests=("tests/contract/test_postgres.py::TestPostgresOffsetStore::test_the_first_evidence_stays",),
