@@ -25,6 +25,7 @@ from offsetstore.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
+from offsetstore.protocol.outages import chain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -127,7 +128,8 @@ def refusals(
     """
     try:
         yield
-    except (psycopg.Error, StatementError) as error:
+    except (psycopg.Error, StatementError) as last:
+        error = _failed_first(last)
         refused = _refusal(error, table, columns, sql_of, is_splittable=is_splittable)
         inner = driver_error(error)
         if isinstance(refused, RowsRefused) and copied is not None and inner is not None:
@@ -269,7 +271,7 @@ def stripped(error: _E) -> _E | psycopg.Error | StatementError:
         return _stripped_alchemy(error).with_traceback(error.__traceback__)
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        inner = [stripped(one) for one in group.exceptions]
+        inner = [stripped(_failed_first(one)) for one in group.exceptions]
         for one in inner:
             strip_chain(one)
         return cast("_E", group.derive(inner).with_traceback(group.__traceback__))
@@ -295,9 +297,9 @@ def strip_chain(error: BaseException) -> None:
             continue
         seen.add(id(error))
         cause, context, is_hidden = error.__cause__, error.__context__, error.__suppress_context__
-        error.__context__ = None if is_hidden or context is None else stripped(context)
+        error.__context__ = None if is_hidden or context is None else stripped(_failed_first(context))
         if cause is not None:
-            error.__cause__ = stripped(cause)
+            error.__cause__ = stripped(_failed_first(cause))
         waiting += [one for one in (error.__cause__, error.__context__) if one is not None]
 
 
@@ -390,13 +392,35 @@ def is_of_server(error: BaseException) -> bool:
 
 
 def is_swallowed(error: BaseException) -> bool:
-    """Whether the transaction had failed before: an error was swallowed, and this one does not tell which.
+    """Whether the transaction had failed before: an error was swallowed, and this one does not tell which."""
+    return _had_failed(_failed_first(error))
 
-    A function of the database can raise that SQLSTATE, too.
-    """
+
+def _had_failed(error: BaseException) -> bool:
+    """Whether the server says so itself: a function of the database can raise that SQLSTATE, too."""
     inner = driver_error(error)
     is_raised = inner is not None and (inner.diag.source_file or "").startswith(_LANGUAGES)
     return isinstance(inner, psycopg.errors.InFailedSqlTransaction) and not is_raised
+
+
+def swallowed(error: BaseException) -> SinkError:
+    """Our error for one that `is_swallowed`."""
+    return SinkError(
+        "a function swallowed an error of the database, after which the transaction takes no statement",
+        found=words(error),
+        next_step="Let the error pass, or run what may fail in a savepoint (connection.begin_nested()).",
+    )
+
+
+def _failed_first(error: _E) -> _E | psycopg.Error | StatementError:
+    """The error with which the transaction had failed, if the given one has it in its chain; else the given one.
+
+    So it is where a function goes on with SQL after an error that it has caught, without a savepoint.
+    """
+    if not _had_failed(error):
+        return error
+    errors = (one for one in chain(error) if isinstance(one, (psycopg.Error, StatementError)))
+    return next((one for one in errors if driver_error(one) is not None and not _had_failed(one)), error)
 
 
 def _refusal(
@@ -413,11 +437,7 @@ def _refusal(
         if is_of_server(error):
             return stripped(error)
         if is_swallowed(error):
-            return SinkError(
-                "a function swallowed an error of the database, after which the transaction takes no statement",
-                found=f"SQLSTATE {state}, {words(error)}",
-                next_step="Let the error pass, or run what may fail in a savepoint (connection.begin_nested()).",
-            )
+            return swallowed(error)
         if sql_of is not None and not is_splittable and state.startswith(_OF_THE_SQL):
             return _wrong_sql(inner, state, sql_of)
         return _refused(inner, state, table, columns)

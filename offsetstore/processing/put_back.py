@@ -4,7 +4,8 @@ It locks the letters' partitions, writes the rows, marks the letters, and advanc
 partitions show its transaction if the answer to COMMIT is lost. Only letters below the stored offset are replayed: the
 records of others are read by the job itself. A letter waits for all open letters of its key before it.
 
-A request never ends the job: what can't be written is dead again, with its new error.
+A request never ends the job: what can't be written is dead again, with its new error. If the table no
+longer fits, all of them stay requested.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from offsetstore.errors import RowsRefused
+from offsetstore.errors import ColumnMismatch, RowsRefused, SinkError, UnsafeTarget
 from offsetstore.offsets import OffsetRange
 from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import write_all
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.processing.dead_letters import DeadLetters
+    from offsetstore.processing.recovery import CountedRows
     from offsetstore.protocol.letters import Letter, LetterKey
+    from offsetstore.protocol.work import Work
     from offsetstore.store.claim import Claim
     from offsetstore.store.transaction import Transaction
 
@@ -228,7 +231,7 @@ class PutBack:
                     decisions,
                     numbers,
                     part.keys,
-                    lambda work, some: write_all(part.rows_of(some), work),
+                    lambda work, some: _write(work, part.rows_of(some)),
                     seconds=self._settings.seconds,
                     limit=None,
                     check=run.check,
@@ -254,7 +257,7 @@ class PutBack:
         def work(tx: Transaction) -> None:
             tx.lock(stored)
             _lock(tx, [letters[number] for number in sorted({*kept, *failed})])
-            write_all(rows, tx)
+            _write(tx, rows)
             tx.settle_letters(replayed, returned)
             failpoints.reach("letters_replayed")
             tx.touch()
@@ -268,7 +271,7 @@ class PutBack:
             failed = FailedReplay(LetterError(name_of(error), text), "raised")
         elif isinstance(error, RowsRefused):
             failed = FailedReplay(described(error), cause_of(error))
-        else:  # the rows of one letter are too many
+        else:  # the rows of one letter are too many, or its writer fails
             failed = FailedReplay(LetterError(type(error).__name__, str(error)), "raised")
 
         def give_back(stored: Mapping[TopicPartition, OffsetRange], tx: Transaction) -> None:
@@ -292,6 +295,20 @@ class PutBack:
         if any(tp not in rows for tp in partitions):
             raise PlanOutdated("a partition of a letter has no row")
         return {tp: OffsetRange(rows[tp].next_offset, rows[tp].next_offset) for tp in partitions}
+
+
+def _write(work: Work, rows: Mapping[str, CountedRows]) -> None:
+    """Write the rows.
+
+    :raises RowsRefused: the database refuses them.
+    :raises Halve: so does a writer, for a reason that may be in a single letter.
+    """
+    try:
+        write_all(rows, work)
+    except (RowsRefused, ColumnMismatch, UnsafeTarget):
+        raise
+    except SinkError as error:
+        raise Halve(error) from error
 
 
 def _lock(tx: Transaction, letters: Sequence[Letter]) -> None:

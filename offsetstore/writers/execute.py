@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
-from offsetstore.postgres.errors import is_of_server, is_swallowed, refusals
+from offsetstore.postgres.errors import is_of_server, is_swallowed, refusals, swallowed
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.outages import chain, tells_of_outage
@@ -134,10 +134,10 @@ def _failing(whose: str) -> Generator[None]:
     except Exception as error:
         # What was raised from the database's error is the function's, unless the server can't do the work now, or that
         # is not known because another error was swallowed.
-        if tells_of_outage(error) or any(
-            may_pass(one) or is_of_server(one) or is_swallowed(one) for one in chain(error)
-        ):
+        if tells_of_outage(error) or any(may_pass(one) or is_of_server(one) for one in chain(error)):
             raise
+        if (last := next(filter(is_swallowed, chain(error)), None)) is not None:
+            raise swallowed(last) from error
         name = type(error).__name__
         raise FunctionFailed(
             f"{whose} raised {name}",

@@ -115,9 +115,35 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "an-error-that-was-swallowed",
-        (_ERRORS, "        if is_swallowed(error):\n", "        if not state:\n"),
+        (_ERRORS, "        if is_swallowed(error):\n            return", "        if not state:\n            return"),
         tests=("tests/integration/writers/test_execute.py::test_an_error_that_a_function_swallows_blames_no_row",),
         why="A function that swallows an outage would have its record blamed for that.",
+    ),
+    mutant(
+        "an-outage-after-which-sql-goes-on",
+        (
+            _ERRORS,
+            "is not None and not _had_failed(one)), error)\n",
+            "is not None and not _had_failed(one) and not is_of_server(one)), error)\n",
+        ),
+        tests=("tests/integration/writers/test_execute.py::test_an_outage_after_which_sql_goes_on_is_one",),
+        why="A query would end for a deadlock that a function's handler has met, in place of going on after it.",
+    ),
+    mutant(
+        "sql-that-goes-on-after-a-refusal",
+        (_ERRORS, "        error = _failed_first(last)\n", "        error = last\n"),
+        tests=("tests/integration/writers/test_execute.py::test_where_sql_goes_on_after_an_error_that_one_is_told",),
+        why="A bad record would block its partition, unnamed, if the function goes on after the error of its row.",
+    ),
+    mutant(
+        "a-writer-that-fails-for-a-letter",
+        (
+            "offsetstore/processing/put_back.py",
+            "    except SinkError as error:\n        raise Halve(error) from error\n",
+            "    except SinkError:\n        raise\n",
+        ),
+        tests=(f"{_PUT_BACK}test_a_letter_for_which_a_writer_fails_keeps_no_others_waiting",),
+        why="One letter for which a function swallows an error would keep all others from being replayed.",
     ),
     mutant(
         "blame-without-another-that-is-accepted",

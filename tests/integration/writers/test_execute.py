@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from offsetstore import TopicPartition
 from offsetstore.errors import ConfigurationError, FunctionFailed, Outage, RecordsRejected, RowsRefused, SinkError
@@ -19,7 +19,7 @@ from offsetstore.writers import Execute
 from tests.integration.writers.writing import batch, kafka
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from offsetstore.protocol.work import Work
     from tests.integration.writers.writing import Database
@@ -186,7 +186,71 @@ def test_nor_does_what_it_raises_from_the_next_one(database: Database) -> None:
         except DBAPIError as error:
             raise KeyError from error
 
-    database.refusal(KeyError, Execute(swallow, splittable=True), batch({"n": [1]}))
+    told = database.refusal(SinkError, Execute(swallow, splittable=True), batch({"n": [1]}))
+    assert not isinstance(told, RowsRefused)
+    assert isinstance(told.__cause__, KeyError)
+
+
+def insert_or_update(work: Work) -> None:
+    """Without a savepoint, so that the UPDATE tells only that the transaction has failed."""
+    try:
+        work.connection.execute(text("INSERT INTO t VALUES (0)"))
+    except IntegrityError:
+        work.connection.execute(text("UPDATE t SET n = 0"))
+
+
+def insert_or_update_by_driver(work: Work) -> None:
+    cursor = work.connection.connection.cursor()
+    try:
+        cursor.execute("INSERT INTO t VALUES (0)")
+    except psycopg.IntegrityError:
+        cursor.execute("UPDATE t SET n = 0")
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("splittable", [False, True])
+@pytest.mark.parametrize("sql", [insert_or_update, insert_or_update_by_driver])
+def test_where_sql_goes_on_after_an_error_that_one_is_told(
+    database: Database, sql: Callable[[Work], None], *, splittable: bool
+) -> None:
+    database.run("CREATE TABLE t (n bigint CHECK (n > 0))")
+
+    def write(work: Work, _: object) -> None:
+        sql(work)
+
+    refused = database.refusal(RowsRefused, Execute(write, splittable=splittable), batch({"n": [1]}))
+    assert (refused.sqlstate, refused.constraint) == ("23514", "t_n_check")
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("grouped", [False, True])
+def test_what_a_function_raises_from_that_is_its_own(database: Database, *, grouped: bool) -> None:
+    database.run("CREATE TABLE t (n bigint CHECK (n > 0))")
+
+    def write(work: Work, _: object) -> None:
+        try:
+            insert_or_update(work)
+        except DBAPIError as error:
+            if grouped:
+                raise ExceptionGroup("both", [error]) from None
+            raise KeyError from error
+
+    failed = database.refusal(FunctionFailed, Execute(write, splittable=True), batch({"n": [1]}))
+    assert failed.error_class == ("ExceptionGroup" if grouped else "KeyError")
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("splittable", [False, True])
+def test_an_outage_after_which_sql_goes_on_is_one(database: Database, *, splittable: bool) -> None:
+    def write(work: Work, _: object) -> None:
+        work.connection.execute(text("SET LOCAL statement_timeout = 10"))
+        try:
+            work.connection.execute(text("SELECT pg_sleep(60)"))
+        except DBAPIError:
+            work.connection.execute(text("SELECT 1"))
+
+    told = database.refusal(DBAPIError, Execute(write, splittable=splittable), batch({"n": [1]}))
+    assert isinstance(told.orig, psycopg.errors.QueryCanceled)
 
 
 @pytest.mark.behaviour("DLQ-15")

@@ -11,6 +11,7 @@ import pytest
 
 from offsetstore import DeadLetters, LetterFilter, OffsetRange, Retries, TopicPartition
 from offsetstore.errors import (
+    ColumnMismatch,
     CommitUnknown,
     ConnectionLost,
     FunctionFailed,
@@ -19,6 +20,7 @@ from offsetstore.errors import (
     RowsRefused,
     SinkError,
     StaleClaim,
+    UnsafeTarget,
 )
 from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.plan import PlanOutdated
@@ -555,6 +557,58 @@ def test_a_letter_that_cant_be_marked_is_not_written(
     with pytest.raises(SinkError, match="marked"):
         run(claim, Job())
     assert (store.rows("results"), states(store)) == ([], ["requested"])
+
+
+@pytest.mark.behaviour("DLQ-7")
+@pytest.mark.parametrize("also", ["good", "bad"])
+def test_a_letter_for_which_a_writer_fails_keeps_no_others_waiting(
+    store: InMemoryOffsetStore, claim: Claim, also: str
+) -> None:
+    give_up(claim, {1: "swallows", 2: also, 3: "good"})
+    request(store)
+
+    def refuses(rows: list[str]) -> OffsetStoreError | None:
+        if rows.count("swallows"):
+            return SinkError("a function swallowed an error")
+        return refusal() if "bad" in rows else None
+
+    good = 2 if also == "good" else 1
+    assert run(claim, Job(refuses)) == good
+    assert store.rows("results") == ["good"] * good
+    assert states(store) == ["dead", "replayed" if also == "good" else "dead", "replayed"]
+    assert "a function swallowed" in str(store.letter(GROUP, P0, 1))
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_a_writer_that_fails_while_letters_are_searched_keeps_none_waiting(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    give_up(claim, {1: "good", 2: "swallows", 3: "good"})
+    request(store)
+    whole: list[str] = []
+
+    def refuses(rows: list[str]) -> OffsetStoreError | None:
+        if "swallows" not in rows:
+            return None
+        if len(rows) == 3 and not whole:
+            whole.extend(rows)
+            return refusal()
+        return SinkError("a function swallowed an error")
+
+    assert run(claim, Job(refuses)) == 2
+    assert states(store) == ["replayed", "dead", "replayed"]
+
+
+@pytest.mark.behaviour("DLQ-7")
+@pytest.mark.parametrize("kind", [ColumnMismatch, UnsafeTarget])
+def test_a_table_that_takes_no_letter_leaves_them_requested(
+    store: InMemoryOffsetStore, claim: Claim, kind: type[SinkError]
+) -> None:
+    give_up(claim, {1: "a", 2: "b"})
+    request(store)
+    with pytest.raises(kind):
+        run(claim, Job(lambda _: kind("the table has changed")))
+    assert states(store) == ["requested", "requested"]
 
 
 @pytest.mark.behaviour("DLQ-7")
