@@ -93,6 +93,8 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         self._ending = False
         self._was_ended = False
         """Whether user code has tried to end the transaction."""
+        self._has_failed = False
+        """Whether a savepoint has saved it."""
         self._closed = False
         self._moved = 0
         self._check = sql.CHECK_DEFERRED
@@ -103,6 +105,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         self._connection = self._connect()
         event.listen(self._connection, "commit", self._refuse)
         event.listen(self._connection, "rollback", self._refuse)
+        event.listen(self._connection, "rollback_savepoint", self._note_failed)
 
     @property
     def connection(self) -> Connection:
@@ -119,11 +122,18 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
     def in_savepoint(self) -> bool:
         return self._connection.in_nested_transaction()
 
-    def may_have_lost(self, error: BaseException) -> bool:
+    def may_have_raised(self, error: BaseException) -> bool:
         inner = driver_error(error)
-        if inner is None or inner.sqlstate is not None:  # ours, or the server's or a pooler's own words
+        if inner is None or self._connection.closed or self._connection.invalidated or self._psycopg.closed:
             return True
-        return self._connection.closed or self._connection.invalidated or self._psycopg.closed
+        # What libpq says itself has no SQLSTATE, and leaves no transaction that has failed, but a closed connection.
+        return inner.sqlstate is not None and (self._has_failed or self._is_failed())
+
+    def _is_failed(self) -> bool:
+        return self._psycopg.pgconn.transaction_status == TransactionStatus.INERROR
+
+    def _note_failed(self, *_: object) -> None:
+        self._has_failed = self._has_failed or self._connection.invalidated or self._is_failed()
 
     def is_whole(self) -> bool:
         return self._is_whole(self._one(sql.IS_WHOLE))
@@ -177,6 +187,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         self._closed = True
         event.remove(self._connection, "commit", self._refuse)
         event.remove(self._connection, "rollback", self._refuse)
+        event.remove(self._connection, "rollback_savepoint", self._note_failed)
         if self._connection.get_execution_options().get(_DISCARD):
             self._connection.invalidate()
         self._connection.close()

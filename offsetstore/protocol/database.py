@@ -269,8 +269,8 @@ class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Sto
         """Whether a savepoint is open."""
         ...
 
-    def may_have_lost(self, error: BaseException) -> bool:
-        """Whether an error that tells of a lost connection can be about this one; user code may have others."""
+    def may_have_raised(self, error: BaseException) -> bool:
+        """Whether an error of a database can come from this transaction; user code may have other connections."""
         ...
 
     def is_whole(self) -> bool:

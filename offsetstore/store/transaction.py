@@ -678,10 +678,11 @@ class Transaction:
             session.rollback()
             self._raise_ours(problem)
             raise
-        may_have_lost = error is None or session.may_have_lost(error)
         if error is not None:
+            is_of_session = session.may_have_raised(error)
             session.rollback()
-            self._raise_ours(error, may_have_lost=may_have_lost)
+            if is_of_session:
+                self._raise_ours(error)
             return
         self._commit(session)
         self._claim.partitions.update(self._rows)  # committed, so their rows exist now
@@ -741,17 +742,12 @@ class Transaction:
         finally:
             self._observers.on(CommitResolved(group=advanced.group, topic_partition=advanced.first, happened=happened))
 
-    def _raise_ours(self, error: BaseException, *, may_have_lost: bool = True) -> None:
-        """Raise our error for a database error, with details of this transaction; return for other errors.
-
-        :param may_have_lost: whether it can be about this transaction's connection, if it tells of a lost one.
-        """
+    def _raise_ours(self, error: BaseException) -> None:
+        """Raise our error for a database error, with details of this transaction; return for other errors."""
         if isinstance(error, BaseExceptionGroup):
             return
         ours = self._database.translate(error)
         if isinstance(ours, ConnectionLost):
-            if not may_have_lost:
-                return
             raise TransactionLost(
                 "the connection to the database was lost; the transaction was rolled back", found=ours.found
             ) from ours.__cause__

@@ -13,6 +13,7 @@ from tests.mutants.mutant import Mutant, mutant
 
 _SQL: Final = "offsetstore/postgres/statements.py"
 _TX: Final = "offsetstore/store/transaction.py"
+_SESSION: Final = "offsetstore/postgres/session.py"
 _LOST: Final = "offsetstore/store/unknown_commit.py"
 _STAGED: Final = "offsetstore/writers/staging.py"
 _CATALOGUE: Final = "offsetstore/writers/table/catalogue.py"
@@ -25,18 +26,36 @@ _SETTLE: Final = "self._settle(advanced, error)"
 ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "another-connection-that-is-lost",
-        (_TX, "may_have_lost = error is None or session.may_have_lost(error)\n", "may_have_lost = True\n"),
+        (_SESSION, "return inner.sqlstate is not None and (self._has", "return (inner.sqlstate is None or self._has"),
         tests=(
             f"{_STORE}test_transaction_own_sql.py::test_a_connection_of_the_functions_own_that_fails_is_its_own_error",
         ),
         why="While another database is down, a function would be called eight times, and the error tell of this one.",
     ),
     mutant(
+        "another-transaction-that-fails",
+        (_TX, "            if is_of_session:\n", "            if True:\n"),
+        tests=(
+            f"{_STORE}test_transaction_own_sql.py::test_an_error_of_another_transaction_of_the_functions_is_its_own",
+        ),
+        why="A function that must not be repeated would be called eight times for a deadlock in another database.",
+    ),
+    mutant(
+        "transaction-that-a-savepoint-has-saved",
+        (
+            _SESSION,
+            "self._has_failed = self._has_failed or self._connection.invalidated or self._is_failed()\n",
+            "pass\n",
+        ),
+        tests=(f"{_STORE}test_transaction_own_sql.py::test_an_outage_in_a_savepoint_is_the_transactions",),
+        why="A deadlock would end the query, and not be repeated, if the function has used a savepoint.",
+    ),
+    mutant(
         "rollback-after-an-error",
         (
             _TX,
-            "        if error is not None:\n            session.rollback()\n",
-            "        if error is not None:\n            session.commit()\n",
+            "session.may_have_raised(error)\n            session.rollback()\n",
+            "session.may_have_raised(error)\n            session.commit()\n",
         ),
         tests=(f"{_CONTRACT}test_an_exception_leaves_results_and_offset_as_they_were",),
         why="What was written before an error would stay.",

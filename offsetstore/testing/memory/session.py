@@ -149,7 +149,7 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
     def in_savepoint(self) -> bool:
         return self._savepoints > 0
 
-    def may_have_lost(self, error: BaseException) -> bool:  # noqa: ARG002 - there is no other
+    def may_have_raised(self, error: BaseException) -> bool:  # noqa: ARG002 - there is no other
         return True
 
     def is_whole(self) -> bool:

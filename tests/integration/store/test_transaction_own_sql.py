@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from offsetstore import Execute, OffsetRange, OffsetStore
 from offsetstore.errors import StaleClaim
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, driver, lock, write
 from tests.integration.writers.writing import batch
+from tests.support.server_errors import OF_SERVER, held
 
 if TYPE_CHECKING:
     from offsetstore import Claim, Transaction, Work
@@ -69,6 +72,68 @@ def test_a_connection_of_the_functions_own_that_fails_is_its_own_error(
         store.run(claim, work)
     assert calls == [1]
     assert query("SELECT next_offset FROM kafka_partitions WHERE partition = 0") == [(0,)]
+
+
+def block(statements: str) -> str:
+    return f"DO $do$ BEGIN {statements} END $do$"
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("as_execute", ["execute", "splittable", "plain"])
+@pytest.mark.parametrize("sqlstate", ["40001", *OF_SERVER])
+def test_an_error_of_another_transaction_of_the_functions_is_its_own(
+    store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str, *, sqlstate: str, as_execute: str
+) -> None:
+    calls: list[int] = []
+    query("CREATE TABLE moved (n bigint)")
+    query("INSERT INTO moved VALUES (0)")
+
+    def mirror(_: object, __: object = None) -> None:
+        calls.append(1)
+        with psycopg.connect(offsetstore_database) as other:
+            if sqlstate != "40001":
+                other.execute(block(OF_SERVER[sqlstate]).encode())
+            other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            other.execute("SELECT FROM moved")
+            query("UPDATE moved SET n = n + 1")
+            other.execute("UPDATE moved SET n = n + 1")
+
+    def work(tx: Transaction) -> None:
+        left = lock(tx, P0, range_=OffsetRange(0, 3))
+        if as_execute == "plain":
+            mirror(tx)
+        else:
+            Execute(mirror, splittable=as_execute == "splittable").write(tx, [batch({"n": [1]})])
+        tx.advance(left)
+
+    with psycopg.connect(offsetstore_database) as holder, held(holder), pytest.raises(psycopg.Error) as caught:
+        store.run(claim, work)
+    assert (caught.value.sqlstate, calls) == (sqlstate, [1])
+    assert query("SELECT next_offset FROM kafka_partitions WHERE partition = 0") == [(0,)]
+
+
+@pytest.mark.behaviour("TX-12", "DLQ-6")
+@pytest.mark.parametrize("in_savepoint", [False, True])
+@pytest.mark.parametrize("sqlstate", ["40001", "40P01", *OF_SERVER])
+def test_an_outage_in_a_savepoint_is_the_transactions(
+    store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str, sqlstate: str, *, in_savepoint: bool
+) -> None:
+    calls: list[int] = []
+    statements = OF_SERVER.get(sqlstate, f"RAISE EXCEPTION USING ERRCODE = '{sqlstate}';")
+
+    def work(tx: Transaction) -> None:
+        calls.append(1)
+        left = lock(tx, P0, range_=OffsetRange(0, 3))
+        if len(calls) == 1:
+            with tx.connection.begin_nested() if in_savepoint else nullcontext():
+                tx.connection.execute(text(block(statements)))
+        write(tx, [1])
+        tx.advance(left)
+
+    with psycopg.connect(offsetstore_database) as holder, held(holder):
+        store.run(claim, work)
+    assert len(calls) == 2
+    assert query("SELECT * FROM results") == [(1,)]
 
 
 @pytest.mark.behaviour("TX-12", "DLQ-6")
