@@ -67,7 +67,8 @@ class Proof(Enum):
     ROW = "row"
     """Each row is made from one record, and was refused for its own values: no other record can change that.
 
-    Where a function fails, it takes another record that can be computed: else a bug would name the first one.
+    Where a function fails, it must fail for the record alone, and another one must be computed then: else a bug would
+    name the first record, and a limit the first beyond it.
     """
     BATCH = "batch"
     """The batch is refused with the record, and accepted without it."""
@@ -223,7 +224,7 @@ class _Search:
         self.rows = 0
         """Of the last part that was accepted."""
         self.has_rows = False
-        """Whether any part that was accepted had some."""
+        """Whether any part that was accepted had some, since the record was refused alone."""
         self._fewest = self.size
         self._ranges = ranges
         self._attempt = attempt
@@ -246,14 +247,24 @@ class _Search:
         return refused
 
     def is_of_record(self, first: int, refused: RowsRefused) -> bool:
-        """Tell whether the refusal shows a bad record, or another record makes rows, which are accepted."""
+        """Tell whether the refusal shows a bad record, or the record is refused alone, and others are accepted then.
+
+        These must make rows. Else it may be innocent, as where a function takes only so many records or calls.
+        """
+        if speaks_for_itself(refused):
+            return True
+        if not self.refuses(first, begin=first - 1):
+            return False
+        self.has_rows = False
+        if first > 1 and self.refuses(first - 1):
+            return False
         left_out = [self.record(first)]
-        while not (self.has_rows or speaks_for_itself(refused)) and self.refuses(self.size, left_out):
+        while not self.has_rows and self.refuses(self.size, left_out):
             if len(left_out) > _MAX_OTHERS:
                 return False
             first = self.bisect(first, self.size, left_out)
             left_out.append(self.record(first))
-        return self.has_rows or speaks_for_itself(refused)
+        return self.has_rows
 
     def is_cause(self, first: int, refused: RowsRefused) -> bool:
         """Tell whether the batch is accepted without the record and its other bad records.
@@ -277,23 +288,23 @@ class _Search:
             for left_out in combinations(others, count)
         )
 
-    def refuses(self, count: int, without: Sequence[Record] = ()) -> bool:
-        """Try the first ``count`` offsets, and tell whether they are refused.
+    def refuses(self, count: int, without: Sequence[Record] = (), *, begin: int = 0) -> bool:
+        """Try the first ``count`` offsets, but for the first ``begin``, and tell whether they are refused.
 
         :raises _SearchEnded: the time is up, or the attempt failed for a reason that is not in the records.
         """
         if time.monotonic() >= self._deadline:
             raise _SearchEnded("the time is up")
         try:
-            self.rows = self._attempt(cut(self._ranges, 0, count), without)
+            self.rows = self._attempt(cut(self._ranges, begin, count), without)
             self.has_rows = self.has_rows or self.rows > 0
         except (StaleClaim, PlanOutdated, StagedRowsLost):
             raise
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
             if not isinstance(error, RowsRefused):
                 raise _SearchEnded(type(error).__name__) from None
-            if not without and count <= self._fewest:
-                self.error, self._fewest = error, count
+            if not without and count - begin <= self._fewest:
+                self.error, self._fewest = error, count - begin
             return True
         return False
 

@@ -203,6 +203,18 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         why="After a deploy with a bug, the error would offer to pass over a good record.",
     ),
     mutant(
+        "named-without-a-trial",
+        (_POISON, "        if not self.refuses(first, begin=first - 1):\n            return False\n", ""),
+        tests=(f"{_SEARCHES}test_a_function_that_takes_only_so_many_records_names_none",),
+        why="Of a batch with more records than a function takes, the error would offer to pass over a good one.",
+    ),
+    mutant(
+        "named-as-nothing-is-accepted-any-more",
+        (_POISON, "        self.has_rows = False\n        if first > 1", "        if first > 1 and not self.has_rows"),
+        tests=(f"{_SEARCHES}test_a_quota_that_is_used_up_during_the_search_names_no_record",),
+        why="Once a function's quota is used up, the error would offer to pass over a good record.",
+    ),
+    mutant(
         "whichever-others-are-there",
         (_POISON, "for count in range(1, len(others) + 1)", "for count in [len(others)] if others"),
         tests=(f"{_SEARCHES}test_two_legs_of_an_entry_do_not_accuse_each_other",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from offsetstore import Append, Execute, OffsetRange, TopicPartition, Upsert
 from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
-from offsetstore.processing.isolate import Proof, conclude, is_of_values, isolate, speaks_for_itself
+from offsetstore.processing.isolate import AcceptedThen, Proof, conclude, is_of_values, isolate, speaks_for_itself
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.writers.staging import StagedRowsLost
 
@@ -233,6 +234,9 @@ def test_records_without_rows_do_not_show_that_others_are_accepted() -> None:
     assert named(isolate(refused(sqlstate="42501"), {P0: OffsetRange(0, 64)}, attempt)) is None
 
 
+FAILED = FunctionFailed("failed", error_class="ValueError", text="", traceback="")
+
+
 def of_function(rule: Callable[[Record], bool], *, sqlstate: str | None = None, rowless: int = 0) -> Verdict:
     """Search where a function fails for some records; each row is made from one. The first ones may make none."""
 
@@ -252,6 +256,37 @@ def test_a_function_that_fails_for_every_row_names_no_record(rowless: int) -> No
     """As a bug does after a deploy: the command would skip a good record."""
     verdict = of_function(lambda record: record[1] >= rowless, rowless=rowless)
     assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(rowless, 64)})
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("at_once", [1, 37, 63])
+def test_a_function_that_takes_only_so_many_records_names_none(at_once: int) -> None:
+    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+        records = records_of(ranges, without)
+        if len(records) > at_once:
+            raise FAILED
+        return len(records)
+
+    verdict = isolate(FAILED, {P0: OffsetRange(0, 64)}, attempt, proof=lambda _: Proof.ROW)
+    assert (named(verdict), verdict.accepted) == (None, {P0: OffsetRange(0, at_once)})
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("quota", range(60, 200, 7))
+def test_a_quota_that_is_used_up_during_the_search_names_no_record(quota: int) -> None:
+    """From then on every record fails, also alone."""
+    left = quota
+
+    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+        nonlocal left
+        records = records_of(ranges, without)
+        left -= len(records)
+        if left < 0:
+            raise FAILED
+        return len(records)
+
+    with suppress(AcceptedThen):
+        assert named(isolate(FAILED, {P0: OffsetRange(0, 64)}, attempt, proof=lambda _: Proof.ROW)) is None
 
 
 @pytest.mark.behaviour("DLQ-15")
