@@ -694,7 +694,7 @@ class FunctionFailed(RowsRefused):
 
     ``error_class`` is the error's name. Its ``text`` and ``traceback`` may quote a record, and are not shown; the
     exception's cause is the error itself, in the process that raised it. Where a job with dead letters ends with it,
-    there is no text and no cause, and the traceback has only the places.
+    there is no text and no cause, and the traceback has only the places; so has a note.
     """
 
     default_next_step = "Correct the function, or have the transform reject such records."

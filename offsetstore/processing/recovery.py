@@ -10,9 +10,9 @@ written as if it were a batch of its own. Records that can't be computed are fou
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from traceback import format_tb
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, SinkError, TooManyLetters
@@ -53,6 +53,9 @@ CAREFUL: Final = 20
 
 _ALL: Final = 10
 """If so many records in a row are refused, and none is accepted, they are not to blame."""
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_PLACE: Final = re.compile(r'  File "[^"]*", line \d+, in [\w.<>]+')
 
 _WAITS: Final = LetterError("Sequence", "an earlier record of its key is a dead letter: it is replayed after that")
 
@@ -699,9 +702,27 @@ def _hide_texts(error: Exception) -> None:
     """Leave of what a function has raised its class and its place: its text may quote a record, and logs print it."""
     for one in [*chain(error)]:
         if isinstance(one, FunctionFailed):
-            raised = one.__cause__
-            one.text, one.traceback = "", None if raised is None else "".join(format_tb(raised.__traceback__))
+            one.traceback = _places(one.text if one.traceback is None else one.traceback)
+            one.text = ""
             one.__cause__, one.__suppress_context__ = None, True
+            if one.traceback is not None:
+                one.add_note(one.traceback)
+
+
+def _places(told: str) -> str | None:
+    """The files, lines and functions of a traceback; of chained errors those of the first.
+
+    They stand before any text of the error. The line of source that a SyntaxError quotes is a record's where a function
+    parses one, but that comes after a place without a function.
+    """
+    header, *lines = told.lstrip("\n").split("\n")  # splitlines() would also split a quoted line of source
+    places: list[str] = []
+    for line in lines:
+        is_place = _PLACE.fullmatch(line) is not None
+        if not line.startswith(" ") or (line.startswith("  File ") and not is_place):
+            break
+        places += [line] if is_place else []
+    return "\n".join([header, *places]) if header == _TRACEBACK and places else None
 
 
 def _ended_at(record: Record, error: RowsRefused, place: str, run: _Run) -> RowsRefused:

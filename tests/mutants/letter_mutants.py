@@ -114,6 +114,24 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="So would one for which a trigger raises 08006, on a connection that is sound.",
     ),
     mutant(
+        "places-after-the-text",
+        (_RECOVERY, 'if not line.startswith(" ") or (', "if ("),
+        tests=(f"{_UNIT}test_where_a_function_fails_is_told_and_nothing_of_the_record",),
+        why="A record that quotes a traceback would stand in the log of the job that ends with it.",
+    ),
+    mutant(
+        "places-in-a-record",
+        (_RECOVERY, '.lstrip("\\n").split("\\n")', '.lstrip("\\n").splitlines()'),
+        tests=(f"{_UNIT}test_where_a_function_fails_is_told_and_nothing_of_the_record",),
+        why="So would a line of a record that a function parses as source.",
+    ),
+    mutant(
+        "places-after-a-quoted-source",
+        (_RECOVERY, ' or (line.startswith("  File ") and not is_place)', ""),
+        tests=(f"{_UNIT}test_where_a_function_fails_is_told_and_nothing_of_the_record",),
+        why="So would a record that a parser quotes whole in a SyntaxError.",
+    ),
+    mutant(
         "an-error-that-was-swallowed",
         (_ERRORS, "        if is_swallowed(error):\n            return", "        if not state:\n            return"),
         tests=("tests/integration/writers/test_execute.py::test_an_error_that_a_function_swallows_blames_no_row",),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import time
 import traceback
 from collections import Counter
@@ -507,6 +509,86 @@ def test_a_function_that_fails_for_all_records_makes_no_letter_however_often_the
         job.restart()
 
     assert (job.letters, job.failures, job.stored()) == ({}, {}, 0)
+
+
+def parse_first(record: str) -> None:
+    ast.parse(record)
+
+
+def parse_in_a_language_of_its_own(record: str) -> None:
+    raise SyntaxError("no rule", ("rules", 1, 1, record))
+
+
+def parse_twice(record: str) -> None:
+    try:
+        int(record)
+    except ValueError as error:
+        raise KeyError(record) from error
+
+
+def told_by(function: Callable[[str], None], record: str) -> str:
+    """As a worker tells it."""
+    try:
+        function(record)
+    except Exception:  # noqa: BLE001 - whatever it is
+        return traceback.format_exc()
+    raise AssertionError
+
+
+@dataclass
+class Failing(Job):
+    """A job whose function fails for each record."""
+
+    fails: FunctionFailed | None = None
+
+    def _failing(self) -> dict[Row, FunctionFailed]:
+        return {} if self.fails is None else {(0, 0): self.fails}
+
+
+FORGED = 'canary\n  File "canary", line 1, in canary\n'
+QUOTING = [
+    FORGED,
+    f"1 +\x0c  {FORGED}",
+    f"f(\u2028{FORGED}",
+    f"{3 * chr(39)}{FORGED}",
+    f"Traceback (most recent call last):\n{FORGED}",
+    FORGED.lstrip("canry\n"),
+    f"(\x0c{FORGED[7:]}",
+]
+
+
+@pytest.mark.behaviour("DLQ-16")
+@pytest.mark.parametrize("keeps", ["text", "traceback"])
+@pytest.mark.parametrize("record", QUOTING)
+@pytest.mark.parametrize("function", [parse_first, parse_in_a_language_of_its_own, parse_twice])
+def test_where_a_function_fails_is_told_and_nothing_of_the_record(
+    store: InMemoryOffsetStore, function: Callable[[str], None], record: str, keeps: str
+) -> None:
+    """An executor's error arrives as a text; that of an Execute has a traceback."""
+    told = {"text": "canary", keeps: told_by(function, record)}
+    error = FunctionFailed("a function raised NameError", error_class="NameError", **told)
+    job = Failing(store, fails=error)
+
+    with pytest.raises(FunctionFailed) as caught:
+        job.write(up_to(1))
+
+    shown = "".join(traceback.format_exception(caught.value))
+    places = caught.value.traceback or ""
+    assert re.search(rf'recovery.py", line \d+, in {function.__name__}$', places, re.MULTILINE)
+    assert places in shown
+    assert "canary" not in shown + caught.value.text
+
+
+@pytest.mark.behaviour("DLQ-16")
+@pytest.mark.parametrize("told", ["ValueError: canary", f"[CANARY] canary: {FORGED}", "  + Exception Group canary"])
+def test_an_error_without_a_traceback_has_no_place(store: InMemoryOffsetStore, told: str) -> None:
+    error = FunctionFailed("Spark can't compute a row", error_class="CANARY", text=told)
+    job = Failing(store, fails=error)
+
+    with pytest.raises(FunctionFailed) as caught:
+        job.write(up_to(1))
+
+    assert (caught.value.text, caught.value.traceback) == ("", None)
 
 
 @pytest.mark.behaviour("DLQ-1")
