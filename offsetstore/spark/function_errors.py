@@ -47,6 +47,9 @@ _OUTAGES: Final = frozenset(
 )
 """With their subclasses; also each class that `is_outage` knows by its name, like those of timeouts."""
 
+_OUT_OF_RANGE: Final = frozenset({"java.lang.ArithmeticException", "java.time.DateTimeException"})
+"""What a timestamp raises that Spark can't convert."""
+
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _CLASS: Final = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?::.*)?")
 _DEEPEST: Final = 32
@@ -123,6 +126,12 @@ def is_of_function(failed: FunctionFailed) -> bool:
     """Whether Spark says that a function raised it: a Python worker's, or one of the JVM (SQLSTATE class 39)."""
     found = causes(failed.__cause__) if failed.__cause__ is not None else []
     return any(one.traceback is not None for one in found) or (failed.sqlstate or "").startswith("39")
+
+
+def is_out_of_range(error: BaseException) -> bool:
+    """Whether a number or a time was out of range: of reading records, all that a record can cause."""
+    found = causes(error)
+    return bool(found) and not _OUT_OF_RANGE.isdisjoint(found[-1].classes)
 
 
 def is_over_limit(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ _ERRORS: Final = "offsetstore/postgres/errors.py"
 _COMPUTING: Final = "offsetstore/processing/computing.py"
 _CAREFUL: Final = "offsetstore/spark/careful.py"
 
+_ERRORS_OF_SPARK: Final = "tests/unit/spark/test_function_errors.py::"
 _SEARCH: Final = "tests/unit/processing/test_computing.py::"
 _UNIT: Final = "tests/unit/processing/test_recovery.py::"
 _MEMORY: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
@@ -343,6 +344,16 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         ),
         tests=("tests/unit/spark/test_function_errors.py::test_a_functions_error_is_told_by_the_first_class_alone",),
         why="A record that says ConnectionError would end the job, for good.",
+    ),
+    mutant(
+        "a-source-that-cant-be-read",
+        (
+            "offsetstore/spark/ways/batch.py",
+            "        if not is_out_of_range(error):\n",
+            "        if function_failed(error) is None:\n",
+        ),
+        tests=(f"{_ERRORS_OF_SPARK}test_where_the_source_fails_for_a_reason_that_is_in_no_record_its_error_passes",),
+        why="A missing right on the topic would name a good record, with the command that loses it.",
     ),
     mutant(
         "a-limit-in-an-errors-text",

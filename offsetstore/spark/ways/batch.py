@@ -35,7 +35,7 @@ from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.careful import OfRanges, computed_carefully
 from offsetstore.spark.collecting import OnDriver, on_driver
 from offsetstore.spark.cropping import crop, with_coordinates, within
-from offsetstore.spark.function_errors import function_failed, is_over_limit, may_be_of_records
+from offsetstore.spark.function_errors import function_failed, is_out_of_range, is_over_limit, may_be_of_records
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.staging_area import StagingArea, StagingPolicy
@@ -65,9 +65,8 @@ if TYPE_CHECKING:
 
 
 _UNREADABLE: Final = (
-    "Spark's source can't read a record (a timestamp out of range), or a function before writeStream fails, which "
-    "belongs into transform. Start with maxOffsetsPerTrigger=1: then what comes before the record is stored, and the "
-    "error names it, with the command that skips it."
+    "Spark's source can't read a record: its timestamp is out of range. Start with maxOffsetsPerTrigger=1: then what "
+    "comes before the record is stored, and the error names it, with the command that skips it."
 )
 
 _log = logging.getLogger(__name__)
@@ -244,8 +243,9 @@ class BatchWay:
 
         Parts of the batch are only computed. What waits in memory, or was delivered, is not stored.
 
-        :raises Exception: Spark's own, if it does not recur. With dead letters also if the batch can be read: recovery
-            has found each bad record then, and it alone knows which good ones have to wait.
+        :raises Exception: Spark's own, if it does not recur, or Spark can't read the batch for a reason that is in no
+            record. With dead letters also if the batch can be read: recovery has found each bad record then, and it
+            alone knows which good ones have to wait.
         """
         claim, ranges, frame = self._claim, batch.ranges, batch.frame
         plan = Plan.of(claim, ranges) if self._stores_parts else None
@@ -380,12 +380,15 @@ class BatchWay:
 
 
 def _can_read(frame: DataFrame) -> bool:
-    """Whether Spark can read the batch itself, without a transform."""
+    """Whether Spark can read the batch itself, without a transform.
+
+    :raises Exception: Spark's own: it can't, for a reason that is in no record.
+    """
     java: Any = frame
     try:
         java._jdf.queryExecution().toRdd().count()  # noqa: SLF001 - count() would leave out columns
     except Exception as error:
-        if function_failed(error) is None:
+        if not is_out_of_range(error):
             raise
         return False
     return True

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
 
 from offsetstore import DeadLetters, OffsetRange, TopicPartition
-from offsetstore.errors import Outage, RowsRefused
+from offsetstore.errors import FunctionFailed, Outage, RowsRefused
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.isolate import Proof
 from offsetstore.processing.recovery import Recovery
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from offsetstore import Transaction, Work
 
+KAFKA = "org.apache.kafka.common.errors"
 SPARK = "org.apache.spark.SparkException"
 LIMIT = "Job aborted due to stage failure: Total size of serialized results of 1 tasks (9.9 KiB) is bigger than "
 HEADER = "Traceback (most recent call last):"
@@ -355,6 +356,73 @@ def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(
 )
 def test_an_outage_of_java_is_told_by_its_class(thrown: Thrown) -> None:
     assert function_failed(awaited(thrown)) is None
+
+
+class Unreadable:
+    """The frame of a batch that Spark can't read."""
+
+    def __init__(self, thrown: Thrown) -> None:
+        self.error = awaited(thrown)
+        self._jdf = self
+
+    def queryExecution(self) -> Unreadable:  # noqa: N802 - as above
+        return self
+
+    def toRdd(self) -> Unreadable:  # noqa: N802 - as above
+        return self
+
+    def count(self) -> int:
+        raise self.error
+
+
+def name_record(frame: Unreadable, failed: FunctionFailed) -> RowsRefused:
+    """Look for the bad record in a batch of one."""
+
+    def sleep(_: float) -> None: ...
+
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        query: Any = SimpleNamespace(sleep=sleep)
+        batch = MicroBatch(cast("Any", frame), 0, query, {TopicPartition("payments", 0): OffsetRange(7, 8)})
+        return BatchWay(claim, cast("Any", None), cast("Any", None)).name_record(failed, batch)
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize(
+    "thrown",
+    [
+        Thrown("java.lang.ArithmeticException", text="long overflow"),
+        Thrown("org.apache.spark.SparkDateTimeException", "java.time.DateTimeException", condition="X", state="22008"),
+        Thrown(SPARK, text="Job aborted", cause=Thrown("java.lang.ArithmeticException")),
+    ],
+)
+def test_a_record_whose_timestamp_is_out_of_range_is_named_with_the_command_that_skips_it(thrown: Thrown) -> None:
+    named = name_record(Unreadable(thrown), FunctionFailed("Spark can't compute a row"))
+    assert named.offsets == OffsetRange(7, 8)
+    assert "--from-offset 7 --to-offset 8" in str(named)
+
+
+@pytest.mark.behaviour("DLQ-15", "DLQ-6")
+@pytest.mark.parametrize(
+    "thrown",
+    [
+        Thrown(f"{KAFKA}.TopicAuthorizationException", f"{KAFKA}.AuthorizationException"),
+        Thrown(f"{KAFKA}.SaslAuthenticationException", f"{KAFKA}.AuthenticationException"),
+        Thrown(f"{KAFKA}.SslAuthenticationException", f"{KAFKA}.AuthenticationException"),
+        Thrown("org.apache.kafka.common.KafkaException", text="Failed to construct kafka consumer"),
+        Thrown(SPARK, condition="KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE", state="22000"),
+        Thrown("java.io.IOException", text="No space left on device"),
+        Thrown("java.io.IOException", cause=Thrown("java.nio.file.FileSystemException")),
+        Thrown("java.lang.ArithmeticException", cause=Thrown(f"{KAFKA}.TopicAuthorizationException")),
+        Thrown("java.net.SocketException"),
+    ],
+)
+def test_where_the_source_fails_for_a_reason_that_is_in_no_record_its_error_passes(thrown: Thrown) -> None:
+    """A transform has failed too, perhaps: that tells nothing while the records can't be read."""
+    frame = Unreadable(thrown)
+    with pytest.raises(Py4JJavaError) as told:
+        name_record(frame, FunctionFailed("a function raised ValueError", error_class="ValueError"))
+    assert told.value is frame.error
 
 
 @pytest.mark.parametrize("error", [AnalysisException("no such column"), OSError(), ValueError("a transform's own")])
