@@ -25,8 +25,8 @@ _ALL: Final = 10
 class Try(Protocol):
     """Computes records, and forgets their rows."""
 
-    def __call__(self, begin: int, end: int) -> FunctionFailed | None:
-        """Compute the records from place ``begin`` up to but excluding ``end``."""
+    def __call__(self, begin: int, end: int) -> FunctionFailed | int:
+        """Compute the records from place ``begin`` up to but excluding ``end``; return how many rows they make."""
         ...
 
 
@@ -42,7 +42,7 @@ class NoneComputed(Exception):
 
 
 class TimeIsUp(Exception):
-    """The search ended at this place; before it, all that can't be computed is known."""
+    """The search ended at this place; before it, all that can't be computed is known, and others make a row."""
 
     def __init__(self, place: int, failed: Mapping[int, FunctionFailed]) -> None:
         super().__init__(place)
@@ -59,7 +59,8 @@ def find_failing(
 
     :param check: called before each try; what it raises passes.
     :raises NoneComputed: none of the first ten can be computed, nor any of nine others, chosen by chance.
-    :raises TimeIsUp: after so many seconds; at least one record was found.
+    :raises TimeIsUp: after so many seconds, at least one record was found, and another one makes a row: without that
+        one, what comes before the place would not show that its bad records are to blame.
     """
     return _Search(size, try_, check).run(time.monotonic() + seconds)
 
@@ -72,6 +73,8 @@ class _Search:
     failed: dict[int, FunctionFailed] = field(default_factory=dict[int, "FunctionFailed"])
     has_computed: bool = False
     """Whether any could be."""
+    has_rows: bool = False
+    """Whether those that could be made any row; not those that were chosen by chance."""
 
     def run(self, deadline: float) -> dict[int, FunctionFailed]:
         begin, length, is_known = 0, self.size, True
@@ -79,14 +82,14 @@ class _Search:
             end = min(self.size, begin + length)
             if not is_known and self._fails(begin, end) is None:
                 begin, length = end, 2 * length
-                continue
-            place = self._first(begin, end)
-            if (error := self._fails(place, place + 1)) is not None:
-                self.failed[place] = error
-                if len(self.failed) == _ALL:
-                    self._require_any(error)
-            begin, length, is_known = place + 1, 2 * (place + 1 - begin), False
-            if time.monotonic() >= deadline and begin < self.size:
+            else:
+                place = self._first(begin, end)
+                if (error := self._fails(place, place + 1)) is not None:
+                    self.failed[place] = error
+                    if len(self.failed) == _ALL:
+                        self._require_any(error)
+                begin, length, is_known = place + 1, 2 * (place + 1 - begin), False
+            if self.has_rows and time.monotonic() >= deadline and begin < self.size:
                 raise TimeIsUp(begin, self.failed)
         return self.failed
 
@@ -102,9 +105,12 @@ class _Search:
 
     def _fails(self, begin: int, end: int) -> FunctionFailed | None:
         self.check()
-        failed = self.try_(begin, end)
-        self.has_computed = self.has_computed or failed is None
-        return failed
+        made = self.try_(begin, end)
+        if isinstance(made, int):
+            self.has_computed = True
+            self.has_rows = self.has_rows or made > 0
+            return None
+        return made
 
     def _require_any(self, error: FunctionFailed) -> None:
         """See that some record can be computed."""
@@ -112,5 +118,8 @@ class _Search:
             return
         others = sorted({*range(self.size)} - self.failed.keys())
         chosen = random.Random(0).sample(others, min(len(others), _ALL - 1))  # noqa: S311 - not a secret
-        if all(self._fails(place, place + 1) is not None for place in sorted(chosen)):
-            raise NoneComputed(error, len(self.failed) + len(chosen))
+        for place in sorted(chosen):
+            self.check()
+            if isinstance(self.try_(place, place + 1), int):
+                return
+        raise NoneComputed(error, len(self.failed) + len(chosen))

@@ -137,10 +137,13 @@ class CarefulPart(Protocol):
 class Compute(Protocol):
     """Computes the records of some ranges."""
 
-    def __call__(self, ranges: Ranges, *, suspects: Collection[Record] = ()) -> AbstractContextManager[CarefulPart]:
+    def __call__(
+        self, ranges: Ranges, *, suspects: Mapping[Record, FunctionFailed | None]
+    ) -> AbstractContextManager[CarefulPart]:
         """Compute them.
 
-        :param suspects: records that have failed before: the others are computed without them first.
+        :param suspects: records that have failed before. Those with an error have failed just now, and are not tried
+            again; each of the others is tried alone if not all can be computed together.
         :raises Halve: the driver can't hold their rows, or the search takes too long.
         :raises NoneComputed: no record of many can be computed.
         """
@@ -152,14 +155,16 @@ class Halve(Exception):
 
     :param why: the error to raise if there is nothing to halve.
     :param place: where to cut, in offsets from the begin, if not in the middle.
-    :param suspects: records before that which have failed.
+    :param suspects: records that have failed, each with the error that it has alone.
     """
 
-    def __init__(self, why: Exception, *, place: int | None = None, suspects: Collection[Record] = ()) -> None:
+    def __init__(
+        self, why: Exception, *, place: int | None = None, suspects: Mapping[Record, FunctionFailed] | None = None
+    ) -> None:
         super().__init__(type(why).__name__)
         self.why = why
         self.place = place
-        self.suspects = suspects
+        self.suspects = suspects or {}
 
 
 class _Stopped(Exception):
@@ -195,7 +200,7 @@ class _Run:
     ranges: Ranges
     compute: Compute
     sleep: Callable[[float], None]
-    suspects: set[Record] = field(default_factory=set["Record"])
+    suspects: dict[Record, FunctionFailed | None] = field(default_factory=dict["Record", "FunctionFailed | None"])
     failing: int = 0
     watch: Stopwatch = field(default_factory=Stopwatch)
     rows: Counter[str] = field(default_factory=Counter[str])
@@ -297,8 +302,8 @@ class Recovery:
             self._careful = max(0, self._careful - 1)
             self._run = _Run(number, ranges, compute, sleep)
         else:
-            watch = Stopwatch(before.watch.seconds)
-            self._run = replace(before, ranges=ranges, compute=compute, sleep=sleep, watch=watch)
+            watch, suspects = Stopwatch(before.watch.seconds), dict.fromkeys(before.suspects)
+            self._run = replace(before, ranges=ranges, compute=compute, sleep=sleep, watch=watch, suspects=suspects)
         return self._run
 
     def _write_part(self, run: _Run, ranges: Ranges) -> None:
@@ -336,7 +341,7 @@ class Recovery:
         dead: dict[int, _Dead] | None = None
         while dead is None:
             try:
-                with run.compute(remaining, suspects=self._known().keys() | run.suspects) as part:
+                with run.compute(remaining, suspects=dict.fromkeys(self._known()) | run.suspects) as part:
                     run.watch.lap("compute")
                     dead = self._failed(run, plan, part)
                     if dead is not None:
@@ -594,6 +599,7 @@ class Recovery:
         if ending is not None:
             raise ending
         failpoints.reach("failures_written")
+        run.suspects = dict.fromkeys(run.suspects)  # after the wait they may not fail
         run.sleep(max(waits))
         run.watch.lap("wait")
         read_offsets(self._claim)  # a group that was paused meanwhile waits, and is planned again

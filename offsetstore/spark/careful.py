@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from offsetstore.errors import FunctionFailed
 from offsetstore.processing.computing import TimeIsUp, find_failing
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.recovery import Halve
@@ -38,11 +39,11 @@ from offsetstore.writers.arrow.misfits import finds_misfits
 from offsetstore.writers.upsert import Upsert
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
 
-    from offsetstore.errors import FunctionFailed, RowsRefused
+    from offsetstore.errors import RowsRefused
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Ranges
     from offsetstore.protocol.ports import Writer
@@ -208,7 +209,7 @@ class Careful:
         """
         failed = self._computation.failing(numbers, check=self._check)
         for number in self.with_rows[:1] if failed else ():
-            if (why := self._computation.fails(number, number + 1)) is not None:
+            if (why := self._computation.fails(number)) is not None:
                 raise why from why.__cause__
         return failed
 
@@ -260,7 +261,7 @@ def computed_carefully(
     numbering: Numbering,
     *,
     has_sequences: bool = False,
-    suspects: Collection[Record] = (),
+    suspects: Mapping[Record, FunctionFailed | None] | None = None,
     seconds: float = math.inf,
     check: Callable[[], None] = lambda: None,
 ) -> Generator[Careful]:
@@ -268,7 +269,7 @@ def computed_carefully(
 
     :param records: with the columns of the Kafka source.
     :param has_sequences: name the keys by their `digest`, and not by a number that two of them may share.
-    :param suspects: records that have failed before.
+    :param suspects: see `Compute`.
     :param seconds: how long to search for records that can't be computed.
     :param check: called before each try of the search; what it raises passes.
     :raises UnsupportedQuery, KafkaColumnsMissing: a row is not made from one record.
@@ -285,7 +286,8 @@ def computed_carefully(
         key = _digest(*place[:2]) if has_sequences else F.xxhash64("key")
         keys = records.select(_NUMBER, F.when(F.col("key").isNotNull(), key).alias("key")).toArrow()
         numbers = sorted(_values(keys, _NUMBER))
-        suspected = [number for number in numbers if suspects and numbering.record(number) in suspects]
+        by_record = {numbering.record(number): number for number in numbers} if suspects else {}
+        suspected = {by_record[one]: why for one, why in sorted((suspects or {}).items()) if one in by_record}
         computed, failed = _computed_without_failing(computation, numbers, suspected, seconds, check)
         by_number = zip(_values(keys, _NUMBER), _values(keys, "key"), strict=True)
         rejected: dict[int, str] = {}
@@ -313,31 +315,37 @@ def computed_carefully(
 def _computed_without_failing(
     computation: _Computation,
     numbers: Sequence[int],
-    suspects: Sequence[int],
+    suspects: Mapping[int, FunctionFailed | None],
     seconds: float,
     check: Callable[[], None],
 ) -> tuple[dict[str, pa.Table], dict[int, FunctionFailed]]:
     """Compute what can be, after all that can't be was found."""
     deadline = time.monotonic() + seconds
-    failed: dict[int, FunctionFailed] = {}
-    computed = computation.rows(without=[])
-    if not isinstance(computed, dict) and suspects:  # the database alone may have refused them
-        failed = computation.failing(suspects, deadline=deadline, check=check)
-        if failed:
+    failed = {number: why for number, why in suspects.items() if why is not None}
+    computed = computation.rows(without=[*failed])
+    if not isinstance(computed, dict):  # the database alone may have refused the others
+        others = [number for number in suspects if number not in failed]
+        if found := computation.failing(others, deadline=deadline, check=check):
+            failed |= found
             check()
             computed = computation.rows(without=[*failed])
     if not isinstance(computed, dict):
+        known = [*failed]
+        rest = [number for number in numbers if number not in failed]
+        place: int | None = None
         try:
-            found = find_failing(
-                len(numbers),
-                lambda begin, end: computation.fails(numbers[begin], numbers[end - 1] + 1),
+            places = find_failing(
+                len(rest),
+                lambda begin, end: computation.counted(rest[begin], rest[end - 1] + 1, without=known),
                 seconds=deadline - time.monotonic(),
                 check=check,
             )
         except TimeIsUp as up:
-            known = [computation.numbering.record(numbers[place]) for place in up.failed]
-            raise Halve(computed, place=numbers[up.place], suspects=known) from None
-        failed = {numbers[place]: error for place, error in found.items()}
+            places, place = up.failed, rest[up.place]
+        failed |= {rest[at]: error for at, error in places.items()}
+        if place is not None:
+            found = {computation.numbering.record(number): error for number, error in failed.items()}
+            raise Halve(computed, place=place, suspects=found)
         computed = computation.rows(without=[*failed])
         if not isinstance(computed, dict):  # something else than single records
             raise Halve(computed) from None
@@ -357,9 +365,8 @@ class _Computation:
 
     def rows(self, without: Sequence[int]) -> dict[str, pa.Table] | FunctionFailed:
         """Compute the rows of all records but some."""
-        kept = self.records.where(~F.col(_NUMBER).isin([*without])) if without else self.records
         try:
-            return self._rows(with_coordinates(kept.drop(_NUMBER)))
+            return self._rows(with_coordinates(self._records(without).drop(_NUMBER)))
         except Exception as error:
             if (failed := function_failed(error)) is None:
                 raise
@@ -380,21 +387,31 @@ class _Computation:
         with computed_once(given, _LEVEL) if len(needed) > 1 else nullcontext(dict) as share:
             return {name: frame.toArrow() for name, frame in share(needed).items()}
 
-    def fails(self, begin: int, end: int) -> FunctionFailed | None:
-        """Compute the records with these numbers, up to but excluding ``end``, and forget their rows."""
+    def _records(self, without: Sequence[int]) -> DataFrame:
+        return self.records.where(~F.col(_NUMBER).isin([*without])) if without else self.records
+
+    def counted(self, begin: int, end: int, *, without: Sequence[int] = ()) -> FunctionFailed | int:
+        """Compute the records with these numbers, up to but excluding ``end``, and forget their rows.
+
+        :return: how many rows they make.
+        """
         # Bounds in maps are no part of the code that Spark generates: it is compiled once for all tries.
         zero = F.col(_NUMBER).isNull().cast("int")
         first, last = (F.create_map(F.lit(0), F.lit(bound))[zero] for bound in (begin, end))
-        kept = self.records.where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))
+        kept = self._records(without).where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))
         try:
             made: Any = self.outputs.transform(with_coordinates(kept.drop(_NUMBER)), keep_kafka=True)
-            for frame in made.values():
-                frame._jdf.queryExecution().toRdd().count()  # noqa: SLF001 - count() would leave out columns
+            # count() would leave out columns
+            return sum(frame._jdf.queryExecution().toRdd().count() for frame in made.values())  # noqa: SLF001
         except Exception as error:
             if (failed := function_failed(error)) is None:
                 raise
             return failed
-        return None
+
+    def fails(self, number: int) -> FunctionFailed | None:
+        """Compute one record, and forget its rows."""
+        made = self.counted(number, number + 1)
+        return made if isinstance(made, FunctionFailed) else None
 
     def failing(
         self, numbers: Sequence[int], *, deadline: float = math.inf, check: Callable[[], None] = lambda: None
@@ -405,7 +422,7 @@ class _Computation:
             check()
             if time.monotonic() >= deadline:
                 break
-            if (why := self.fails(number, number + 1)) is not None:
+            if (why := self.fails(number)) is not None:
                 failed[number] = why
         return failed
 

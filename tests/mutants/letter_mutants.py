@@ -320,6 +320,34 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="What is too much for Spark, and passes in parts, would make a letter of a good record.",
     ),
     mutant(
+        "a-cut-behind-bad-records-alone",
+        (
+            _COMPUTING,
+            "            if self.has_rows and time.monotonic() >= deadline",
+            "            if time.monotonic() >= deadline",
+        ),
+        tests=(f"{_UNIT}test_a_bad_record_at_the_front_is_a_letter_where_each_search_has_no_time",),
+        why="A bad record at the front would end the job on every start, although others of its batch can be computed.",
+    ),
+    mutant(
+        "failures-from-before-a-wait",
+        (
+            _RECOVERY,
+            "        run.suspects = dict.fromkeys(run.suspects)  # after the wait they may not fail\n",
+            "",
+        ),
+        tests=(f"{_UNIT}test_what_a_search_without_time_has_found_is_not_tried_again_unless_it_waits",),
+        why="A record that failed during an outage, and was not tried again after it, would become a letter.",
+    ),
+    mutant(
+        "what-a-search-has-found",
+        (_CAREFUL, "raise Halve(computed, place=place, suspects=found)", "raise Halve(computed, place=place)"),
+        tests=(
+            "tests/unit/spark/test_careful.py::test_a_search_that_is_cut_again_and_again_does_not_search_again_what_it_has_found",
+        ),
+        why="With many bad records each cut would find all of them again, and the job would hardly move.",
+    ),
+    mutant(
         "a-record-that-nothing-is-compared-with",
         (_RECOVERY, "doubtful = [] if part.with_rows else ", "doubtful = [] if part.numbers else "),
         tests=(f"{_UNIT}test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries",),

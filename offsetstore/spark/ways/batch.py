@@ -183,7 +183,9 @@ class BatchWay:
 
         seconds = self._recovery.seconds
 
-        def compute(ranges: Ranges, *, suspects: Collection[Record] = ()) -> AbstractContextManager[CarefulPart]:
+        def compute(
+            ranges: Ranges, *, suspects: Mapping[Record, FunctionFailed | None]
+        ) -> AbstractContextManager[CarefulPart]:
             return computed_carefully(
                 outputs,
                 within(batch.frame, ranges),

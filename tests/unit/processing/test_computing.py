@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore.errors import FunctionFailed
 from offsetstore.processing.computing import NoneComputed, TimeIsUp, find_failing
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class Tries:
@@ -16,12 +20,13 @@ class Tries:
 
     def __init__(self, *bad: int) -> None:
         self.bad = bad
+        self.rowless: Collection[int] = ()
         self.tried: list[tuple[int, int]] = []
 
-    def __call__(self, begin: int, end: int) -> FunctionFailed | None:
+    def __call__(self, begin: int, end: int) -> FunctionFailed | int:
         self.tried.append((begin, end))
         first = next((place for place in self.bad if begin <= place < end), None)
-        return None if first is None else FunctionFailed(f"at {first}")
+        return len({*range(begin, end)}.difference(self.rowless)) if first is None else FunctionFailed(f"at {first}")
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -58,8 +63,8 @@ def test_records_are_to_blame_if_a_single_other_one_can_be_computed() -> None:
 
 @pytest.mark.behaviour("DLQ-15")
 def test_a_record_that_can_be_computed_alone_is_not_to_blame() -> None:
-    def try_(begin: int, end: int) -> FunctionFailed | None:  # a part is too large, and no record is to blame
-        return FunctionFailed("too large") if end - begin > 4 else None
+    def try_(begin: int, end: int) -> FunctionFailed | int:  # a part is too large, and no record is to blame
+        return FunctionFailed("too large") if end - begin > 4 else end - begin
 
     assert find_failing(64, try_) == {}
 
@@ -69,6 +74,28 @@ def test_when_the_time_is_up_what_was_found_is_known_up_to_there() -> None:
     with pytest.raises(TimeIsUp) as caught:
         find_failing(100, tries, seconds=-math.inf)
     assert (caught.value.place, [*caught.value.failed]) == (4, [3])
+
+
+@pytest.mark.behaviour("DLQ-8", "DLQ-15")
+@pytest.mark.parametrize(
+    ("bad", "rowless", "place", "found"),
+    [
+        ([0, 5], [], 3, [0]),
+        ([0, 1, 2, 3, 70], [], 6, [0, 1, 2, 3]),
+        ([5, 40], range(5), 18, [5]),
+        ([0, 7], [1, 2, 3, 4], 7, [0]),
+        ([*range(10), 12], [], 12, [*range(10)]),
+    ],
+)
+def test_a_search_without_time_goes_on_until_another_record_makes_a_row(
+    bad: list[int], rowless: Collection[int], place: int, found: list[int]
+) -> None:
+    """Else the part that ends there has nothing that shows that its bad records are to blame."""
+    tries = Tries(*bad)
+    tries.rowless = rowless
+    with pytest.raises(TimeIsUp) as caught:
+        find_failing(100, tries, seconds=-math.inf)
+    assert (caught.value.place, [*caught.value.failed]) == (place, found)
 
 
 def test_a_query_that_is_stopped_ends_the_search() -> None:

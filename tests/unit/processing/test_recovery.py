@@ -9,7 +9,8 @@ import traceback
 from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -28,7 +29,7 @@ from offsetstore.errors import (
 )
 from offsetstore.processing import recovery as module
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
-from offsetstore.processing.computing import NoneComputed
+from offsetstore.processing.computing import NoneComputed, TimeIsUp, find_failing
 from offsetstore.processing.cycle import UNNAMED, with_replanning
 from offsetstore.processing.pause import GroupPaused
 from offsetstore.processing.plan import PlanOutdated
@@ -481,7 +482,7 @@ def test_if_the_search_takes_too_long_what_it_has_passed_is_written_first(
         @contextmanager
         def compute(self, ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
             if (P0, 2) not in suspects:
-                raise Halve(failed(), place=5, suspects=[(P0, 2)])
+                raise Halve(failed(), place=5, suspects={(P0, 2): failed()})
             with super().compute(ranges, suspects=suspects) as part:
                 yield part
 
@@ -494,6 +495,64 @@ def test_if_the_search_takes_too_long_what_it_has_passed_is_written_first(
     [line] = [one.message for one in caplog.records if "could not be computed" in one.message]
     assert "2 records" in line
     assert "PERMISSIVE" in line
+
+
+@pytest.mark.behaviour("DLQ-8", "DLQ-15")
+@pytest.mark.parametrize("bad", [[0, 3, 7], [0, 1, 2, 18], [*range(9), 17]])
+def test_a_bad_record_at_the_front_is_a_letter_where_each_search_has_no_time(
+    store: InMemoryOffsetStore, bad: list[int]
+) -> None:
+    class Slow(Job):
+        @contextmanager
+        def compute(self, ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
+            [(tp, range_)] = ranges.items()
+            unknown = {at for at in bad if (tp, at) not in suspects}
+
+            def try_(begin: int, end: int) -> FunctionFailed | int:
+                tried = range(range_.from_ + begin, range_.from_ + end)
+                return end - begin if unknown.isdisjoint(tried) else failed()
+
+            if not isinstance(try_(0, range_.size), int):
+                try:
+                    find_failing(range_.size, try_, seconds=-inf)
+                except TimeIsUp as up:
+                    found = {(tp, range_.from_ + place): error for place, error in up.failed.items()}
+                    raise Halve(failed(), place=up.place, suspects=found) from None
+            with super().compute(ranges, suspects=suspects) as part:
+                yield part
+
+    job = Slow(store, raises={(0, at): "ValueError" for at in bad})
+    job.write(up_to(20))
+
+    assert [*job.letters] == rows(*bad)
+    assert job.stored() == 20
+
+
+@pytest.mark.behaviour("DLQ-8")
+def test_what_a_search_without_time_has_found_is_not_tried_again_unless_it_waits(store: InMemoryOffsetStore) -> None:
+    """Of two parts, the first is tried again after a wait: then it is not known whether records of the second fail."""
+    told: list[dict[Any, bool]] = []
+
+    class Slow(Job):
+        @contextmanager
+        def compute(self, ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
+            if not told:
+                told.append({})
+                raise Halve(failed(), place=5, suspects={(P0, at): failed() for at in (2, 7)})
+            told.append({at: why is not None for (_, at), why in cast("Any", suspects).items()})
+            with super().compute(ranges, suspects=suspects) as part:
+                yield part
+
+    job = Slow(store, raises={(0, 2): "ValueError", (0, 7): "ValueError"})
+    job.write(up_to(9))
+    assert (told[1:], [*job.letters]) == ([{2: True, 7: True}] * 2, rows(2, 7))
+
+    told.clear()
+    job.settings = DeadLetters(max_retries=1)
+    store.reset("billing", {P0: 0}, reason="a test")
+    job.restart()
+    job.write(up_to(9))
+    assert told[1:] == [{2: True, 7: True}, {2: False, 7: False}]
 
 
 @pytest.mark.behaviour("DLQ-13")

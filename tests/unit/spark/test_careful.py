@@ -28,13 +28,12 @@ class Computation:
         self.bad = bad
         self.tried: list[int] = []
 
-    def fails(self, begin: int, end: int) -> FunctionFailed | None:
-        assert end == begin + 1
-        self.tried.append(begin)
-        return FunctionFailed(f"at {begin}") if begin in self.bad else None
+    def fails(self, number: int) -> FunctionFailed | None:
+        self.tried.append(number)
+        return FunctionFailed(f"at {number}") if number in self.bad else None
 
     def failing(self, numbers: Sequence[int], **_: object) -> dict[int, FunctionFailed]:
-        return {number: why for number in numbers if (why := self.fails(number, number + 1)) is not None}
+        return {number: why for number in numbers if (why := self.fails(number)) is not None}
 
 
 def part(computation: Any) -> Careful:
@@ -66,14 +65,16 @@ class Spark(careful._Computation):
     """How many records each computes."""
 
     def rows(self, without: Sequence[int]) -> Any:
-        return self._job({*range(200)} - {*without}) or {}
+        made = self.counted(0, cast("OfRanges", self.numbering).size, without=without)
+        return {} if isinstance(made, int) else made
 
-    def fails(self, begin: int, end: int) -> FunctionFailed | None:
-        return self._job({*range(begin, end)})
-
-    def _job(self, records: set[int]) -> FunctionFailed | None:
-        self.jobs.append(len(records))
-        return None if self.bad.isdisjoint(records) else FunctionFailed("failed")
+    def counted(self, begin: int, end: int, *, without: Sequence[int] = ()) -> FunctionFailed | int:
+        size = end - begin - sum(begin <= number < end for number in without)
+        self.jobs.append(size)
+        first = self.numbering.record(begin)[1]
+        left_out = {self.numbering.record(number)[1] for number in without}
+        bad = any(first <= at < first + end - begin for at in self.bad - left_out)
+        return FunctionFailed("failed") if bad else size
 
 
 def compute(
@@ -84,7 +85,8 @@ def compute(
     monkeypatch.setattr(Spark, "jobs", jobs := [])
     monkeypatch.setattr("offsetstore.spark.careful.time.monotonic", lambda: float(len(jobs)))
     computation: Any = Spark(cast("Any", None), cast("Any", None), OfRanges({P0: OffsetRange(0, 200)}))
-    _, failed = careful._computed_without_failing(computation, range(200), range(100), seconds, check)
+    suspects = dict.fromkeys(range(100))
+    _, failed = careful._computed_without_failing(computation, range(200), suspects, seconds, check)
     return jobs, {*failed}
 
 
@@ -118,3 +120,34 @@ def test_the_look_at_records_that_have_failed_before_ends_when_the_query_is_stop
 
     with pytest.raises(InterruptedError):
         compute(monkeypatch, {50}, seconds=200, check=check)
+
+
+@pytest.mark.behaviour("DLQ-8")
+@pytest.mark.parametrize("bad", [set(range(500, 100_000, 1_000)), set(range(100))], ids=["scattered", "at the front"])
+@pytest.mark.parametrize("known", [0, 50, 100])
+@pytest.mark.parametrize("seconds", [60, 10])
+def test_a_search_that_is_cut_again_and_again_does_not_search_again_what_it_has_found(
+    monkeypatch: pytest.MonkeyPatch, bad: set[int], known: int, seconds: int
+) -> None:
+    """As after a restart, at a second a job."""
+    monkeypatch.setattr(Spark, "bad", bad)
+    monkeypatch.setattr(Spark, "jobs", jobs := [])
+    monkeypatch.setattr("offsetstore.spark.careful.time.monotonic", lambda: float(len(jobs)))
+    suspects: dict[int, FunctionFailed | None] = dict.fromkeys(sorted(bad)[::2] + sorted(bad)[1::2])
+    suspects = dict.fromkeys([*suspects][:known])
+    waiting, found = [(0, 100_000)], set[int]()
+    while waiting:
+        begin, end = waiting.pop()
+        computation: Any = Spark(cast("Any", None), cast("Any", None), OfRanges({P0: OffsetRange(begin, end)}))
+        here = {at - begin: why for at, why in sorted(suspects.items()) if begin <= at < end}
+        try:
+            _, failed = careful._computed_without_failing(computation, range(end - begin), here, seconds, lambda: None)
+        except Halve as halve:
+            suspects |= {at: why for (_, at), why in halve.suspects.items()}
+            place = begin + cast("int", halve.place)
+            waiting += [(place, end), (begin, place)]
+        else:
+            assert len(failed) < end - begin, "a record that is good shows that the others are to blame"
+            found |= {begin + number for number in failed}
+    assert found == bad
+    assert len(jobs) <= 20 * len(bad)
