@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Never, Protocol, cast
 
 from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, SinkError, TooManyLetters
 from offsetstore.offsets import OffsetRange, count_offsets, describe
@@ -167,21 +168,6 @@ class Halve(Exception):
         self.suspects = suspects or {}
 
 
-class _Stopped(Exception):
-    """The query ends at a record: the strategy stops, or the record may be innocent.
-
-    :param why: what the error says of it.
-    :param first: the first record that is neither good nor decided about: those before it can be written.
-    """
-
-    def __init__(self, why: str, error: RowsRefused, record: Record, first: Record) -> None:
-        super().__init__(why)
-        self.why = why
-        self.error = error
-        self.record = record
-        self.first = first
-
-
 @dataclass(frozen=True, slots=True)
 class _Dead:
     """A record that is passed over: with a letter, or, with ``skipped``, for that reason without one."""
@@ -190,6 +176,32 @@ class _Dead:
     error: LetterError
     attempts: int = 0
     skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """The query ends at a record: the strategy stops, or the record may be innocent.
+
+    :param why: what the error says of it.
+    :param decided: what has become of others, also of those that were told apart only by records after this one.
+    """
+
+    why: str
+    error: RowsRefused
+    record: Record
+    decided: Mapping[Record, _Dead] = field(default_factory=dict["Record", _Dead])
+
+
+class _Stopped(Exception):
+    """The query ends once what comes before a record is written.
+
+    :param before: the record, if not that of the ending.
+    """
+
+    def __init__(self, ending: _Ending, before: Record | None = None) -> None:
+        super().__init__(ending.why)
+        self.ending = ending
+        self.before = before or ending.record
 
 
 @dataclass(slots=True)
@@ -206,6 +218,8 @@ class _Run:
     rows: Counter[str] = field(default_factory=Counter[str])
     letters: int = 0
     stored: dict[TopicPartition, OffsetRange] = field(default_factory=dict["TopicPartition", OffsetRange])
+    ending: _Ending | None = None
+    """Why the query ends, while what comes before is written: nothing is decided there any more."""
 
     def add(self, written: Written, ranges: Ranges) -> None:
         """Add what a part has written."""
@@ -303,7 +317,9 @@ class Recovery:
             self._run = _Run(number, ranges, compute, sleep)
         else:
             watch, suspects = Stopwatch(before.watch.seconds), dict.fromkeys(before.suspects)
-            self._run = replace(before, ranges=ranges, compute=compute, sleep=sleep, watch=watch, suspects=suspects)
+            self._run = replace(
+                before, ranges=ranges, compute=compute, sleep=sleep, watch=watch, suspects=suspects, ending=None
+            )
         return self._run
 
     def _write_part(self, run: _Run, ranges: Ranges) -> None:
@@ -312,6 +328,8 @@ class Recovery:
         try:
             self._write_whole(run, ranges)
         except Halve as halve:
+            if size == 1 and run.ending is not None:
+                _end(run)
             if size == 1:
                 error = _of_record(halve.why, ranges, run)
                 raise error from error.__cause__
@@ -319,9 +337,11 @@ class Recovery:
             run.suspects.update(halve.suspects)
             place = halve.place or size // 2
         except _Stopped as stopped:
-            if before := _up_to(ranges, stopped.first):
-                self._write_part(run, before)
-            raise _ended_at(stopped.record, stopped.error, stopped.why, run) from stopped.error.__cause__
+            run.ending = run.ending or stopped.ending
+            if before := _up_to(ranges, stopped.before):
+                with suppress(TooManyLetters):
+                    self._write_part(run, before)
+            _end(run)
         else:
             return
         self._write_part(run, cut(ranges, 0, place))
@@ -354,8 +374,9 @@ class Recovery:
 
         :return: ``None`` if one of them can be now: all are to be computed again.
         """
-        dead: dict[int, _Dead] = {}
-        failed = part.failed
+        decided: Mapping[Record, _Dead] = {} if run.ending is None else run.ending.decided
+        dead = {n: decided[record] for n in part.numbers if decided and (record := part.record(n)) in decided}
+        failed = {number: error for number, error in part.failed.items() if number not in dead}
         doubtful = [] if part.with_rows else [n for n, error in failed.items() if not speaks_for_itself(error)]
         while failed and self._count(run, plan, part, failed, dead, doubtful=doubtful):
             waiting = [number for number in failed if number not in dead]
@@ -385,7 +406,9 @@ class Recovery:
             try:
                 self._commit(run, plan, part, left_out, payloads, gone=gone)
             except RecordsRejected as named:
-                dead |= _named(part, left_out, named)
+                new = _named(part, left_out, named)
+                _end_before(run, part, new)
+                dead |= new
                 continue
             except RowsRefused as refused:
                 if is_searched:  # discovery has accepted these rows
@@ -554,11 +577,11 @@ class Recovery:
         :param doubtful: the records that become no letters: see `Found`.
         :return: whether others are to be tried again; it has waited for them.
         """
+        _end_before(run, part, found)
         before, highest = self._before(plan, {part.record(number) for number in dead})
         failed: dict[Record, Failed] = {}
         waits: list[float] = []
-        undecided: list[Record] = []
-        ending: _Stopped | None = None
+        ending: _Ending | None = None
         for number, error in found.items():
             if isinstance(error, RecordsRejected):  # nothing to try: a function has said so
                 dead |= _named(part, dead, error, only=number)
@@ -573,18 +596,15 @@ class Recovery:
             match decision:
                 case Retry():
                     waits.append(self._claim.retries.wait(attempt) if decision.after is None else decision.after)
-                    undecided.append(record)
                 case DeadLetter() if number in doubtful:
-                    undecided.append(record)
                     why = "no other record was accepted after it; the batch is refused at record"
-                    ending = ending or _Stopped(why, error, record, undecided[0])
+                    ending = ending or _Ending(why, error, record)
                 case DeadLetter():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total())
                 case Skip():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total(), decision.reason)
                 case _:
-                    undecided.append(record)
-                    ending = ending or _Stopped("the strategy stops at record", error, record, undecided[0])
+                    ending = ending or _Ending("the strategy stops at record", error, record)
         if ending is None and not waits:
             return False
         if self._settings.independent:  # what was accepted this time starts again
@@ -597,7 +617,7 @@ class Recovery:
             }
         self._store(plan, failed)
         if ending is not None:
-            raise ending
+            raise _Stopped(replace(ending, decided={part.record(number): one for number, one in dead.items()}))
         failpoints.reach("failures_written")
         run.suspects = dict.fromkeys(run.suspects)  # after the wait they may not fail
         run.sleep(max(waits))
@@ -656,7 +676,8 @@ class Recovery:
             )
         in_a_row = self._refused_in_a_row + _blamed(dead)
         # Records without rows are neither accepted nor refused.
-        if _blamed(dead) and in_a_row >= _ALL and all(number in dead for number in part.with_rows):
+        has_accepted = run.ending is not None or any(number not in dead for number in part.with_rows)
+        if _blamed(dead) and in_a_row >= _ALL and not has_accepted:
             raise self._too_many(None, f"{in_a_row} refused records in a row, and none that was accepted")
 
     def _too_many(self, refused: RowsRefused | None, found: str) -> TooManyLetters:
@@ -731,11 +752,22 @@ def _places(told: str) -> str | None:
     return "\n".join([header, *places]) if header == _TRACEBACK and places else None
 
 
-def _ended_at(record: Record, error: RowsRefused, place: str, run: _Run) -> RowsRefused:
-    """The error of a record at which the query ends."""
-    tp, offset = record
+def _end_before(run: _Run, part: CarefulPart, new: Collection[int]) -> None:
+    """Where the query ends later in the batch: end already before the first record that is refused only now.
+
+    It may need what comes after the other one, as a child needs its parent.
+    """
+    if run.ending is not None and new:
+        raise _Stopped(run.ending, part.record(min(new)))
+
+
+def _end(run: _Run) -> Never:
+    """Raise the error of the record at which the query ends."""
+    assert run.ending is not None
+    error, (tp, offset) = run.ending.error, run.ending.record
     at = {tp: OffsetRange(offset, offset + 1)}
-    return error.among(at, f"{place} {tp}@{offset}", stored=run.stored, next_step=error.next_step)
+    place = f"{run.ending.why} {tp}@{offset}"
+    raise error.among(at, place, stored=run.stored, next_step=error.next_step) from error.__cause__
 
 
 def _of_record(why: Exception, ranges: Ranges, run: _Run) -> Exception:

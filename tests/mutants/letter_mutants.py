@@ -234,12 +234,6 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="A strategy that stops until the tenth attempt would stop for ever.",
     ),
     mutant(
-        "stored-before-a-stop",
-        (_RECOVERY, "_up_to(ranges, stopped.first)", "_up_to(ranges, stopped.record)"),
-        tests=(f"{_UNIT}test_what_is_stored_before_a_stop_ends_at_the_first_record_that_is_not_decided_about",),
-        why="A record that was to be tried again would be decided about without its tries.",
-    ),
-    mutant(
         "lock-during-discovery",
         (
             _DISCOVERY,
@@ -318,6 +312,32 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         ),
         tests=(f"{_SEARCH}test_a_record_that_can_be_computed_alone_is_not_to_blame",),
         why="What is too much for Spark, and passes in parts, would make a letter of a good record.",
+    ),
+    mutant(
+        "letters-before-a-stop",
+        (_RECOVERY, "        _end_before(run, part, found)\n", ""),
+        tests=(
+            f"{_UNIT}test_a_stop_makes_no_letter_of_a_record_that_needs_one_after_it",
+            f"{_UNIT}test_what_is_stored_before_a_stop_ends_at_the_first_record_that_is_not_decided_about",
+        ),
+        why="A child whose parent comes after the record at which the query ends would become a letter, and a record that "
+        "was to be tried again would be decided about without its tries.",
+    ),
+    mutant(
+        "names-before-a-stop",
+        (_RECOVERY, "                _end_before(run, part, new)\n", ""),
+        tests=(f"{_UNIT}test_whatever_is_refused_before_a_stop_its_error_is_the_stop_s",),
+        why="The same, where a function names the child.",
+    ),
+    mutant(
+        "verdicts-before-a-stop",
+        (
+            _RECOVERY,
+            "replace(ending, decided={part.record(number): one for number, one in dead.items()})",
+            "ending",
+        ),
+        tests=(f"{_UNIT}test_a_record_that_was_told_apart_by_later_ones_stays_a_letter_before_a_stop",),
+        why="A record would be doubtful again, and the record at which the query ends would never be named.",
     ),
     mutant(
         "a-cut-behind-bad-records-alone",
@@ -417,7 +437,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "refused-in-a-row-without-rows",
-        (_RECOVERY, "for number in part.with_rows):\n", "for number in part.numbers):\n"),
+        (_RECOVERY, "for number in part.with_rows)\n", "for number in part.numbers)\n"),
         tests=(f"{_UNIT}test_records_without_rows_don_t_show_that_others_are_accepted",),
         why="So would a topic of which most records are filtered out.",
     ),

@@ -124,15 +124,16 @@ class Job:
         self.suspects.append({*suspects})
         if sum(one.size for one in ranges.values()) > self.too_many_rows:
             raise Halve(SinkError("the rows are too many"))
-        yield FakePart(ranges, self.write_rows, self._records(ranges), read_again=self.read_again)
+        yield FakePart(ranges, self.write_rows, self._records(ranges, suspects), read_again=self.read_again)
 
-    def _records(self, ranges: Ranges) -> Records:
-        """Those in Kafka; as `computing` finds it, some can't be computed."""
+    def _records(self, ranges: Ranges, suspects: Collection[Any]) -> Records:
+        """Those in Kafka; as `computing` finds it among those that are no suspects, some can't be computed."""
         there = {(tp.partition, at) for tp, one in ranges.items() for at in range(one.from_, one.until)}
         there.difference_update(self.records.missing)
         failing = self._failing()
         found = failing.keys() & there
-        if found == there and len(found) >= 10:
+        unknown = found - {(tp.partition, at) for tp, at in suspects}
+        if found == there and len(unknown) >= 10:
             raise NoneComputed(failing[min(found)], 19)
         return replace(self.records, failing={row: failing[row] for row in found}, again=self._failing)
 
@@ -1008,6 +1009,91 @@ def test_what_is_stored_before_a_stop_ends_at_the_first_record_that_is_not_decid
     assert job.letters.keys() == {(0, 1), (1, 1)}
     assert (job.stored(), job.stored(P1)) == (3, 3)
     assert job.attempts() == {(1, 3): 1, (1, 4): 1}
+
+
+@dataclass
+class Families(Job):
+    """Record 1 is refused without record 7, its parent."""
+
+    def write_rows(self, work: Any, values: Sequence[Row]) -> None:
+        super().write_rows(work, values)
+        if (0, 1) in (found := work.connection.rows("results")) and (0, 7) not in found:
+            raise refusal("23503")
+
+
+@pytest.mark.behaviour("DLQ-5", "DLQ-15")
+def test_a_stop_makes_no_letter_of_a_record_that_needs_one_after_it(store: InMemoryOffsetStore) -> None:
+    job = Families(store, DeadLetters(strategy=lambda _: Stop()), bad={(0, 5): "23514"})
+
+    for attempt in (1, 2):
+        with pytest.raises(RowsRefused, match="the strategy stops at record payments-0@5"):
+            job.write(up_to(9, job.stored() if job.results else 0))
+        assert (job.results, job.letters, job.stored()) == (rows(0), {}, 1)
+        assert job.attempts() == {(0, 5): attempt}
+        job.restart()
+
+
+@pytest.mark.behaviour("DLQ-5", "DLQ-15")
+@pytest.mark.parametrize("how", ["refused", "raised"])
+@pytest.mark.parametrize("count", [1, 12])
+def test_a_record_that_was_told_apart_by_later_ones_stays_a_letter_before_a_stop(
+    store: InMemoryOffsetStore, how: str, count: int
+) -> None:
+    """Alone it would be doubtful, and ten would be too many."""
+
+    def strategy(failure: Failure) -> Choice:
+        return DeadLetter() if failure.offset < count else Stop()
+
+    job = Job(store, DeadLetters(strategy=strategy))
+    bad = rows(*range(count + 1))
+    if how == "refused":
+        job.bad = dict.fromkeys(bad, "42501")
+    else:
+        job.raises = dict.fromkeys(bad, "ValueError")
+
+    for attempt in (1, 2):
+        with pytest.raises(RowsRefused, match=f"the strategy stops at record payments-0@{count}"):
+            job.write(up_to(count + 4, count if job.letters else 0))
+        assert (job.results, [*job.letters], job.stored()) == ([], bad[:-1], count)
+        assert job.attempts() == {bad[-1]: attempt}
+        job.restart()
+
+
+@pytest.mark.behaviour("DLQ-5")
+@pytest.mark.parametrize("second", [refusal("42501"), RecordsRejected("named", reasons={(P0, 0): "no parent"})])
+@pytest.mark.parametrize("found", [True, False])
+def test_whatever_is_refused_before_a_stop_its_error_is_the_stop_s(
+    store: InMemoryOffsetStore, second: Exception, *, found: bool
+) -> None:
+    class Fickle(Job):
+        def write_rows(self, work: Any, values: Sequence[Row]) -> None:
+            super().write_rows(work, values)
+            if len(self.parts) > 1 and (found or (len(values) == 1 and len(self.written) % 2 == before % 2)):
+                raise second
+
+    def strategy(_: Failure) -> Choice:
+        nonlocal before
+        before = len(job.written) + 1
+        return Stop()
+
+    before = 0
+    job = Fickle(store, DeadLetters(strategy=strategy), bad={(0, 1): "23514"})
+    with pytest.raises(RowsRefused, match="the strategy stops at record payments-0@1"):
+        job.write(up_to(4))
+    assert (job.results, job.letters, job.stored()) == ([], {}, 0)
+    assert job.attempts() == {(0, 1): 1}
+
+
+@pytest.mark.behaviour("DLQ-6", "DLQ-5")
+def test_an_outage_before_a_stop_is_told_as_it_is(store: InMemoryOffsetStore) -> None:
+    def strategy(_: Failure) -> Choice:
+        job.answers = [LockTimeout("locked")] * 9
+        return Stop()
+
+    job = Job(store, DeadLetters(strategy=strategy), bad={(0, 1): "23514"})
+    with pytest.raises(LockTimeout):
+        job.write(up_to(4))
+    assert (job.results, job.letters, job.stored()) == ([], {}, 0)
 
 
 @pytest.mark.behaviour("DLQ-3", "DLQ-5")
