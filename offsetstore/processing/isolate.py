@@ -152,24 +152,33 @@ def isolate(
 
 
 def conclude(
-    verdict: Verdict, ranges: Ranges, store: Callable[[Ranges], object], *, group: str, schema: str | None
+    verdict: Verdict,
+    ranges: Ranges,
+    store: Callable[[Ranges], object],
+    *,
+    group: str,
+    schema: str | None,
+    by_partition: bool = False,
 ) -> RowsRefused:
     """Store the records before the refused one, and return the error to raise.
 
     :param ranges: the batch's records.
     :param store: writes the given records and advances, in one transaction.
     :param schema: the schema of the store's tables.
+    :param by_partition: call ``store`` for each partition.
     :raises OffsetStoreError: any error of ``store`` except `RowsRefused`, after which no record is named.
     """
     stored: Ranges = {}
     suspects, record = verdict.suspects, verdict.record
-    if verdict.accepted:
+    accepted = verdict.accepted
+    if accepted:
         try:
-            store(verdict.accepted)
-            stored = verdict.accepted
+            for part in [{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]:
+                store(part)
+                stored = {**stored, **part}
         except RowsRefused as again:
             _log.warning("records that the search had accepted were refused when they were stored: %s", again)
-            suspects, record = ranges, None
+            suspects, record = {tp: range_ for tp, range_ in ranges.items() if tp not in stored}, None
     if record is None:
         place = f"the batch is first refused at one of the records {describe(suspects)}"
     else:

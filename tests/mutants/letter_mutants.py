@@ -404,6 +404,18 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="A missing right on the topic would name a good record, with the command that loses it.",
     ),
     mutant(
+        "partitions-before-a-record-that-cant-be-computed",
+        (
+            "offsetstore/processing/isolate.py",
+            "[{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]",
+            "[accepted]",
+        ),
+        tests=(
+            f"{_ERRORS_OF_SPARK}test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_stores_it",
+        ),
+        why="A function that may rely on one partition a call would be given several at once.",
+    ),
+    mutant(
         "a-limit-in-an-errors-text",
         (
             _FUNCTIONS,

@@ -282,7 +282,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "records-before-the-refused-one",
-        (_POISON, "    if verdict.accepted:\n", "    if verdict is None:\n"),
+        (_POISON, "    if accepted:\n", "    if verdict is None:\n"),
         tests=(
             f"{_SEARCHES}test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_that_record_alone",
         ),
@@ -290,7 +290,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "records-before-that-are-refused",
-        (_POISON, "            suspects, record = ranges, None\n", "            pass\n"),
+        (_POISON, " if tp not in stored}, None\n", " if tp not in stored}, record\n"),
         tests=(f"{_SEARCHES}test_where_what_was_accepted_is_refused_when_it_is_stored_no_record_is_named",),
         why="The same, where the records before it could not be stored.",
     ),

@@ -126,6 +126,7 @@ class BatchWay:
         *,
         marking: Marking = "automatic",
         recovery: Recovery | None = None,
+        by_partition: bool = False,
     ) -> None:
         self._claim = claim
         self._outputs = outputs
@@ -133,6 +134,8 @@ class BatchWay:
         self._policy = staging or StagingPolicy()
         self._marking: Marking = marking
         self._recovery = recovery
+        self._by_partition = by_partition
+        """Whether what comes before a record that can't be computed is stored in a transaction for each partition."""
         self._area = StagingArea(claim)
         self._has_begun = False
         self._broken_by: str | None = None
@@ -277,7 +280,9 @@ class BatchWay:
         batch.sleep(claim, 0)  # a query that is being stopped interrupts Spark
         if plan is None:
             verdict = replace(verdict, accepted={})
-        return conclude(verdict, ranges, store, group=claim.group, schema=schema_of(claim))
+        return conclude(
+            verdict, ranges, store, group=claim.group, schema=schema_of(claim), by_partition=self._by_partition
+        )
 
     def _count_rows(self, batch: MicroBatch, part: Ranges, without: Collection[Record]) -> int:
         """Compute a part, and forget its rows."""

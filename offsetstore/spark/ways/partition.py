@@ -100,7 +100,7 @@ class PartitionWay:
         self._claim = claim
         self._outputs = outputs
         self._metadata = metadata
-        self._driver = BatchWay(claim, outputs, metadata, StagingPolicy("never"), recovery=recovery)
+        self._driver = BatchWay(claim, outputs, metadata, StagingPolicy("never"), recovery=recovery, by_partition=True)
         self._recovery = recovery
         self._threshold = threshold if can_stage(self._writer) else 0
         self._was_checked = False

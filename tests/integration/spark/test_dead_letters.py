@@ -450,6 +450,27 @@ def test_without_dead_letters_the_error_names_the_record_that_cant_be_computed(
     assert world.database.one("SELECT count(*) FROM numbers") == stored
 
 
+@pytest.mark.behaviour("DLQ-15", "SINK-1")
+def test_a_function_gets_one_partition_at_once_also_of_what_comes_before_a_record_that_cant_be_computed(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    def note(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        assert len(work.ranges) == 1
+        work.connection.exec_driver_sql("INSERT INTO calls VALUES (%s)", (sum(rows.num_rows for rows in batches),))
+
+    world.database.execute("CREATE TABLE calls (records int)")
+    topic = offsetstore_topic(2)
+    world.produce_keyed(topic, [("cast", "1")] * 3, partition=0)
+    world.produce_keyed(topic, [("cast", "1"), ("cast", "1"), ("cast", "x"), ("cast", "1")], partition=1)
+
+    failed = world.run_to_failure(world.claim(topic), decoded, Execute(note), atomicity="partition")
+
+    assert isinstance(failed.error, FunctionFailed)
+    assert f"{topic}-1@2" in str(failed.error)
+    assert world.stored(topic) == {0: 3, 1: 2}
+    assert world.database.one("SELECT sum(records) FROM calls") == 5
+
+
 @pytest.mark.behaviour("DLQ-15")
 @pytest.mark.parametrize("settings", [{}, {"dead_letters": AT_ONCE, "atomicity": "partition"}])
 def test_a_record_that_sparks_source_cant_read_is_named_with_the_way_past_it(

@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 from offsetstore import DeadLetters, OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.isolate import Proof
+from offsetstore.processing.isolate import Proof, Verdict
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol.letters import LetterError, NewLetter, digest
 from offsetstore.spark import function_errors
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from offsetstore import Transaction, Work
+    from offsetstore.processing.plan import Plan
 
 KAFKA = "org.apache.kafka.common.errors"
 SPARK = "org.apache.spark.SparkException"
@@ -383,8 +384,8 @@ def name_record(frame: Unreadable, failed: FunctionFailed) -> RowsRefused:
     with InMemoryOffsetStore() as store:
         claim = store.claim("billing", topics=["payments"])
         query: Any = SimpleNamespace(sleep=sleep)
-        batch = MicroBatch(cast("Any", frame), 0, query, {TopicPartition("payments", 0): OffsetRange(7, 8)})
-        return BatchWay(claim, cast("Any", None), cast("Any", None)).name_record(failed, batch)
+        whole = MicroBatch(cast("Any", frame), 0, query, {TopicPartition("payments", 0): OffsetRange(7, 8)})
+        return BatchWay(claim, cast("Any", None), cast("Any", None)).name_record(failed, whole)
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -423,6 +424,46 @@ def test_where_the_source_fails_for_a_reason_that_is_in_no_record_its_error_pass
     with pytest.raises(Py4JJavaError) as told:
         name_record(frame, FunctionFailed("a function raised ValueError", error_class="ValueError"))
     assert told.value is frame.error
+
+
+@pytest.mark.behaviour("DLQ-15", "SINK-1")
+@pytest.mark.parametrize("by_partition", [True, False])
+@pytest.mark.parametrize("refused", [True, False])
+def test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_stores_it(
+    monkeypatch: pytest.MonkeyPatch, *, by_partition: bool, refused: bool
+) -> None:
+    """By partition: an `Execute` that is not splittable is given no more than one of them at once."""
+    stored: list[Any] = []
+
+    def store_part(_: BatchWay, plan: Plan, *__: Any) -> None:
+        if refused and p1 in plan.remaining():
+            raise RowsRefused("refused")
+        stored.append(plan.remaining())
+
+    def nothing(*_: Any) -> None: ...
+
+    def found(failed: RowsRefused, *_: Any, **__: Any) -> Verdict:
+        return Verdict(failed, accepted, {p1: OffsetRange(5, 6)}, (p1, 5))
+
+    def sleep(_: float) -> None: ...
+
+    p0, p1 = (TopicPartition("payments", partition) for partition in range(2))
+    accepted = {p0: OffsetRange(0, 9), p1: OffsetRange(0, 5)}
+    monkeypatch.setattr(batch_way, "_can_read", bool)
+    monkeypatch.setattr(batch_way, "within", nothing)
+    monkeypatch.setattr(batch_way, "isolate", found)
+    monkeypatch.setattr(BatchWay, "_compute_and_commit", store_part)
+    with InMemoryOffsetStore() as memory:
+        claim = memory.claim("billing", topics=["payments"])
+        query: Any = SimpleNamespace(sleep=sleep)
+        whole = MicroBatch(cast("Any", "a frame"), 0, query, {p0: OffsetRange(0, 9), p1: OffsetRange(0, 9)})
+        way = BatchWay(claim, cast("Any", None), cast("Any", None), by_partition=by_partition)
+        error = way.name_record(FunctionFailed("a function raised ValueError"), whole)
+
+    parts = [{p0: OffsetRange(0, 9)}, {p1: OffsetRange(0, 5)}] if by_partition else [accepted]
+    assert stored == (parts[:-1] if refused else parts)
+    assert error.stored == {tp: range_ for part in stored for tp, range_ in part.items()}
+    assert ("--from-offset 5" in str(error)) is not refused
 
 
 @pytest.mark.parametrize("error", [AnalysisException("no such column"), OSError(), ValueError("a transform's own")])
