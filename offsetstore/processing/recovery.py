@@ -742,7 +742,7 @@ def _places(told: str) -> str | None:
     They stand before any text of the error. The line of source that a SyntaxError quotes is a record's where a function
     parses one, but that comes after a place without a function.
     """
-    header, *lines = told.lstrip("\n").split("\n")  # splitlines() would also split a quoted line of source
+    header, *lines = told.lstrip("\n").splitlines() or [""]
     places: list[str] = []
     for line in lines:
         is_place = _PLACE.fullmatch(line) is not None

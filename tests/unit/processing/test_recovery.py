@@ -575,6 +575,10 @@ def parse_first(record: str) -> None:
     ast.parse(record)
 
 
+def parse_aloud(record: str) -> None:
+    raise ValueError(record)
+
+
 def parse_in_a_language_of_its_own(record: str) -> None:
     raise SyntaxError("no rule", ("rules", 1, 1, record))
 
@@ -612,15 +616,15 @@ QUOTING = [
     f"f(\u2028{FORGED}",
     f"{3 * chr(39)}{FORGED}",
     f"Traceback (most recent call last):\n{FORGED}",
-    FORGED.lstrip("canry\n"),
-    f"(\x0c{FORGED[7:]}",
+    FORGED.removeprefix("canary\n"),
+    FORGED.replace("\n", "\x0c"),
 ]
 
 
 @pytest.mark.behaviour("DLQ-16")
 @pytest.mark.parametrize("keeps", ["text", "traceback"])
 @pytest.mark.parametrize("record", QUOTING)
-@pytest.mark.parametrize("function", [parse_first, parse_in_a_language_of_its_own, parse_twice])
+@pytest.mark.parametrize("function", [parse_first, parse_aloud, parse_in_a_language_of_its_own, parse_twice])
 def test_where_a_function_fails_is_told_and_nothing_of_the_record(
     store: InMemoryOffsetStore, function: Callable[[str], None], record: str, keeps: str
 ) -> None:
