@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from offsetstore.errors import (
     ConnectionLost,
+    FunctionFailed,
     LockTimeout,
     MissingPrivilege,
     OffsetStoreError,
@@ -442,13 +443,16 @@ def _refusal(
             return _wrong_sql(inner, state, sql_of)
         return _refused(inner, state, table, columns)
     of_client = inner or cast("StatementError", error).orig
-    if isinstance(of_client, VALUE_ERRORS):
-        return RowsRefused(
-            f"a value can't be sent to the database for {table or 'the SQL of ' + (sql_of or 'a writer')}",
-            table=str(table) if table else None,
-            found=type(of_client).__name__,
-        )
-    return stripped(error)
+    return _not_sent(of_client, table, sql_of) if isinstance(of_client, VALUE_ERRORS) else stripped(error)
+
+
+def _not_sent(error: BaseException, table: object, sql_of: str | None) -> RowsRefused:
+    """A type of SQLAlchemy that fails in user's own SQL is as often a bug as a value, like any error of a function."""
+    what = f"a value can't be sent to the database for {table or 'the SQL of ' + (sql_of or 'a writer')}"
+    name = type(error).__name__
+    if sql_of is not None and not isinstance(error, psycopg.Error):
+        return FunctionFailed(what, found=name, error_class=name, text=what)
+    return RowsRefused(what, table=str(table) if table else None, found=name)
 
 
 def _wrong_sql(error: psycopg.Error, sqlstate: str, sql_of: str) -> SinkError:

@@ -97,7 +97,7 @@ def speaks_for_itself(refused: RowsRefused) -> bool:
     """Tell whether a refusal shows a bad record where no other record was accepted after it.
 
     The one place where codes count: values (but not 2200H, a sequence that has come to its end), constraints, and what
-    functions raise without a code of their own. A value that is refused before it is sent has no code.
+    functions raise without a code of their own. A value that a writer or psycopg does not send has no code.
     """
     state = refused.sqlstate
     if state is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
@@ -10,11 +11,12 @@ from urllib.error import URLError
 import psycopg
 import pyarrow as pa
 import pytest
-from sqlalchemy import text
+from sqlalchemy import BigInteger, TypeDecorator, bindparam, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from offsetstore import TopicPartition
 from offsetstore.errors import ConfigurationError, FunctionFailed, Outage, RecordsRejected, RowsRefused, SinkError
+from offsetstore.processing.isolate import speaks_for_itself
 from offsetstore.writers import Execute
 from tests.integration.writers.writing import batch, kafka
 
@@ -189,6 +191,45 @@ def test_nor_does_what_it_raises_from_the_next_one(database: Database) -> None:
     told = database.refusal(SinkError, Execute(swallow, splittable=True), batch({"n": [1]}))
     assert not isinstance(told, RowsRefused)
     assert isinstance(told.__cause__, KeyError)
+
+
+class Amount(TypeDecorator[int]):
+    """A type of the user's own, with a bug or without."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: object) -> int:  # noqa: ARG002 - SQLAlchemy's
+        return int(value)
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("splittable", [False, True])
+@pytest.mark.parametrize(("value", "name"), [("canary", "ValueError"), ([], "TypeError"), (math.inf, "OverflowError")])
+def test_a_type_that_fails_in_a_functions_sql_is_an_error_of_the_function(
+    database: Database, value: object, name: str, *, splittable: bool
+) -> None:
+    """With one record a batch, a bug in it would make a letter of each."""
+    insert = text("SELECT :n").bindparams(bindparam("n", value, Amount()))
+
+    def write(work: Work, _: object) -> None:
+        work.connection.execute(insert)
+
+    failed = database.refusal(FunctionFailed, Execute(write, splittable=splittable), batch({"n": [1]}))
+    assert failed.error_class == name
+    assert not speaks_for_itself(failed)
+    assert "canary" not in f"{failed} {failed.text}"
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("splittable", [False, True])
+def test_a_value_that_psycopg_does_not_send_speaks_for_itself(database: Database, *, splittable: bool) -> None:
+    def write(work: Work, _: object) -> None:
+        work.connection.execute(text("SELECT :n"), {"n": "canary\0"})
+
+    refused = database.refusal(RowsRefused, Execute(write, splittable=splittable), batch({"n": [1]}))
+    assert speaks_for_itself(refused)
+    assert "canary" not in str(refused)
 
 
 def insert_or_update(work: Work) -> None:
