@@ -319,7 +319,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
             f"{_UNIT}test_a_stop_makes_no_letter_of_a_record_that_needs_one_after_it",
             f"{_UNIT}test_what_is_stored_before_a_stop_ends_at_the_first_record_that_is_not_decided_about",
         ),
-        why="A child whose parent comes after the record at which the query ends would become a letter, and a record to "
+        why="A child whose parent comes after the record at which the query ends would become a letter, and one to "
         "be tried again would be decided about without its tries.",
     ),
     mutant(
