@@ -25,10 +25,8 @@ _POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
 
 _EXECUTE: Final = "offsetstore/writers/execute.py"
 _EXECUTES: Final = "tests/integration/writers/test_execute.py::"
-_HINTED: Final = (
-    "tests/integration/writers/test_values_in_errors.py::"
-    "test_the_same_state_raised_by_a_trigger_is_the_rows_and_shows_no_value"
-)
+_SHOWN_OF_VALUES: Final = "tests/integration/writers/test_values_in_errors.py::"
+_HINTED: Final = f"{_SHOWN_OF_VALUES}test_the_same_state_raised_by_a_trigger_is_the_rows_and_shows_no_value"
 _NO_TEXT: Final = f"{_UNIT}test_an_error_that_ends_the_batch_tells_a_functions_class_and_place_and_none_of_its_text"
 
 _ATTEMPT: Final = "attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))"
@@ -110,7 +108,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
             "    return severity in _FATAL or (is_of_pooler and inner.sqlstate.startswith(_OF_POOLER))\n",
             "    return severity in _FATAL or inner.sqlstate.startswith(_OF_POOLER)\n",
         ),
-        tests=(f"{_POSTGRES}test_a_record_is_a_letter_whatever_a_trigger_raises_for_it",),
+        tests=(f"{_SHOWN_OF_VALUES}test_a_connection_is_not_lost_because_a_trigger_says_so",),
         why="So would one for which a trigger raises 08006, on a connection that is sound.",
     ),
     mutant(

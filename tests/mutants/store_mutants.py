@@ -284,6 +284,7 @@ METADATA: Final[tuple[Mutant, ...]] = (
             '        if tp not in decisions:\n            raise AdvanceMismatch(\n                "tx.write',
             '        if tp is None:\n            raise AdvanceMismatch(\n                "tx.write',
         ),
+        (_TX, "        if decisions[tp].is_stored:\n", "        if tp in decisions and decisions[tp].is_stored:\n"),
         tests=(f"{_MEMORY}test_metadata_is_written_only_to_what_is_locked",),
         why="A note would change under another transaction.",
     ),

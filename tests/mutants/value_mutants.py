@@ -36,8 +36,8 @@ ERRORS: Final[tuple[Mutant, ...]] = (
     mutant(
         "strip-what-a-function-raised",
         (_REFUSALS, "    if (diagnostic.source_file or", "    if False and (diagnostic.source_file or"),
-        tests=(_KEEPS_ITS_STATE,),
-        why="A trigger that asks for a repetition may quote the row in its message.",
+        tests=(f"{_ERRORS}test_what_a_trigger_says_is_not_in_the_error_that_a_user_raises_from_its",),
+        why="A trigger may quote the row in its message.",
     ),
     mutant(
         "strip-the-state-away",

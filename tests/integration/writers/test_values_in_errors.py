@@ -96,6 +96,14 @@ def test_the_same_state_raised_by_a_trigger_is_the_rows_and_shows_no_value(
     assert (error.sqlstate, error.row) == (state, 2)
 
 
+@pytest.mark.behaviour("DLQ-15")
+def test_a_connection_is_not_lost_because_a_trigger_says_so(people: Database) -> None:
+    on_insert(people, "RAISE EXCEPTION 'gone' USING ERRCODE = '08006';")
+    with people.engine.connect() as connection, pytest.raises(DBAPIError) as caught:
+        connection.exec_driver_sql(f"INSERT INTO people (id, name) VALUES (1, '{CANARY}')")
+    assert not ours.is_connection_lost(caught.value)
+
+
 def test_a_statement_that_is_cancelled_in_mid_copy_says_why(people: Database) -> None:
     on_insert(people, "PERFORM pg_sleep(30);")
     error = refused(people, Append("people"), IN_TEXT, "SET LOCAL statement_timeout = '200ms'")
@@ -214,6 +222,21 @@ def test_a_user_s_own_error_stays_and_what_it_was_raised_from_is_stripped(plain:
     assert str(error) == "of the user's own"
     assert isinstance(error.__cause__, IntegrityError)
     assert ours.driver_error(error.__cause__).diag.constraint_name == "people_pkey"  # type: ignore[union-attr] - it is psycopg's
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_what_a_trigger_says_is_not_in_the_error_that_a_user_raises_from_its(people: Database) -> None:
+    on_insert(people, "RAISE EXCEPTION 'no, %', NEW.name;")
+
+    def by_hand(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        try:
+            insert(work, batches)
+        except DBAPIError as error:
+            raise LookupError("of the user's own") from error
+
+    error = refused(people, Execute(by_hand), NAMED)
+    assert isinstance(error, LookupError)
+    assert "raised by a function or trigger" in str(error.__cause__)
 
 
 def test_a_group_of_errors_is_one_of_stripped_errors(people: Database) -> None:
