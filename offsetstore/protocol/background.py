@@ -64,7 +64,7 @@ class Background:
         if not is_own(self._pid):
             return True
         self._stopping.set()
-        if not self.is_current:
+        if not self.is_current and self._thread.ident is not None:  # else it has not begun, and will end at once
             self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -43,6 +43,8 @@ _OUTAGES: Final = frozenset(
         "java.nio.channels.ClosedByInterruptException",
         "java.sql.SQLRecoverableException",
         "java.sql.SQLTransientException",
+        "org.apache.kafka.common.KafkaException",
+        "org.apache.spark.sql.kafka010.KafkaIllegalStateException",
     }
 )
 """With their subclasses; also each class that `is_outage` knows by its name, like those of timeouts."""

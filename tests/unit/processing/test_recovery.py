@@ -391,7 +391,7 @@ def test_an_error_that_ends_the_batch_tells_a_functions_class_and_place_and_none
         try:
             parse(value)
         except ValueError as error:
-            why.__cause__ = error
+            why.__cause__, why.traceback = error, "".join(traceback.format_exception(error))
             raise
     monkeypatch.setattr(job, "_failing", lambda: dict.fromkeys(rows(*failing), why))
 

@@ -232,7 +232,6 @@ STATEFUL = MicroBatch(UNUSED, 0, UNUSED, {P0: OffsetRange(10, 20)})
     [
         Thrown("java.io.FileNotFoundException", "java.io.IOException"),
         Thrown(SPARK, condition="CANNOT_LOAD_STATE_STORE.UNCATEGORIZED", state="58030"),
-        Thrown("org.apache.spark.sql.kafka010.KafkaIllegalStateException", condition="KAFKA_DATA_LOSS.PARTITIONS"),
         Thrown(SPARK, text="Job aborted due to stage failure: ExecutorLostFailure"),
         Thrown(SPARK, text="Task 0 failed", cause=Thrown("java.io.IOException", text="No space left on device")),
     ],
@@ -350,6 +349,10 @@ def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(
         Thrown("java.net.SocketTimeoutException", "java.io.InterruptedIOException"),
         Thrown("java.net.ConnectException", "java.net.SocketException", "java.io.IOException"),
         Thrown("org.apache.kafka.common.errors.TimeoutException"),
+        Thrown(
+            f"{KAFKA}.TopicAuthorizationException", f"{KAFKA}.ApiException", "org.apache.kafka.common.KafkaException"
+        ),
+        Thrown("org.apache.spark.sql.kafka010.KafkaIllegalStateException", condition="KAFKA_DATA_LOSS.PARTITIONS"),
         Thrown("java.lang.OutOfMemoryError", "java.lang.VirtualMachineError", "java.lang.Error"),
         Thrown("java.lang.NoClassDefFoundError", "java.lang.LinkageError", "java.lang.Error"),
         Thrown(SPARK, condition="FAILED_EXECUTE_UDF", cause=Thrown("java.net.UnknownHostException")),
