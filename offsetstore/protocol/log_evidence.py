@@ -28,8 +28,8 @@ class LogLook:
     :param short: logs that end below the stored offset, in words.
     :param truncated: logs that have lost the epoch of the pair, in words.
     :param checked: the pairs of the others that were checked, each with the leader epoch of this look.
-    :param doubtful: logs of ``short`` that may never have held the offset: the row is pinned, so a reset may have set
-        it, and no pair shows that records above the log's end were there.
+    :param doubtful: the ends of those logs of ``short`` that may never have held the offset: the row is pinned, so a
+        reset may have set it, and no pair shows that records above the log's end were there.
     :param untold: why those could not be asked about whose leader epoch has changed.
     """
 
@@ -38,7 +38,7 @@ class LogLook:
     checked: Mapping[TopicPartition, tuple[EpochPair, int]] = field(
         default_factory=dict[TopicPartition, tuple[EpochPair, int]]
     )
-    doubtful: frozenset[TopicPartition] = frozenset()
+    doubtful: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
     untold: Mapping[TopicPartition, BrokerError] = field(default_factory=dict[TopicPartition, BrokerError])
 
     @property
@@ -93,7 +93,7 @@ def look(
     :param find: as `BrokerOffsets.find_truncated`; ``None`` if the broker can't tell.
     """
     short: dict[TopicPartition, str] = {}
-    doubtful: set[TopicPartition] = set()
+    doubtful: dict[TopicPartition, int] = {}
     truncated: dict[TopicPartition, str] = {}
     changed: dict[TopicPartition, tuple[EpochPair, int]] = {}
     untold: dict[TopicPartition, BrokerError] = {}
@@ -102,7 +102,7 @@ def look(
         if log.high is not None and log.high < row.next_offset:
             short[tp] = f"the log ended at {log.high}, below the stored offset {row.next_offset}"
             if row.pinned and (row.pair is None or row.pair.offset <= log.high):
-                doubtful.add(tp)
+                doubtful[tp] = log.high
         elif epoch is None or row.pair is None or epoch == row.pair.leader_epoch:
             continue
         elif epoch < row.pair.leader_epoch:
@@ -123,7 +123,7 @@ def look(
                 f"the log parts {where} the stored offset {pair.offset}: it was truncated there after leader epoch "
                 f"{pair.leader_epoch}, and has epoch {epoch} now"
             )
-    return LogLook(short, truncated, changed if find is not None else {}, frozenset(doubtful), untold)
+    return LogLook(short, truncated, changed if find is not None else {}, doubtful, untold)
 
 
 def log_truncated(tp: TopicPartition, found: Suspect) -> LogTruncated:

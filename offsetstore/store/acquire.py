@@ -42,7 +42,7 @@ from offsetstore.store.run_record import new_run
 from offsetstore.store.sessions import fencing, read, read_offsets, repeat, transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from offsetstore.offsets import BrokerView, StoredOffset
     from offsetstore.protocol.database import Database, GroupRow, Session
@@ -124,7 +124,7 @@ class _Evidence:
         self._latest: Mapping[TopicPartition, str] = {}
         self._has_looked = False
         self.token: Token | None = None
-        self.doubtful: Collection[TopicPartition] = ()
+        self.doubtful: Mapping[TopicPartition, int] = {}
         self.unlocked = LogLook()
 
     def begin(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from offsetstore.protocol.database import HistoryEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from offsetstore.offsets import Token, TopicPartition
     from offsetstore.protocol.database import LockedRow, Session
@@ -20,15 +20,19 @@ def write_evidence(
     found: Mapping[TopicPartition, str],
     *,
     actor: str,
-    doubtful: Collection[TopicPartition] = (),
+    doubtful: Mapping[TopicPartition, int] | None = None,
 ) -> None:
     """Write evidence of loss to rows that still have the token and have none yet, with history.
 
-    :param doubtful: as `LogLook.doubtful`; it is no evidence if the offset is still the one that a reset has set.
+    :param doubtful: as `LogLook.doubtful`; it is no evidence if the offset is still the one that a reset has set, from
+        an offset that the log still holds.
     """
     rows = session.lock_partitions(group, found)
+    ends = doubtful or {}
     sure = {
-        tp: found[tp] for tp, row in rows.items() if tp not in doubtful or not _is_as_reset(session, group, tp, row)
+        tp: found[tp]
+        for tp, row in rows.items()
+        if tp not in ends or not _is_as_reset(session, group, tp, row, ends[tp])
     }
     written = session.write_suspects(group, token, sure)
     session.append_history(
@@ -40,6 +44,6 @@ def write_evidence(
     )
 
 
-def _is_as_reset(session: Session, group: str, tp: TopicPartition, row: LockedRow) -> bool:
+def _is_as_reset(session: Session, group: str, tp: TopicPartition, row: LockedRow, end: int) -> bool:
     last = session.history(group, events=["reset"], topic_partition=tp, limit=1)
-    return bool(last) and last[0].to_offset == row.next_offset
+    return bool(last) and last[0].to_offset == row.next_offset and (last[0].from_offset or 0) <= end

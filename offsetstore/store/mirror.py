@@ -150,7 +150,7 @@ class Mirror:
         if self._is_due:
             self._copy_at = now + self._pause
         # However seldom it copies, it looks at the logs; for that alone never more often than it copies by default.
-        return max(0.0, min(self._copy_at - now, max(LOOK_SECONDS, INTERVAL)))
+        return max(0.0, min(self._copy_at - now, max(self._look_at - now, INTERVAL)))
 
     def _turn(self) -> bool:
         """Return whether there is more to do."""

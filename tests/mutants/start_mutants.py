@@ -376,6 +376,12 @@ START: Final[tuple[Mutant, ...]] = (
         why="What the log loses between a reset and the next start would be noticed by nobody, once it has regrown.",
     ),
     mutant(
+        "evidence-before-a-reset",
+        ("offsetstore/store/evidence.py", " and (last[0].from_offset or 0) <= end", ""),
+        tests=(f"{_LOGS}test_what_was_read_before_a_reset_is_evidence_also_where_no_pair_shows_it",),
+        why="The command that skips a record would hide that the log had lost what was read before.",
+    ),
+    mutant(
         "evidence-above-a-reset",
         ("offsetstore/store/evidence.py", "tp not in doubtful or not _is_as_reset(", "not _is_as_reset("),
         tests=(f"{_LOGS}test_a_log_that_ends_below_what_was_read_is_evidence_wherever_a_reset_went_since",),
@@ -448,7 +454,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "looks-of-a-mirror-that-seldom-copies",
-        (_MIRROR, "min(self._copy_at - now, max(LOOK_SECONDS, INTERVAL))", "self._copy_at - now"),
+        (_MIRROR, "min(self._copy_at - now, max(self._look_at - now, INTERVAL))", "self._copy_at - now"),
         tests=(f"{_LOGS}test_a_mirror_that_seldom_copies_looks_at_the_logs_as_often_as_any_other",),
         why="With a long mirror_every a job would go on for as long in a log that was truncated and has regrown.",
     ),

@@ -177,6 +177,49 @@ class LogContract(ContractParts):
             store.claim(GROUP, broker)
 
     @pytest.mark.behaviour("START-25")
+    @pytest.mark.parametrize("to", [90, 100, 101])
+    def test_what_was_read_before_a_reset_is_evidence_also_where_no_pair_shows_it(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, to: int
+    ) -> None:
+        with store.claim(GROUP, broker, mirror_every=None) as claim:
+            give(claim, {P0: OffsetRange(0, 100)})
+        store.reset(GROUP, {P0: to}, reason=REASON)
+        broker.set_log(P0, 0, 50)
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+        broker.set_log(P0, 0, 300)
+        with pytest.raises(LogTruncated, match="the log ended at 50"):
+            store.claim(GROUP, broker)
+
+    @pytest.mark.behaviour("START-26")
+    def test_a_place_at_which_the_log_can_t_be_asked_about_is_left_by_two_resets(
+        self, store: OffsetStore, broker: StaticBroker, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        find = broker.find_truncated
+
+        def find_below(pairs: Mapping[TopicPartition, EpochPair]) -> Mapping[TopicPartition, int | BrokerError | None]:
+            late = {tp: BrokerUnavailable("no answer") for tp, pair in pairs.items() if pair.offset == 100}
+            return {**find(pairs), **late}
+
+        with store.claim(GROUP, broker, mirror_every=600) as claim:
+            give(claim, {P0: OffsetRange(0, 100)})
+        monkeypatch.setattr(broker, "find_truncated", find_below)
+        broker.change_leader(P0)
+        broker.set_log(P0, 0, 300)
+        for to in (100, 150):
+            store.reset(GROUP, {P0: to}, reason=REASON, broker=broker)
+            with pytest.raises(BrokerUnavailable, match="no answer"):
+                store.claim(GROUP, broker)
+
+        store.pause(GROUP, reason=REASON)
+        store.reset(GROUP, {P0: 99}, reason=REASON)
+        store.claim(GROUP, broker).close()
+        store.reset(GROUP, {P0: 150}, reason=REASON)
+        store.resume(GROUP, reason=REASON)
+        with store.claim(GROUP, broker) as claim:
+            give(claim, {P0: OffsetRange(150, 160)})
+
+    @pytest.mark.behaviour("START-25")
     def test_an_offset_beyond_the_last_stable_one_is_refused_and_not_recorded(
         self, store: OffsetStore, broker: StaticBroker, stopped: Claim
     ) -> None:
