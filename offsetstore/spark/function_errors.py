@@ -52,6 +52,10 @@ _OUTAGES: Final = frozenset(
 _OUT_OF_RANGE: Final = frozenset({"java.lang.ArithmeticException", "java.time.DateTimeException"})
 """What a timestamp raises that Spark can't convert."""
 
+_OF_A_RECORD: Final = "org.apache.kafka.common.errors.SerializationException"
+"""The one of Kafka's errors that a record causes: where a function of the JVM calls a deserializer."""
+_MALFORMED: Final = "KAFKA_MALFORMED_RECORD_TIMESTAMP"
+
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _CLASS: Final = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?::.*)?")
 _DEEPEST: Final = 32
@@ -86,7 +90,9 @@ class Cause:
         if self.traceback is not None:
             return is_outage(raised(self.traceback) or "")
         simple = (name.rpartition(".")[2] for name in self.classes)
-        return self.condition == _CANCELLED or not _OUTAGES.isdisjoint(self.classes) or any(map(is_outage, simple))
+        if self.condition == _CANCELLED or any(map(is_outage, simple)):
+            return True
+        return not _OUTAGES.isdisjoint(self.classes) and _OF_A_RECORD not in self.classes
 
 
 def may_be_of_records(error: Exception) -> bool:
@@ -131,8 +137,14 @@ def is_of_function(failed: FunctionFailed) -> bool:
 
 
 def is_out_of_range(error: BaseException) -> bool:
-    """Whether a number or a time was out of range: of reading records, all that a record can cause."""
+    """Whether a number or a time was out of range: of reading records, all that a record can cause.
+
+    What an expression or a function meets has an error class of Spark's somewhere in the chain.
+    """
     found = causes(error)
+    conditions = {one.condition for one in found}
+    if conditions - {None}:
+        return _MALFORMED in conditions
     return bool(found) and not _OUT_OF_RANGE.isdisjoint(found[-1].classes)
 
 

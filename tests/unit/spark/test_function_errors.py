@@ -362,6 +362,20 @@ def test_an_outage_of_java_is_told_by_its_class(thrown: Thrown) -> None:
     assert function_failed(awaited(thrown)) is None
 
 
+@pytest.mark.behaviour("DLQ-15")
+def test_what_a_deserializer_of_kafkas_refuses_may_be_a_record_s() -> None:
+    refused = Thrown(
+        f"{KAFKA}.SerializationException", "org.apache.kafka.common.KafkaException", text="Unknown magic byte!"
+    )
+    assert function_failed(awaited(Thrown(SPARK, condition="FAILED_EXECUTE_UDF", cause=refused)))
+    registry_down = Thrown(
+        f"{KAFKA}.SerializationException",
+        "org.apache.kafka.common.KafkaException",
+        cause=Thrown("java.net.ConnectException", "java.net.SocketException", "java.io.IOException"),
+    )
+    assert function_failed(awaited(registry_down)) is None
+
+
 class Unreadable:
     """The frame of a batch that Spark can't read."""
 
@@ -396,7 +410,8 @@ def name_record(frame: Unreadable, failed: FunctionFailed) -> RowsRefused:
     "thrown",
     [
         Thrown("java.lang.ArithmeticException", text="long overflow"),
-        Thrown("org.apache.spark.SparkDateTimeException", "java.time.DateTimeException", condition="X", state="22008"),
+        Thrown("java.time.DateTimeException"),
+        Thrown("org.apache.spark.SparkException", condition="KAFKA_MALFORMED_RECORD_TIMESTAMP", state="22008"),
         Thrown(SPARK, text="Job aborted", cause=Thrown("java.lang.ArithmeticException")),
     ],
 )
@@ -419,6 +434,13 @@ def test_a_record_whose_timestamp_is_out_of_range_is_named_with_the_command_that
         Thrown("java.io.IOException", cause=Thrown("java.nio.file.FileSystemException")),
         Thrown("java.lang.ArithmeticException", cause=Thrown(f"{KAFKA}.TopicAuthorizationException")),
         Thrown("java.net.SocketException"),
+        Thrown(
+            "org.apache.spark.SparkArithmeticException", "java.lang.ArithmeticException", condition="DIVIDE_BY_ZERO"
+        ),
+        Thrown(
+            "org.apache.spark.SparkDateTimeException", "java.time.DateTimeException", condition="CAST_INVALID_INPUT"
+        ),
+        Thrown(SPARK, condition="FAILED_EXECUTE_UDF", cause=Thrown("java.lang.ArithmeticException", text="/ by zero")),
     ],
 )
 def test_where_the_source_fails_for_a_reason_that_is_in_no_record_its_error_passes(thrown: Thrown) -> None:
