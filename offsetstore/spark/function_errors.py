@@ -92,7 +92,8 @@ class Cause:
         simple = (name.rpartition(".")[2] for name in self.classes)
         if self.condition == _CANCELLED or any(map(is_outage, simple)):
             return True
-        return not _OUTAGES.isdisjoint(self.classes) and _OF_A_RECORD not in self.classes
+        is_of_record = self.condition == _MALFORMED or _OF_A_RECORD in self.classes
+        return not _OUTAGES.isdisjoint(self.classes) and not is_of_record
 
 
 def may_be_of_records(error: Exception) -> bool:

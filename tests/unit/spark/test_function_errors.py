@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 KAFKA = "org.apache.kafka.common.errors"
 SPARK = "org.apache.spark.SparkException"
+MALFORMED = "KAFKA_MALFORMED_RECORD_TIMESTAMP"
 LIMIT = "Job aborted due to stage failure: Total size of serialized results of 1 tasks (9.9 KiB) is bigger than "
 HEADER = "Traceback (most recent call last):"
 FRAMES = f"""{HEADER}
@@ -411,11 +412,12 @@ def name_record(frame: Unreadable, failed: FunctionFailed) -> RowsRefused:
     [
         Thrown("java.lang.ArithmeticException", text="long overflow"),
         Thrown("java.time.DateTimeException"),
-        Thrown("org.apache.spark.SparkException", condition="KAFKA_MALFORMED_RECORD_TIMESTAMP", state="22008"),
+        Thrown("org.apache.spark.sql.kafka010.KafkaIllegalStateException", condition=MALFORMED, state="22008"),
         Thrown(SPARK, text="Job aborted", cause=Thrown("java.lang.ArithmeticException")),
     ],
 )
 def test_a_record_whose_timestamp_is_out_of_range_is_named_with_the_command_that_skips_it(thrown: Thrown) -> None:
+    assert function_failed(awaited(thrown)) is not None
     named = name_record(Unreadable(thrown), FunctionFailed("Spark can't compute a row"))
     assert named.offsets == OffsetRange(7, 8)
     assert "--from-offset 7 --to-offset 8" in str(named)
