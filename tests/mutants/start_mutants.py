@@ -383,7 +383,11 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "evidence-above-a-reset",
-        ("offsetstore/store/evidence.py", "tp not in ends or not _is_as_reset(", "not _is_as_reset("),
+        (
+            "offsetstore/store/evidence.py",
+            "tp not in ends or not _is_as_reset(session, group, tp, row, ends[tp])",
+            "not _is_as_reset(session, group, tp, row, row.next_offset)",
+        ),
         tests=(f"{_LOGS}test_a_log_that_ends_below_what_was_read_is_evidence_wherever_a_reset_went_since",),
         why="A reset would hide that the log had lost what was read before it.",
     ),
