@@ -16,7 +16,7 @@ from offsetstore.text import counted, short, visible
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offsetstore.protocol.database import ListedGroup
+    from offsetstore.protocol.database import GroupRow, ListedGroup
     from offsetstore.store.names import DeletedGroup, NewName
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
@@ -133,7 +133,7 @@ def copy_group(
     with options.open_store(url, schema) as store:
         show_done(
             lambda: store.copy_group(group, new, reason=reason, dry_run=not execute, if_plan=if_plan),
-            lambda done: _print(done, format_, "copied", needs_force=False),
+            lambda done: _print(done, format_, "copied"),
         )
 
 
@@ -185,9 +185,7 @@ def rename_group(
                 dry_run=not execute,
                 if_plan=if_plan,
             ),
-            lambda done: _print(
-                done, format_, "renamed", needs_force=not force and done.owner is not None and done.owner.is_live
-            ),
+            lambda done: _print(done, format_, "renamed", force=force),
         )
 
 
@@ -245,7 +243,7 @@ def delete_group(
 
     def show(done: DeletedGroup) -> None:
         if format_ != "json":
-            _print_deleted(done, needs_force=done.owner.is_live and not force)
+            _print_deleted(done, force=force)
             return
         print_json(
             {
@@ -277,7 +275,7 @@ def delete_group(
         )
 
 
-def _print_deleted(done: DeletedGroup, *, needs_force: bool) -> None:
+def _print_deleted(done: DeletedGroup, *, force: bool) -> None:
     print_table((Column("partition"), Column("stored", number=True)), [*done.offsets.items()])
     letters = done.open_letters + done.settled_letters
     and_letters = f" and {counted(letters, 'dead letter')} ({done.open_letters} open)" if letters else ""
@@ -293,13 +291,10 @@ def _print_deleted(done: DeletedGroup, *, needs_force: bool) -> None:
     if done.executed:
         print_lines("A job that starts under this name reads the topics anew, and writes the results again.")
         return
-    if done.owner.is_live:
-        print_lines(f"A job is live: {done.owner.in_words()}. It must be stopped first, or --force fences it.")
-    print_lines(f"Nothing was deleted.{'' if needs_force else ' Add --execute to do it.'}")
-    print_digest(done.digest, force=needs_force)
+    _print_only_planned("deleted", done.owner, done.digest, force=force)
 
 
-def _print(done: NewName, format_: str, word: str, *, needs_force: bool) -> None:
+def _print(done: NewName, format_: str, word: str, *, force: bool = False) -> None:
     if format_ == "json":
         print_json(
             {
@@ -317,10 +312,20 @@ def _print(done: NewName, format_: str, word: str, *, needs_force: bool) -> None
         print_lines(f"{what} were {word} from {done.group} to {done.new}.")
         return
     print_lines(f"{what} would be {word} from {done.group} to {done.new}.")
-    if word == "renamed" and done.owner is not None and done.owner.is_live:
-        print_lines(f"A job is live: {done.owner.in_words()}. It must be stopped first, or --force fences it.")
-    print_lines(f"Nothing was written.{'' if needs_force else ' Add --execute to do it.'}")
-    print_digest(done.digest, force=needs_force)
+    _print_only_planned("written", done.owner if word == "renamed" else None, done.digest, force=force)
+
+
+def _print_only_planned(word: str, fenced: GroupRow | None, digest: str, *, force: bool) -> None:
+    """Say how to do what was planned.
+
+    :param fenced: the owner that the decision takes the group from, ``None`` if it takes it from nobody.
+    """
+    needs_force = False
+    if fenced is not None and fenced.is_live:
+        print_lines(f"A job is live: {fenced.in_words()}. It must be stopped first, or --force fences it.")
+        needs_force = not force
+    print_lines(f"Nothing was {word}.{'' if needs_force else ' Add --execute to do it.'}")
+    print_digest(digest, force=needs_force)
 
 
 def _offsets(done: NewName | DeletedGroup) -> list[dict[str, object]]:

@@ -4,8 +4,8 @@ It locks the letters' partitions, writes the rows, marks the letters, and advanc
 partitions show its transaction if the answer to COMMIT is lost. Only letters below the stored offset are replayed: the
 records of others are read by the job itself. A letter waits for all open letters of its key before it.
 
-A request never ends the job: what can't be written is dead again, with its new error. If the table no
-longer fits, all of them stay requested.
+A request never ends the job: what can't be written is dead again, with its new error. If the table no longer fits, all
+of them stay requested.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ class StoreOverview:
 class NewOffset:
     """The new state of a partition, set by a claim or a reset; if ``pinned``, the row also keeps the token's epoch.
 
-    A decision clears ``contested``; a claim without a decision leaves it as it was. Whatever keeps
-    the offset carries ``pair`` and ``suspect``. A reset clears evidence, and keeps the pair where there is none, see
+    A decision clears ``contested``; a claim without a decision leaves it as it was. Whatever keeps the offset carries
+    ``pair`` and ``suspect``. A reset clears evidence, and keeps the pair where there is none, see
     `offsetstore.store.admin.decided_offset`.
     """
 

@@ -245,7 +245,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
             ("replay", "dead_letters", "forced=force, limit=limit, dry_run=not execute, if_plan=if_plan"),
             ("discard", "dead_letters", "erase=erase, limit=limit, dry_run=not execute, if_plan=if_plan"),
             ("copy", "groups", "store.copy_group(group, new, reason=reason, dry_run=not execute, if_plan=if_plan)"),
-            ("rename", "groups", f"if_plan=if_plan,\n{_THEN}lambda done: _print(\n"),
+            ("rename", "groups", f'if_plan=if_plan,\n{_THEN}lambda done: _print(done, format_, "renamed"'),
             ("delete", "groups", f"if_plan=if_plan,\n{_THEN}show,\n"),
         )
     ),

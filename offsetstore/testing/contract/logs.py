@@ -157,24 +157,14 @@ class LogContract(ContractParts):
         self, store: OffsetStore, broker: StaticBroker, stopped: Claim
     ) -> None:
         store.reset(GROUP, {P0: 90}, reason=REASON, broker=broker)
-        broker.set_log(P0, 0, 60)
-        with pytest.raises(OffsetOutOfRange):
-            store.claim(GROUP, broker)
-        broker.set_log(P0, 0, 200)
-        with pytest.raises(LogTruncated, match="the log ended at 60, below the stored offset 90"):
-            store.claim(GROUP, broker)
+        _expect_remembered(store, broker, end=60, stored=90)
 
     @pytest.mark.behaviour("START-25")
     def test_a_log_that_ends_below_what_was_read_is_evidence_wherever_a_reset_went_since(
         self, store: OffsetStore, broker: StaticBroker, stopped: Claim
     ) -> None:
         store.reset(GROUP, {P0: 41}, reason=REASON)
-        broker.set_log(P0, 0, 35)
-        with pytest.raises(OffsetOutOfRange):
-            store.claim(GROUP, broker)
-        broker.set_log(P0, 0, 200)
-        with pytest.raises(LogTruncated, match="the log ended at 35"):
-            store.claim(GROUP, broker)
+        _expect_remembered(store, broker, end=35, stored=41)
 
     @pytest.mark.behaviour("START-25")
     @pytest.mark.parametrize("to", [90, 100, 101])
@@ -184,12 +174,7 @@ class LogContract(ContractParts):
         with store.claim(GROUP, broker, mirror_every=None) as claim:
             give(claim, {P0: OffsetRange(0, 100)})
         store.reset(GROUP, {P0: to}, reason=REASON)
-        broker.set_log(P0, 0, 50)
-        with pytest.raises(OffsetOutOfRange):
-            store.claim(GROUP, broker)
-        broker.set_log(P0, 0, 300)
-        with pytest.raises(LogTruncated, match="the log ended at 50"):
-            store.claim(GROUP, broker)
+        _expect_remembered(store, broker, end=50, stored=to)
 
     @pytest.mark.behaviour("START-26")
     def test_a_place_at_which_the_log_can_t_be_asked_about_is_left_by_two_resets(
@@ -673,6 +658,16 @@ class LogContract(ContractParts):
         assert {tp: row.pair for tp, row in store.offsets(GROUP).items()} == {
             P0: EpochPair(40, 0), P1: EpochPair(30, 0), P2: EpochPair(0, 0),
         }  # fmt: skip
+
+
+def _expect_remembered(store: OffsetStore, broker: StaticBroker, *, end: int, stored: int) -> None:
+    """Expect that a start is refused, and so is the next one, although the log has grown."""
+    broker.set_log(P0, 0, end)
+    with pytest.raises(OffsetOutOfRange):
+        store.claim(GROUP, broker)
+    broker.set_log(P0, 0, 300)
+    with pytest.raises(LogTruncated, match=f"the log ended at {end}, below the stored offset {stored}"):
+        store.claim(GROUP, broker)
 
 
 def _wait_until(is_so: Callable[[], bool]) -> None:
