@@ -100,14 +100,19 @@ def test_samples_are_read_by_the_key_however_many_there_are(
                 "windows": chosen.windows,
                 "span": chosen.span,
             }
-            assert set(scans(store, sql.SAMPLES, values)) == {"Index Scan"}
+            assert_by_the_key(store, sql.SAMPLES, values)
         found = store.samples(GROUPS[:50], span, points=60)
         assert {len(samples) for samples in found.values()} <= {chosen.windows, chosen.windows - 1}
     for statement in (sql.LOCK_SAMPLES, sql.RENAME_SAMPLES):
-        found_scans = scans(store, statement, {"group": GROUPS[7], "new": "new"})
-        assert found_scans
-        assert "Seq Scan" not in found_scans
+        assert_by_the_key(store, statement, {"group": GROUPS[7], "new": "new"})
     assert [len(found) for found in store.samples(GROUPS[:1], RINGS[-1].span).values()] in ([1487], [1488])
+
+
+def assert_by_the_key(store: OffsetStore, statement: str, values: dict[str, object]) -> None:
+    """Before the table's first ANALYZE the planner may take the key's index through a bitmap as well."""
+    found = scans(store, statement, values)
+    assert found
+    assert set(found) <= {"Index Scan", "Bitmap Heap Scan"}
 
 
 def scans(store: OffsetStore, statement: str, values: dict[str, object]) -> list[str]:
