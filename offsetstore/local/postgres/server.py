@@ -13,6 +13,8 @@ import subprocess
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 from urllib.parse import quote
 
+import psycopg
+
 from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.local.free_ports import LOOPBACK, free_port, is_free
 from offsetstore.local.logs import tail
@@ -20,6 +22,7 @@ from offsetstore.local.postgres.account import temporary_directory, unprivileged
 from offsetstore.local.postgres.binaries import PostgresBinaries, find_binaries
 from offsetstore.local.processes import is_process_of
 from offsetstore.local.watchdog import Watchdog
+from offsetstore.postgres.errors import DATABASE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -218,18 +221,21 @@ class PostgresServer:
         self.sql(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
 
     def sql(self, statement: str, *, database: str = "postgres") -> str:
-        """Run one statement as the superuser and return what it prints, unaligned and without headings.
+        """Run one statement as the superuser and return its rows, a line each.
 
         :raises StoreUnavailable: with PostgreSQL's own message.
         """
-        done = self._run("psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.database_url(database), "-c", statement)
-        if done.returncode:
+        try:
+            with psycopg.connect(self.database_url(database), autocommit=True) as connection:
+                cursor = connection.execute(statement.encode())
+                rows = cursor.fetchall() if cursor.description else []
+        except DATABASE_ERRORS as error:
             raise StoreUnavailable(
                 "PostgreSQL refused a statement of the local stack",
-                found=done.stderr.strip(),
+                found=str(error).strip(),
                 next_step=f"See {self.log}.",
-            )
-        return done.stdout.strip()
+            ) from error
+        return "\n".join("|".join(map(str, row)) for row in rows)
 
     # -- inside
 
