@@ -24,6 +24,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours", "tests.programs"]
 
 
+# What takes longest: begun first, so that no worker is left alone with it at the end of a run.
+LONG = tuple(
+    f"tests/{place}"
+    for place in ("integration/demo", "integration/examples", "faults/chaos", "docs/test_readme", "integration/spark")
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: next((n for n, place in enumerate(LONG) if item.nodeid.startswith(place)), len(LONG)))
+
+
 @pytest.fixture(autouse=True)
 def no_failpoint_outlives_its_test() -> Iterator[None]:
     """Disarm what a test left armed, and fail it: a later test would hang there, far from the cause."""
