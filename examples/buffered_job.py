@@ -1,7 +1,7 @@
 """Fewer transactions: batches come each second, and are written together, once a minute or at 50,000 rows (`Flush`).
 
-What waits in memory is written at a clean stop, too: SIGTERM ends the query, and the end of the store's ``with`` block
-writes the rest. A job that is killed writes nothing of it; its next start reads those records again.
+What waits in memory is written at a clean stop, too: at SIGTERM `job.run` stops the query, and writes the rest. A job
+that is killed writes nothing of it; its next start reads those records again.
 
 Needs the table: ``CREATE TABLE payments (payer text, amount numeric(12, 2))``; and before the first run, in the deploy,
 ``offsetstore migrate``. Run it with::
@@ -15,11 +15,10 @@ or with ``python``, where Spark's own configuration names the packages. It runs 
 from __future__ import annotations
 
 import os
-import signal
-import threading
 
 from pyspark.sql import DataFrame, SparkSession
 
+import offsetstore.spark
 from offsetstore import Append, Broker, Flush, OffsetStore, TransactionalSink
 
 KAFKA = {
@@ -34,18 +33,8 @@ def parse(batch: DataFrame) -> DataFrame:
     return batch.selectExpr("CAST(key AS STRING) AS payer", "CAST(CAST(value AS STRING) AS DECIMAL(12, 2)) AS amount")
 
 
-stopping = threading.Event()
-
-
-def stop(*_: object) -> None:
-    """Have the loop below end the query: a handler must not call Spark itself."""
-    stopping.set()
-
-
-signal.signal(signal.SIGTERM, stop)
-
 spark = SparkSession.builder.appName("buffered").getOrCreate()
-with OffsetStore.connect() as store:
+with offsetstore.spark.job() as job, OffsetStore.connect() as store:
     claim = store.claim("buffered", Broker.from_spark(KAFKA))
     sink = TransactionalSink(claim, parse, into=Append("payments"), flush=Flush(rows=50_000, seconds=60))
     query = (
@@ -58,6 +47,4 @@ with OffsetStore.connect() as store:
         .trigger(processingTime="1 second")
         .start()
     )
-    while not (stopping.is_set() or query.awaitTermination(1)):
-        pass
-    query.stop()
+    job.run(query, sink)

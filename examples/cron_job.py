@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import count
 from pyspark.sql.functions import sum as sum_
 
+import offsetstore.spark
 from offsetstore import Broker, OffsetStore, TransactionalSink, Upsert
 
 KAFKA = {
@@ -38,7 +39,7 @@ def totals(batch: DataFrame) -> DataFrame:
 
 
 spark = SparkSession.builder.appName("totals").getOrCreate()
-with OffsetStore.connect() as store:
+with offsetstore.spark.job() as job, OffsetStore.connect() as store:
     claim = store.claim("totals", Broker.from_spark(KAFKA), takeover="refuse")
     sink = TransactionalSink(claim, totals, into=Upsert("totals", key=["payer"], add=["payments", "amount"]))
     query = (
@@ -51,4 +52,4 @@ with OffsetStore.connect() as store:
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    job.run(query, sink)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 
+import offsetstore.spark
 from offsetstore import Broker, Execute, OffsetStore, TransactionalSink, Work
 
 if TYPE_CHECKING:
@@ -60,16 +61,17 @@ def charge(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 spark = SparkSession.builder.appName("charges").getOrCreate()
-with OffsetStore.connect() as store:
+with offsetstore.spark.job() as job, OffsetStore.connect() as store:
     claim = store.claim("charges", Broker.from_spark(KAFKA))
+    sink = TransactionalSink(claim, parse, into=Execute(charge))
     query = (
         spark.readStream.format("kafka")
         .options(**KAFKA)
         .option("startingOffsets", claim.starting_offsets)
         .load()
-        .writeStream.foreachBatch(TransactionalSink(claim, parse, into=Execute(charge)))
+        .writeStream.foreachBatch(sink)
         .option("checkpointLocation", claim.checkpoint(CHECKPOINTS))
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    job.run(query, sink)

@@ -1,6 +1,6 @@
 """The job of `existing_job.py`, made exactly-once: each batch's rows and its offsets in one database transaction.
 
-Three lines of the query differ, 1 to 3; a claim stands where the function that wrote to the database was.
+Three lines of the query differ, 1 to 3; a claim and a sink stand where the function that wrote to the database was.
 
 If the other one has run already, its offsets are in its checkpoint. Stop it, and hand them over, once and for all, by
 ``adopt_checkpoint=f"{CHECKPOINTS}/payments"`` in the claim (docs/adopting.md); or all payments come a second time.
@@ -19,6 +19,7 @@ import os
 
 from pyspark.sql import DataFrame, SparkSession
 
+import offsetstore.spark
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 
 KAFKA = {
@@ -34,16 +35,17 @@ def parse(batch: DataFrame) -> DataFrame:
     return batch.selectExpr("CAST(key AS STRING) AS payer", "CAST(CAST(value AS STRING) AS DECIMAL(12, 2)) AS amount")
 
 
-claim = OffsetStore.connect(DATABASE).claim("billing", Broker.from_spark(KAFKA))  # fences whoever ran before
-
 spark = SparkSession.builder.appName("billing").getOrCreate()
-query = (
-    spark.readStream.format("kafka")
-    .options(**KAFKA)
-    .option("startingOffsets", claim.starting_offsets)  # 1
-    .load()
-    .writeStream.foreachBatch(TransactionalSink(claim, parse, into=Append("payments")))  # 2
-    .option("checkpointLocation", claim.checkpoint(CHECKPOINTS))  # 3
-    .start()
-)
-query.awaitTermination()
+with offsetstore.spark.job() as job, OffsetStore.connect(DATABASE) as store:
+    claim = store.claim("billing", Broker.from_spark(KAFKA))  # fences whoever ran before
+    sink = TransactionalSink(claim, parse, into=Append("payments"))
+    query = (
+        spark.readStream.format("kafka")
+        .options(**KAFKA)
+        .option("startingOffsets", claim.starting_offsets)  # 1
+        .load()
+        .writeStream.foreachBatch(sink)  # 2
+        .option("checkpointLocation", claim.checkpoint(CHECKPOINTS))  # 3
+        .start()
+    )
+    job.run(query, sink)

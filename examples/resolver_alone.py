@@ -1,8 +1,8 @@
 """The resolver alone: where would a job start now, and why? It only reads; no job is disturbed.
 
 Spark's ``startingOffsets`` goes to standard output, the explanation, one line a partition, to standard error. Needs no
-Spark: ``pip install 'offsetstore[binary,kafka]'``. With OFFSETSTORE_URL the store has its say, without it the answer
-goes by what Kafka has committed for the group. Run it with::
+Spark: ``pip install '.[binary,kafka]'`` in the checkout. With OFFSETSTORE_URL the store has its say, without it the
+answer goes by what Kafka has committed for the group. Run it with::
 
     OFFSETSTORE_URL=postgresql://shop@localhost/shop python examples/resolver_alone.py billing payments
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 
+import offsetstore.spark
 from offsetstore import Broker, Execute, OffsetStore, TransactionalSink, Work
 
 if TYPE_CHECKING:
@@ -61,16 +62,17 @@ def settle(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 spark = SparkSession.builder.appName("days").getOrCreate()
-with OffsetStore.connect() as store:
+with offsetstore.spark.job() as job, OffsetStore.connect() as store:
     claim = store.claim("days", Broker.from_spark(KAFKA))
+    sink = TransactionalSink(claim, parse, into=Execute(settle))
     query = (
         spark.readStream.format("kafka")
         .options(**KAFKA)
         .option("startingOffsets", claim.starting_offsets)
         .load()
-        .writeStream.foreachBatch(TransactionalSink(claim, parse, into=Execute(settle)))
+        .writeStream.foreachBatch(sink)
         .option("checkpointLocation", claim.checkpoint(CHECKPOINTS))
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    job.run(query, sink)

@@ -1,8 +1,8 @@
 """The sink alone: where to start is Spark's business, by a checkpoint of your own; no Kafka client is needed.
 
-The claim is made without a broker, so ``pip install 'offsetstore[binary,spark]'`` is enough. A batch that Spark runs
-again after a crash is found in the database, and skipped. What you do without: the store doesn't choose the start, so
-don't lose the checkpoint; a start that lies beyond the stored offset is refused (`OffsetGap`), one below it is cropped.
+The claim is made without a broker, so ``pip install '.[binary,spark]'`` in the checkout is enough. A batch that Spark
+runs again after a crash is found in the database, and skipped. What you do without: the store doesn't choose the start,
+so don't lose the checkpoint; a start beyond the stored offset is refused (`OffsetGap`), one below it is cropped.
 
 Needs the table: ``CREATE TABLE payments (payer text, amount numeric(12, 2))``; and before the first run, in the deploy,
 ``offsetstore migrate``. Run it with::
@@ -19,6 +19,7 @@ import os
 
 from pyspark.sql import DataFrame, SparkSession
 
+import offsetstore.spark
 from offsetstore import Append, OffsetStore, TransactionalSink
 
 KAFKA = {
@@ -34,16 +35,17 @@ def parse(batch: DataFrame) -> DataFrame:
 
 
 spark = SparkSession.builder.appName("ledger").getOrCreate()
-with OffsetStore.connect() as store:
+with offsetstore.spark.job() as job, OffsetStore.connect() as store:
     claim = store.claim("ledger", topics=["payments"])
+    sink = TransactionalSink(claim, parse, into=Append("payments"))
     query = (
         spark.readStream.format("kafka")
         .options(**KAFKA)
         .option("startingOffsets", "earliest")
         .load()
-        .writeStream.foreachBatch(TransactionalSink(claim, parse, into=Append("payments")))
+        .writeStream.foreachBatch(sink)
         .option("checkpointLocation", f"{CHECKPOINTS}/ledger")
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    job.run(query, sink)

@@ -19,6 +19,7 @@ import os
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import window
 
+import offsetstore.spark
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 
 KAFKA = {
@@ -34,8 +35,10 @@ def rows(minutes: DataFrame) -> DataFrame:
 
 
 spark = SparkSession.builder.appName("traffic").getOrCreate()
-with OffsetStore.connect() as store:
+with offsetstore.spark.job() as job, OffsetStore.connect() as store:
     claim = store.claim("traffic", Broker.from_spark(KAFKA))
+    checkpoint = claim.checkpoint(CHECKPOINTS, keep=True)
+    sink = TransactionalSink(claim, rows, into=Append("traffic"))
     query = (
         spark.readStream.format("kafka")
         .options(**KAFKA)
@@ -44,10 +47,10 @@ with OffsetStore.connect() as store:
         .withWatermark("timestamp", "30 seconds")
         .groupBy(window("timestamp", "1 minute"), "topic")
         .count()
-        .writeStream.foreachBatch(TransactionalSink(claim, rows, into=Append("traffic")))
-        .option("checkpointLocation", claim.checkpoint(CHECKPOINTS, keep=True))
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", checkpoint)
         .outputMode("append")
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    job.run(query, sink)

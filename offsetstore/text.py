@@ -1,10 +1,15 @@
-"""How names, counts and times are written for people, and times by them, at a terminal and on a page."""
+"""How names, counts, times and errors are written for people, and times by them, at a terminal and on a page."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offsetstore.errors import OffsetStoreError
 
 NOTHING: Final = "-"
 
@@ -18,6 +23,51 @@ def visible(value: object) -> str:
     if value is None:
         return NOTHING
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
+
+
+ERROR_LINES: Final = 15
+_LINE: Final = 1_000  # characters
+
+
+def describe_error(error: OffsetStoreError) -> tuple[str, dict[str, str]]:
+    """What happened and where; and what was found, what was expected, and the next step, as far as the error has them.
+
+    They have no more than `ERROR_LINES` lines together: the middle of what is too long is left out.
+    """
+    what = error.what if error.topic_partition is None else f"{error.topic_partition}: {error.what}"
+    details = {"found": error.found, "expected": error.expected, "next step": error.next_step or None}
+    return shortened(
+        what if error.doing is None else f"{what}, {error.doing}",
+        {label: str(value) for label, value in details.items() if value is not None},
+    )
+
+
+def shortened(what: str, details: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Leave out the middle of what is too long, until there are no more than `ERROR_LINES` lines."""
+    blocks = {label: [_cut(line) for line in text.splitlines()] for label, text in {"": what, **details}.items()}
+    while sum(map(len, blocks.values())) > ERROR_LINES:
+        longest = max(blocks.values(), key=len)
+        middle = len(longest) // 2
+        longest[middle - 1 : middle + 1] = ["..."]
+    texts = {label: "\n".join(lines) for label, lines in blocks.items()}
+    return texts.pop(""), texts
+
+
+def error_text(what: str, details: Mapping[str, str]) -> str:
+    """Return what happened, and each detail on a line of its own."""
+    width = max((len(label) for label in details), default=0) + 1
+    lines = [f"Error: {indented(what, 7)}"]
+    lines += [f"  {label + ':':<{width}} {indented(text, width + 3)}" for label, text in details.items()]
+    return "\n".join(lines)
+
+
+def indented(text: str, by: int) -> str:
+    """Indent the lines of a text after the first, such as the end of a log."""
+    return f"\n{' ' * by}".join(visible(line) for line in text.splitlines())
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LINE else f"{line[:_LINE]}..."
 
 
 def counted(number: int, noun: str) -> str:

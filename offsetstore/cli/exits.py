@@ -10,6 +10,7 @@ from offsetstore import errors
 from offsetstore.cli.output import print_error
 from offsetstore.errors import ExitCode, exit_code
 from offsetstore.store import admin
+from offsetstore.text import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,10 +57,10 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     :param code: by default that of `exit_code`.
     :raises click.exceptions.Exit: click ends the process with this code.
     """
-    what = error.what if error.topic_partition is None else f"{error.topic_partition}: {error.what}"
-    step = _OPTIONS.get(error.next_step, error.next_step) or None
-    details = {"found": error.found, "expected": error.expected, "next step": step}
-    print_error(what, {label: str(value) for label, value in details.items() if value is not None})
+    what, details = describe_error(error)
+    if error.next_step in _OPTIONS:
+        details["next step"] = _OPTIONS[error.next_step]
+    print_error(what, details)
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
 import click
 
-from offsetstore.text import NOTHING, visible
+from offsetstore.text import NOTHING, error_text, indented, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,18 +122,10 @@ def _print_rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) 
 
 def print_error(what: str, details: Mapping[str, str]) -> None:
     """Print to stderr what happened, and each detail on a line of its own."""
-    width = max((len(label) for label in details), default=0) + 1
     if sys.stderr.isatty():
         _print_rich_error(what, details)
-        return
-    click.echo(f"Error: {_indented(what, 7)}", err=True)
-    for label, text in details.items():
-        click.echo(f"  {label + ':':<{width}} {_indented(text, width + 3)}", err=True)
-
-
-def _indented(text: str, by: int) -> str:
-    """Indent the lines of a text after the first, such as the end of a log."""
-    return f"\n{' ' * by}".join(visible(line) for line in text.splitlines())
+    else:
+        click.echo(error_text(what, details), err=True)
 
 
 def _print_rich_error(what: str, details: Mapping[str, str]) -> None:
@@ -142,13 +134,13 @@ def _print_rich_error(what: str, details: Mapping[str, str]) -> None:
 
     console = _console(sys.stderr)
     head = Table.grid(padding=(0, 1))
-    head.add_row(Text("Error:", style="bold red"), Text(_indented(what, 0)))
+    head.add_row(Text("Error:", style="bold red"), Text(indented(what, 0)))
     console.print(head)
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in details.items():
-        table.add_row(Text(f"  {label}:", style="bold"), Text(_indented(text, 0)))
+        table.add_row(Text(f"  {label}:", style="bold"), Text(indented(text, 0)))
     console.print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_log = logging.getLogger("offsetstore")  # `offsetstore.kafka` has librdkafka's own lines, and is silent by default
+
 # Shares of the time that a call has left: for the existing client, and for each new one but the last.
 _KEPT_SHARE: Final = 1 / 3
 _SHARES: Final = (1 / 2,)
@@ -49,6 +52,7 @@ class _Requests:
         self.lock = Lock()
         self.client: Client | None = None
         self._settings = settings
+        self._is_silent = False
 
     def ask(self, asking: Callable[[Client, Deadline], _T], deadline: Deadline) -> _T:
         """Ask with the existing client; if it gets no answer in a third of the time, try a new one, twice.
@@ -68,16 +72,24 @@ class _Requests:
             self.lock.release()
 
     def _ask_with(self, asking: Callable[[Client, Deadline], _T], deadline: Deadline) -> _T:
-        client = self.client = self.client or Client(self._settings.config)
+        client = self.client = self.client or Client(self._settings.config, self._tell_silence)
         try:
             client.forget()
-            return asking(client, deadline)
+            answer = asking(client, deadline)
         except Missing as missing:
             raise _missing(missing, client.all_topics(deadline)) from None
         except BrokerError:
             # It would go on trying in the background, and wrong passwords lock accounts; a new client starts afresh.
             self.drop()
             raise
+        self._is_silent = False
+        return answer
+
+    def _tell_silence(self, doing: str) -> None:
+        """Tell those who wait at a terminal; during an outage, once."""
+        if not self._is_silent:
+            self._is_silent = True
+            _log.warning("no answer from Kafka yet, still waiting while %s", doing)
 
     def drop(self) -> None:
         """Close the client. The caller has the lock."""
@@ -91,7 +103,7 @@ class Broker:
 
     The client is made by the first request, for this process: librdkafka's threads don't survive a fork, and a Broker
     that was used before a fork can't be used after it. Threads can share a Broker; they then wait for each other. It
-    can't be pickled, since its settings can hold a password.
+    can't be pickled, since its settings can hold a password. ``includes_headers`` says whether Spark's reader does.
     """
 
     def __init__(
@@ -108,6 +120,7 @@ class Broker:
         self._settings = ClientSettings(librdkafka_config)
         self._topics = None if topics is None else topic_names(topics)
         self._assigned: Mapping[str, frozenset[int]] = {}
+        self.includes_headers = False
         check_seconds("timeout", timeout, most=_MAX_TIMEOUT)
         self._timeout = timeout
         self._requests = _Requests(self._settings)
@@ -129,6 +142,7 @@ class Broker:
         reader = read_options(options)
         broker = cls(reader.settings, topics=reader.topics, timeout=timeout)
         broker._assigned = reader.partitions or {}
+        broker.includes_headers = reader.headers
         return broker
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import time
@@ -16,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, broker_error, no_answer
+from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, broker_error, describe, no_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -32,6 +33,7 @@ LOG.addHandler(logging.NullHandler())
 
 _OWN_SHARE: Final = 0.9  # of the time left: librdkafka then tells which part of a request was not answered
 _GLANCE: Final = 0.02  # seconds between two looks at the errors that librdkafka reports meanwhile
+PATIENCE: Final = 3.0  # seconds without an answer, after which people are told what is being waited for
 BACKOFF: Final = 0.1  # seconds before the same request is sent again
 MISSING_GRACE: Final = 1.0  # seconds that a new topic may take to become known to every broker
 _SHOWN: Final = frozenset({"security.protocol", "sasl.mechanism", "sasl.mechanisms"})
@@ -85,11 +87,14 @@ class Missing(Exception):
 class Client:
     """An `AdminClient`, for one process and for one thread at a time.
 
+    :param on_silence: told what has had no answer for `PATIENCE` seconds, once for each `forget`.
     :raises ConfigurationError: librdkafka refuses a setting. The message names the key, never a value.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], on_silence: Callable[[str], None] = lambda _: None) -> None:
         self.pid = os.getpid()
+        self._on_silence = on_silence
+        self._patient_until = math.inf
         self._reported: deque[KafkaError] = deque(maxlen=100)
         config: dict[str, Any] = {"logger": LOG, **settings, "error_cb": self._reported.append}
         try:
@@ -114,6 +119,7 @@ class Client:
         """Drop what was reported since the last request: it says nothing about the next one."""
         self._admin.poll(0)
         self._reported.clear()
+        self._patient_until = time.monotonic() + PATIENCE
 
     def answers(self, requests: list[Request[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
         """Send all requests at once, repeat those with a passing error, and return the answers in the same order.
@@ -228,6 +234,10 @@ class Client:
         for error in self._reported:
             if error.code() in WRONG_CREDENTIALS:
                 raise broker_error(error, doing)
+        if time.monotonic() >= self._patient_until:
+            self._patient_until = math.inf
+            reported = [describe(error) for error in self._reported]
+            self._on_silence(f"{doing}: {reported[-1]}" if reported else doing)
 
 
 def let_go(holder: list[Any]) -> None:

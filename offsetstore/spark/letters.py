@@ -62,7 +62,11 @@ def _frame(spark: SparkSession, letters: Sequence[Letter], columns: Collection[s
     if columns is None:
         has_headers = any(one.payload is not None and one.payload.headers is not None for one in letters)
         columns = KAFKA_COLUMNS if has_headers else KAFKA_COLUMNS[:-1]
-    rows = [_row(letter, letter.payload) for letter in letters if letter.payload is not None]
+    return kafka_frame(spark, [_row(one, one.payload) for one in letters if one.payload is not None], columns)
+
+
+def kafka_frame(spark: SparkSession, rows: Sequence[tuple[object, ...]], columns: Collection[str]) -> DataFrame:
+    """Make a DataFrame with these of the source's columns."""
     # From an RDD: by its number the sink tells the rows of these records from other data.
     made = spark.createDataFrame(spark.sparkContext.parallelize(rows, 1), _SCHEMA)
     made = made.withColumn("timestamp", F.timestamp_millis("timestamp"))

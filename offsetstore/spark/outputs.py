@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
 
 Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
+
+_log = logging.getLogger(__name__)
 
 
 class Outputs:
@@ -77,8 +80,30 @@ class Outputs:
         :raises UnsupportedQuery: with ``can_reject``, a row is not made from one record.
         :raises UnsafeTarget: a table does not survive a crash, or commits separately; nothing was written.
         """
-        result = self._transform(batch)
-        frames: Mapping[Any, Any] = result if isinstance(result, Mapping) else {UNNAMED: result}
+        return self._checked_outputs(batch, self._transform(batch), keep_kafka=keep_kafka)
+
+    def check(self, batch: DataFrame) -> None:
+        """Compare what the transform makes of an empty batch with the tables, before there is a query.
+
+        An exception of the transform is only logged: the query's batches may have other columns, and rows.
+
+        :param batch: has the columns that Kafka's source has.
+        :raises SinkError, ColumnMismatch, KafkaColumnsMissing, UnsupportedQuery, UnsafeTarget: as `transform`.
+        """
+        try:
+            result = self._transform(batch)
+        except Exception as error:  # noqa: BLE001 - the user's own function
+            text = str(error).partition("\n")[0]
+            what = (
+                "transform failed on an empty batch with Kafka's columns; tables are checked at the first batch: %s: %s"
+            )
+            _log.warning(what, type(error).__name__, text)
+            return
+        self._checked_outputs(batch, result)
+        self._has_lineage = False  # of the query's batches it is not known yet
+
+    def _checked_outputs(self, batch: DataFrame, result: Any, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
+        frames: Mapping[Any, Any] = cast("Any", result) if isinstance(result, Mapping) else {UNNAMED: result}
         if frames.keys() != self.writers.keys() or not all(isinstance(f, DataFrame) for f in frames.values()):
             raise SinkError(
                 "transform did not return what the writers expect",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from offsetstore.errors import (
@@ -19,6 +20,7 @@ from offsetstore.errors import (
     UnsupportedQuery,
 )
 from offsetstore.offsets import describe
+from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.between import Between
@@ -37,12 +39,16 @@ from offsetstore.protocol.events import (
     DrainStarted,
     SinkMade,
 )
+from offsetstore.protocol.numbers import check_seconds
 from offsetstore.spark.checkpoints import prune
+from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
+from offsetstore.spark.letters import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.plans.admission import admit
 from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.spark.plans.starting import check_start
 from offsetstore.spark.plans.status import SinkQuery
 from offsetstore.spark.requests import LetterRequests
 from offsetstore.spark.settings import Atomicity, SinkSettings
@@ -56,7 +62,8 @@ from offsetstore.spark.ways.stateful import StatefulWay
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from offsetstore.offsets import OffsetRange, TopicPartition
     from offsetstore.processing.batch_metadata import MetadataFunction
@@ -129,6 +136,10 @@ class TransactionalSink:
         can't connect to.
     :raises ClaimInUse: with a flush or manual marking, the claim belongs to another sink.
     :raises UnsupportedQuery: under Spark Connect, where the function would run in another process than the claim.
+    :raises SinkError: with an active SparkSession, ``transform`` is called for an empty batch with the columns of
+        Kafka's source (no job is run), and what it returns does not fit the tables (`ColumnMismatch`,
+        `KafkaColumnsMissing`, `UnsafeTarget`). An exception of its own is a warning, and no check is made if the claim
+        keeps its checkpoint already, since that query's columns are not Kafka's.
 
     ``error`` holds the typed error that ended the query; Spark's ``StreamingQueryException`` only has its text.
     """
@@ -174,6 +185,7 @@ class TransactionalSink:
         self._stateful: StatefulWay | None = None
         self._has_written = False
         self._run_id: str | None = None
+        self._started_run_id: str | None = None  # of which it is known where it starts
         self._execution: Any = None
         self._is_running: Callable[[], bool] = lambda: True
         self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchFailed`
@@ -183,6 +195,24 @@ class TransactionalSink:
                 group=claim.group, token=claim.token, query=self._query, replays_letters=self._requests is not None
             )
         )
+        self._check_early()
+
+    def _check_early(self) -> None:
+        """Compare the transform with the tables, if there is a session; a store in memory has none.
+
+        With a kept checkpoint, it is not known which columns the query's batches have.
+        """
+        session = SparkSession.getActiveSession()
+        if session is None or self._claim.keeps_checkpoint or not isinstance(self._claim.database, PostgresDatabase):
+            return
+        has_headers = getattr(self._claim.broker, "includes_headers", False)  # not with a user's own implementation
+        columns = KAFKA_COLUMNS if has_headers else KAFKA_COLUMNS[:-1]
+        self._outputs.check(with_coordinates(kafka_frame(session, [], columns)))
+
+    @property
+    def claim(self) -> Claim:
+        """The group's claim."""
+        return self._claim
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it.
@@ -282,6 +312,35 @@ class TransactionalSink:
             )
         else:
             admit(query.execution, columns, whole_records=self._settings.dead_letters is not None)
+            if self._started_run_id != query.run_id:
+                check_start(self._claim, query)
+
+    def check_start(self, query: StreamingQuery) -> bool:
+        """Compare where a query starts with what is stored, before it has records; the first batch does it too.
+
+        :return: whether that is known: the query has begun its first trigger.
+        :raises OffsetGap: it starts above a stored offset, at which the next batch with records would fail.
+        """
+        if query.runId in {self._run_id, self._started_run_id} or self._claim.keeps_checkpoint:
+            return True
+        is_known = check_start(self._claim, RunningQuery.started_as(query))
+        if is_known:
+            self._started_run_id = query.runId
+        return is_known
+
+    def stop(self, query: StreamingQuery, *, timeout: float = 60.0) -> None:
+        """Stop a query that writes with this sink, between two batches.
+
+        :param timeout: seconds to wait for the batch that is being written. After that Spark interrupts it, and what is
+            not written of it is left to the next start.
+        """
+        check_seconds("timeout", timeout, or_zero=True)
+        is_between = self._lock.acquire(timeout=timeout)
+        try:
+            query.stop()  # the next batch waits for the lock, and notices it there
+        finally:
+            if is_between:
+                self._lock.release()
 
     def _write_batch(self, batch: MicroBatch) -> None:
         way: Way = self._stateful or self._way

@@ -25,6 +25,7 @@ from offsetstore.writers.staging import (
 from offsetstore.writers.table.catalogue import locate, read_target
 from offsetstore.writers.table.matching import Match, match_columns
 from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.rights import check_rights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -73,9 +74,12 @@ class Append:
 
         :raises ColumnMismatch: they don't fit, or there is no such table.
         :raises UnsafeTarget: the table, or a partition of it, is UNLOGGED, temporary or foreign.
+        :raises MissingPrivilege: the role may not insert these columns.
         """
+        driver = driver_connection(connection)
         with refusals(self.table):
-            self._match(read_target(driver_connection(connection), self.table).columns, schema)
+            matches = self._match(read_target(driver, self.table).columns, schema)
+            check_rights(driver, self.table, ["INSERT"], [match.column.name for match in matches])
 
     def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
         """Add the rows; return how many.

@@ -31,6 +31,7 @@ from offsetstore.writers.table import merging
 from offsetstore.writers.table.catalogue import locate, read_target, read_unique_keys
 from offsetstore.writers.table.matching import Match, match_columns
 from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.rights import check_rights
 from offsetstore.writers.table.roles import Roles
 
 if TYPE_CHECKING:
@@ -96,12 +97,17 @@ class Upsert:
         :raises ColumnMismatch: they don't fit, the key is not unique there, or there is no such table.
         :raises UnsafeTarget: as `Append.check`.
         :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is missing.
+        :raises MissingPrivilege: the role may not insert these columns, update or read the table, or make temporary
+            tables.
         """
         self._check_order(schema)
         driver = driver_connection(connection)
         with refusals(self.table):
-            self._match(schema, read_target(driver, self.table).columns)
+            matches = self._match(schema, read_target(driver, self.table).columns)
             self._check_key(driver)
+            names = [match.column.name for match in matches]
+            update = ["UPDATE"] if set(names) - set(self.roles.key) else []
+            check_rights(driver, self.table, ["INSERT", *update, "SELECT", "TEMPORARY"], names)
 
     def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
         """Merge the rows; return how many the batches had.

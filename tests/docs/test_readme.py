@@ -1,8 +1,10 @@
-"""README's first example runs as it stands there, on a real Kafka, Spark and PostgreSQL."""
+"""README's first example runs as it stands there, on a real Kafka, Spark and PostgreSQL; and how it ends."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,12 +38,11 @@ def first_example() -> str:
     return examples()[0]
 
 
-def adapted(example: str, replacements: dict[str, str]) -> str:
-    """The example with other addresses and paths; each has to be there, in quotes, exactly once."""
-    for old, new in replacements.items():
-        assert example.count(f'"{old}"') == 1, f"README's example names {old} {example.count(old)} times"
-        example = example.replace(f'"{old}"', f'"{new}"')
-    return example
+def of_topic(topic: str) -> str:
+    """The example with another topic, whose name is also the table's: only the reader's option is replaced."""
+    example = first_example()
+    assert example.count('"subscribe": "payments"') == 1
+    return example.replace('"subscribe": "payments"', f'"subscribe": "{topic}"')
 
 
 @pytest.fixture
@@ -51,14 +52,28 @@ def database(offsetstore_database: str) -> Iterator[Database]:
     database.close()
 
 
-def run(script: Path, url: str, log: Path) -> JobProcess:
-    """Run the example as ``python job.py`` does, on a Spark with its Kafka connector."""
+def run(script: Path, url: str, servers: str) -> JobProcess:
+    """Run the example as ``python job.py`` does, on a Spark with its Kafka connector; its output goes to ``log``."""
     defaults = script.parent / "conf"
     defaults.mkdir()
     lines = [f"{name} {value}" for name, value in {"spark.master": "local[2]", **spark_conf()}.items()]
     (defaults / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
-    environment = {**spark_environment(), "OFFSETSTORE_URL": url, "SPARK_CONF_DIR": str(defaults)}
-    return JobProcess([script], log, environment=environment, cwd=README.parent)
+    environment = {
+        **spark_environment(),
+        "OFFSETSTORE_URL": url,
+        "OFFSETSTORE_BOOTSTRAP_SERVERS": servers,
+        "CHECKPOINTS": str(script.parent / "checkpoints"),
+        "SPARK_CONF_DIR": str(defaults),
+    }
+    return JobProcess([script], script.parent / "log", environment=environment, cwd=README.parent)
+
+
+def end_of(job: JobProcess) -> int:
+    """Wait until it has ended, and return its exit status."""
+    wait_until(lambda: job.exit_status is not None, timeout=SECONDS)
+    job.finish_reading()
+    assert job.exit_status is not None
+    return job.exit_status
 
 
 def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table(
@@ -69,13 +84,8 @@ def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table
     servers = offsetstore_kafka.bootstrap_servers
     admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"2.25", b"bob")])
     script = tmp_path / "job.py"
-    # The topic's name is also the table's: only the reader's option is replaced.
-    example = first_example().replace('"subscribe": "payments"', f'"subscribe": "{topic}"')
-    assert topic in example
-    script.write_text(
-        adapted(example, {"localhost:9092": servers, "/checkpoints": str(tmp_path / "checkpoints")}), encoding="utf-8"
-    )
-    with run(script, database.url, tmp_path / "log") as job:
+    script.write_text(of_topic(topic), encoding="utf-8")
+    with run(script, database.url, servers) as job:
 
         def landed(rows: int) -> bool:
             assert job.exit_status is None, job.end_of_log
@@ -84,6 +94,8 @@ def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table
         wait_until(lambda: landed(2), timeout=SECONDS)
         admin.produce(servers, topic, [admin.Record(b"3.00", b"cleo")])
         wait_until(lambda: landed(3), timeout=SECONDS)
+        os.kill(job.pid, signal.SIGTERM)
+        assert end_of(job) == 0, job.end_of_log
 
     assert [(payer, str(amount)) for payer, amount in database.rows("SELECT * FROM payments ORDER BY payer")] == [
         ("ada", "1.50"),
@@ -91,6 +103,31 @@ def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table
         ("cleo", "3.00"),
     ]
     assert database.one("SELECT sum(next_offset)::int FROM kafka_partitions WHERE consumer_group = 'billing'") == 3
+    with OffsetStore.connect(database.url) as store:
+        assert [one.state for one in store.runs("billing")] == ["closed"]
+
+
+@pytest.mark.behaviour("DX-1")
+def test_a_record_that_cant_be_computed_ends_it_in_a_few_lines_and_with_its_exit_code(
+    offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, database: Database, tmp_path: Path
+) -> None:
+    """Spark computes the record in a task, which Java and Python log with all of their stacks."""
+    database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
+    topic = offsetstore_topic(1)
+    servers = offsetstore_kafka.bootstrap_servers
+    admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"a lot", b"bob")])
+    script = tmp_path / "job.py"
+    script.write_text(of_topic(topic), encoding="utf-8")
+    with run(script, database.url, servers) as job:
+        assert end_of(job) == 5, job.end_of_log
+
+    said = job.log.read_text(encoding="utf-8")
+    told = said[said.index("Error: ") :]
+    assert told.startswith(f"Error: {topic}-0: ")
+    assert "next step:" in told
+    assert f"-t {topic}:0 --from-offset 1 --to-offset 2" in told
+    assert len(said.splitlines()) <= 15, said
+    assert database.rows("SELECT payer FROM payments") == [("ada",)]
 
 
 @pytest.mark.behaviour("TX-5")

@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
 from offsetstore import Broker, OffsetStore, TransactionalSink
+from offsetstore.errors import MissingPrivilege, SinkError, UnsupportedQuery
 from offsetstore.kafka import admin
 
 if TYPE_CHECKING:
@@ -171,8 +172,11 @@ class World:
         checkpoint: str | None = None,
         **arguments: Any,
     ) -> Failure:
-        """Run a job as `run` does, and return how it failed."""
-        sink, query = self._start(claim, transform, into, stream, checkpoint, arguments)
+        """Run a job as `run` does, and return how it failed; also where its sink is refused before there is a query."""
+        try:
+            sink, query = self._start(claim, transform, into, stream, checkpoint, arguments)
+        except (SinkError, MissingPrivilege, UnsupportedQuery) as error:
+            return Failure(error, str(error))
         return self.failure(query, sink)
 
     def failure(self, query: StreamingQuery, sink: TransactionalSink) -> Failure:

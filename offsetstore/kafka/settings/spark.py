@@ -24,11 +24,13 @@ class ReaderOptions:
 
     ``topics`` is ``None`` if the options name none. ``partitions`` holds the partitions that ``assign`` names: Spark
     reads only those, and refuses starting offsets of any other. ``settings`` may hold passwords and is never shown.
+    ``headers`` says whether the reader has a column with them.
     """
 
     settings: Mapping[str, str] = field(repr=False)
     topics: tuple[str, ...] | None = None
     partitions: Mapping[str, frozenset[int]] | None = None
+    headers: bool = False
 
 
 def read_options(options: Mapping[str, object]) -> ReaderOptions:
@@ -44,7 +46,8 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
     check_reader(lambda name: lowered.get(name.lower()))
     topics, partitions = _topics(lowered)
     kafka = {key.removeprefix(PREFIX): value for key, value in lowered.items() if key.startswith(PREFIX)}
-    return ReaderOptions(librdkafka_settings(kafka), topics, partitions)
+    headers = lowered.get("includeheaders", "").lower() == "true"
+    return ReaderOptions(librdkafka_settings(kafka), topics, partitions, headers)
 
 
 def _refuse_connect() -> None:

@@ -94,4 +94,12 @@ def spark_kafka_connector(spark_version: str = SPARK_VERSION) -> JarSet:
     )
 
 
+def earlier_connectors(spark_version: str) -> list[JarSet]:
+    """Those of the earlier releases of the same minor version, the latest first: they work with it, too."""
+    minor, _, patch = spark_version.rpartition(".")
+    return [
+        spark_kafka_connector(f"{minor}.{number}") for number in reversed(range(int(patch) if patch.isdigit() else 0))
+    ]
+
+
 POSTGRES_JDBC = JarSet("postgres-jdbc", (Artifact("org.postgresql", "postgresql", "42.7.14", transitive=False),))

@@ -18,7 +18,7 @@ from offsetstore.local.notices import notices
 from offsetstore.local.spark.java import find_java
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from offsetstore.local.notices import Notice
     from offsetstore.local.spark.artifacts import JarSet
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MANIFEST = "manifest.json"
 _PATTERN = "[artifact]-[revision](-[classifier]).[ext]"
 _CONNECT_MS, _READ_MS = 20_000, 60_000
-_SHOWN_LINES = 15
+_SHOWN_LINES = 5
 _CANT_DOWNLOAD = (
     "Check the network (a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=... -Dhttps.proxyPort=...'), or set "
     "OFFSETSTORE_IVY_SETTINGS to an Ivy settings file that names a repository you can reach; then try again."
@@ -34,11 +34,12 @@ _CANT_DOWNLOAD = (
 _LOOKED_UP_STEP = 10
 
 
-def jars(jar_set: JarSet, *, notice: Notice | None = None) -> tuple[Path, ...]:
+def jars(jar_set: JarSet, *, instead: Sequence[JarSet] = (), notice: Notice | None = None) -> tuple[Path, ...]:
     """Return the jars' paths, sorted; download them if they are not in the cache.
 
     If two processes ask at once, only one downloads. A set is in the cache only as a whole.
 
+    :param instead: what is downloaded, and kept in its place, if it can't be: the first of them that can.
     :param notice: gets the progress of the download in words; printed to the terminal if not given.
     :raises MissingDependency: no Java, no Ivy, or the download fails.
     """
@@ -49,9 +50,9 @@ def jars(jar_set: JarSet, *, notice: Notice | None = None) -> tuple[Path, ...]:
         if (found := _whole(target)) is None:
             if notice is None:
                 with notices() as terminal:
-                    _download(jar_set, target, terminal)
+                    _download_first([jar_set, *instead], target, terminal)
             else:
-                _download(jar_set, target, notice)
+                _download_first([jar_set, *instead], target, notice)
             found = _whole(target)
     assert found is not None
     return found
@@ -65,6 +66,24 @@ def _whole(target: Path) -> tuple[Path, ...] | None:
     except (OSError, ValueError):
         return None
     return tuple(target / name for name in sorted(sizes)) if whole else None
+
+
+def _download_first(jar_sets: Sequence[JarSet], target: Path, notice: Notice) -> None:
+    wanted = jar_sets[0]
+    failed: MissingDependency | None = None
+    for jar_set in jar_sets:
+        if failed is not None:
+            notice(
+                f"{wanted.name}: {wanted.artifacts[0].revision} is unavailable, trying {jar_set.artifacts[0].revision}"
+            )
+        try:
+            _download(jar_set, target, notice)
+        except MissingDependency as error:
+            failed = failed or error
+        else:
+            return
+    assert failed is not None
+    raise failed
 
 
 def _download(jar_set: JarSet, target: Path, notice: Notice) -> None:
@@ -136,10 +155,9 @@ def _tell(jar_set: JarSet, output: Iterable[str], lines: list[str], notice: Noti
 
 
 def _complaints(lines: list[str]) -> list[str]:
-    told = [
-        line for line in lines if re.match(r"\s*(::::|WARN|ERROR|:: |.*(not found|FAILED|Exception|unresolved))", line)
-    ]
-    return (told or lines)[-_SHOWN_LINES:]
+    """What Ivy could not find, or else its last lines."""
+    named = [found[1] for line in lines if (found := re.fullmatch(r"\s*:: (\S+#\S.*)", line))]
+    return list(dict.fromkeys(named))[:_SHOWN_LINES] or lines[-_SHOWN_LINES:]
 
 
 def pyspark_directories() -> list[Path]:

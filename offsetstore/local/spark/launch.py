@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from offsetstore.errors import MissingDependency
 from offsetstore.local.cache import cache_directory
 from offsetstore.local.free_ports import LOOPBACK
-from offsetstore.local.spark.artifacts import POSTGRES_JDBC, spark_kafka_connector
+from offsetstore.local.spark.artifacts import POSTGRES_JDBC, SPARK_VERSION, earlier_connectors, spark_kafka_connector
 from offsetstore.local.spark.class_archive import class_archive, reading
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.spark.java import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from offsetstore.local.notices import Notice
 
@@ -51,9 +53,8 @@ def spark_conf(*, notice: Notice | None = None) -> dict[str, str]:
     :param notice: gets the progress of the jars' download, if there is one.
     :raises MissingDependency: no Java, or the jars can't be downloaded.
     """
-    connector = spark_kafka_connector(version("pyspark"))
     quiet = cache_directory() / "spark-log4j2.properties"
-    class_path = [*jars(connector, notice=notice), *jars(POSTGRES_JDBC, notice=notice)]
+    class_path = [*_connector(version("pyspark"), notice), *jars(POSTGRES_JDBC, notice=notice)]
     if not quiet.exists() or quiet.read_text() != _QUIET:
         quiet.write_text(_QUIET)
     return {
@@ -66,6 +67,17 @@ def spark_conf(*, notice: Notice | None = None) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+
+
+def _connector(spark_version: str, notice: Notice | None) -> tuple[Path, ...]:
+    """Spark's Kafka connector, or the nearest earlier one of the same minor version that can be downloaded."""
+    try:
+        return jars(spark_kafka_connector(spark_version), instead=earlier_connectors(spark_version), notice=notice)
+    except MissingDependency as error:
+        if spark_version != SPARK_VERSION:
+            step = f"If it is not the network: `pip install 'pyspark=={SPARK_VERSION}'`. {error.next_step}"
+            raise MissingDependency(error.what, found=error.found, expected=error.expected, next_step=step) from None
+        raise
 
 
 def quick_conf(conf: Mapping[str, str], *, notice: Notice | None = None) -> dict[str, str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import SparkSession
+
 from offsetstore.errors import UnsupportedQuery
 from offsetstore.protocol.events import QueryStarted
 from offsetstore.spark.plans.progress import merge, parse_offsets, ranges_between, refuse_shared
@@ -17,7 +19,8 @@ from offsetstore.spark.plans.scala import each
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from offsetstore.offsets import OffsetRange, TopicPartition
 
@@ -59,6 +62,13 @@ class RunningQuery:
                 expected="a call by writeStream.foreachBatch(sink)",
             )
         return cls(query_id, execution.runId().toString(), execution, _session(batch)._jvm)  # noqa: SLF001 - py4j's gateway
+
+    @classmethod
+    def started_as(cls, query: StreamingQuery) -> RunningQuery:
+        """The same from outside of its batches."""
+        java: Any = query
+        session: Any = SparkSession.active()
+        return cls(query.id, query.runId, java._jsq.streamingQuery(), session._jvm)  # noqa: SLF001 - py4j's gateway
 
     def is_active(self) -> bool:
         """Whether the query is running, in this run or a later one; any thread may call this."""

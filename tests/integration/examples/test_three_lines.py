@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from difflib import ndiff
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,20 +20,25 @@ TABLE = "CREATE TABLE payments (payer text, amount numeric(12,2))"
 
 
 def statements(name: str) -> list[str]:
-    """The job's statements without its docstring, each as it stands there."""
+    """The job's statements without its docstring, each as it stands there; those of a with block one by one."""
     text = (EXAMPLES / name).read_text(encoding="utf-8")
-    return [ast.get_source_segment(text, node, padded=True) or "" for node in ast.parse(text).body[1:]]
+    body = ast.parse(text).body[1:]
+    parts = [part for node in body for part in (node.body if isinstance(node, ast.With) else [node])]
+    return [dedent(ast.get_source_segment(text, part, padded=True) or "") for part in parts]
 
 
-def test_three_lines_of_the_query_differ_and_a_claim_stands_where_the_writing_function_was() -> None:
+def test_three_lines_of_the_query_differ_and_a_claim_and_a_sink_stand_where_the_writing_function_was() -> None:
     existing, exactly_once = statements("existing_job.py"), statements("exactly_once_job.py")
-    [write, query] = [one for one in existing if one not in exactly_once]
-    [imports, claim, new_query] = [one for one in exactly_once if one not in existing]
+    [write, query, wait] = [one for one in existing if one not in exactly_once]
+    [package, imports, claim, sink, new_query, run] = [one for one in exactly_once if one not in existing]
 
+    assert package == "import offsetstore.spark"
     assert imports.startswith("from offsetstore import ")
     assert write.startswith("def write(")
     assert claim.startswith("claim = ")
-    assert "\n" not in claim
+    assert sink.startswith("sink = ")
+    assert "\n" not in claim + sink
+    assert (wait, run) == ("query.awaitTermination()", "job.run(query, sink)")
     difference = list(ndiff(query.splitlines(), new_query.splitlines()))
     print("\n".join(difference))  # noqa: T201 - `pytest -rP` shows it
     assert [line.strip() for line in difference if line.startswith("- ")] == [

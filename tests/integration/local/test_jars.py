@@ -75,10 +75,29 @@ def test_a_failed_download_says_what_to_do_and_leaves_nothing(repository: Path, 
     (repository / "part-1.0.jar").unlink()
     with pytest.raises(MissingDependency) as raised:
         jars(THINGS, notice=print)
-    assert "org.things#part;1.0" in str(raised.value.found)
+    assert raised.value.found == "org.things#part;1.0!part.jar"
     assert raised.value.expected == "org.things:thing:1.0"
     assert "OFFSETSTORE_IVY_SETTINGS" in raised.value.next_step
     assert [entry.name for entry in (tmp_path / "cache" / "jars").iterdir()] == ["lock"]
+
+
+def test_what_is_not_published_is_replaced_by_what_is_and_found_again(repository: Path) -> None:
+    unpublished = JarSet("things", (Artifact("org.things", "thing", "1.1"),))
+    told: list[str] = []
+    found = jars(unpublished, instead=[THINGS], notice=told.append)
+    assert [jar.name for jar in found] == ["part-1.0.jar", "thing-1.0.jar"]
+    assert "things: 1.1 is unavailable, trying 1.0" in told
+    for file in repository.iterdir():
+        file.unlink()
+    assert jars(unpublished, instead=[THINGS], notice=told.append) == found
+
+
+def test_where_none_is_published_the_error_is_of_the_one_that_was_wanted(repository: Path) -> None:
+    (repository / "thing-1.0.pom").unlink()
+    (repository / "thing-1.0.jar").unlink()
+    with pytest.raises(MissingDependency) as raised:
+        jars(JarSet("things", (Artifact("org.things", "thing", "1.1"),)), instead=[THINGS], notice=print)
+    assert raised.value.found == "org.things#thing;1.1: not found"
 
 
 def test_two_processes_at_once_download_once(repository: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Uuid
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, TopicMissing
-from offsetstore.kafka import Broker, truncation
+from offsetstore.kafka import Broker, client, truncation
 from offsetstore.kafka import broker as brokers
 from offsetstore.kafka.client import Client, Deadline, Missing, Request
 from offsetstore.kafka.errors import broker_error
@@ -149,6 +149,20 @@ def test_a_dead_broker_is_an_error_within_the_configured_time(capfd: pytest.Capt
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.behaviour("DX-1")
+def test_who_waits_for_a_dead_broker_is_told_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE", 0.1)
+    broker = Broker({"bootstrap.servers": "127.0.0.1:1"}, timeout=1.0)
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable):
+            broker.view("billing", ["payments"])
+    [said] = [record.getMessage() for record in caplog.records if record.name == "offsetstore"]
+    assert said.startswith("no answer from Kafka yet, still waiting while asking for the cluster's id: ")
+    assert "Connection refused" in said
+
+
 def test_a_cluster_that_is_starting_is_asked_again() -> None:
     starting = answered(
         KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR
@@ -213,7 +227,7 @@ class Clinging:
     dead: ClassVar[set[int]] = set()
     made = 0
 
-    def __init__(self, _settings: object) -> None:
+    def __init__(self, _settings: object, _on_silence: object) -> None:
         Clinging.made += 1
         self.number, self.pid = Clinging.made, os.getpid()
 

@@ -1,0 +1,261 @@
+"""A job around its query: its end is told in a few lines and by the exit code, and SIGTERM stops it between batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from offsetstore.errors import ExitCode, OffsetStoreError, exit_code
+from offsetstore.postgres.errors import of_database
+from offsetstore.protocol.events import BatchWritten, BufferFlushed, LettersWritten, Paused, QueryStarted, Resumed
+from offsetstore.spark.connector import check_connector
+from offsetstore.spark.plans.progress import parse_offsets
+from offsetstore.text import describe_error, error_text, shortened
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from offsetstore.protocol.events import Event
+    from offsetstore.spark.sink import TransactionalSink
+
+TRACE: Final = "OFFSETSTORE_TRACE"
+"""An environment variable: if it is set, errors are printed with all that Python and Java know."""
+
+_LOOK: Final = 0.5  # seconds between two looks at the query
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+# They log what ends a query, each with Java's whole stack.
+_LOUD: Final = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
+# Where the code is that is not the job's.
+_OTHERS: Final = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *(str(Path(sys.modules[name].__file__ or name).parent) for name in ("offsetstore", "pyspark", "py4j")),
+)
+_SHOWN: Final = 6
+_RATE_SECONDS: Final = 10.0
+
+
+def job() -> Job:
+    """Return the context of a whole job, from its claim to its end.
+
+    ::
+
+        with offsetstore.spark.job() as job, OffsetStore.connect() as store:
+            claim = store.claim(...)
+            sink = TransactionalSink(claim, ...)
+            job.run(spark.readStream. ... .foreachBatch(sink). ... .start(), sink)
+
+    An error that leaves the block is printed in at most 15 lines (with OFFSETSTORE_TRACE=1 in the environment, with
+    the traces of Python and Java), and becomes the process's exit code: see docs/health.md.
+
+    SIGTERM and Ctrl-C stop the query after the batch that is being written, see `TransactionalSink.stop`; a second one
+    ends the process at once. Before `Job.run` they end the block. They are left alone in threads other than the main
+    one. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
+    """
+    return Job()
+
+
+class Job:
+    """What `job` returns."""
+
+    def __init__(self) -> None:
+        self._is_running = False
+        self._signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._listen()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if error is None or isinstance(error, (SystemExit, GeneratorExit)):
+            return
+        told = _told(error)
+        _tell(told)
+        raise SystemExit(int(exit_code(told))) from None
+
+    def run(self, query: StreamingQuery, sink: TransactionalSink) -> None:
+        """Wait until the query ends, or stop it when a signal asks for it; then close the sink's claim.
+
+        At a terminal it shows how far the job has got.
+
+        :raises OffsetStoreError: what ended the query. `OffsetGap` already at its first trigger, if it starts above the
+            stored offsets.
+        :raises StreamingQueryException: an error of Spark's own ended it.
+        """
+        self._listen()  # again: Spark has set a handler of its own for Ctrl-C
+        _silence(query)
+        claim = sink.claim
+        progress = _Progress(claim.group) if sys.stderr.isatty() else None
+        if progress is not None:
+            claim.observers = claim.observers.with_one(progress)
+        with claim:
+            try:
+                self._is_running = True
+                self._wait(query, sink, progress)
+            except (PySparkException, Py4JError):
+                if sink.error is not None:
+                    raise sink.error from None
+                if self._signal is None:  # else Spark was ended by it too
+                    raise
+            finally:
+                self._is_running = False
+                if progress is not None:
+                    progress.end()
+                with suppress(Py4JError):
+                    if query.isActive:
+                        query.stop()
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def _wait(self, query: StreamingQuery, sink: TransactionalSink, progress: _Progress | None) -> None:
+        is_checked = False
+        while not query.awaitTermination(_LOOK):  # pyright: ignore[reportArgumentType] - any number of seconds
+            if self._signal is not None:
+                sink.stop(query)
+                return
+            is_checked = is_checked or sink.check_start(query)
+            if progress is not None:
+                progress.show(query)
+
+    def _listen(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            self._before.setdefault(number, signal.signal(number, self._on_signal))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
+        is_first, self._signal = self._signal is None, number
+        if not is_first:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not self._is_running:  # else `run` stops the query
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(ExitCode.OK)
+
+
+class _Progress:
+    """A line at the terminal that says how far the job has got. The sink's thread tells it what is written."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._records = self._letters = 0
+        self._state = "starting"
+        self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def on(self, event: Event) -> None:
+        """Count what is stored."""
+        match event:
+            case BatchWritten() | BufferFlushed():
+                self._records += sum(range_.until - range_.from_ for range_ in event.ranges.values())
+            case LettersWritten():
+                self._letters += sum(event.letters.values())
+            case Paused():
+                self._state = "paused"
+            case Resumed() | QueryStarted():
+                self._state = ""
+            case _:
+                pass
+
+    def show(self, query: StreamingQuery) -> None:
+        """Write the line anew."""
+        now = time.monotonic()
+        self._samples.append((now, self._records))
+        while len(self._samples) > 2 and now - self._samples[0][0] > _RATE_SECONDS:  # noqa: PLR2004 - one is now's
+            self._samples.popleft()
+        (since, before), behind = self._samples[0], _behind(query)
+        parts = [
+            self._state,
+            f"{self._records:,} records",
+            f"{(self._records - before) / max(now - since, _LOOK):,.0f}/s",
+            "" if behind is None else f"{behind:,} behind",
+            f"{self._letters:,} dead letters" if self._letters else "",
+        ]
+        _write(f"\r\033[K{self._group}: {', '.join(part for part in parts if part)}")
+
+    def end(self) -> None:
+        """Leave the line."""
+        _write("\n")
+
+
+def _behind(query: StreamingQuery) -> int | None:
+    """How many offsets there are beyond the last batch, as of its trigger; ``None`` if there was none."""
+    java: Any = query
+    progress = java._jsq.lastProgress()  # noqa: SLF001 - the JSON of all versions of Spark
+    if progress is None:
+        return None
+    sources = json.loads(progress.json())["sources"]
+    latest, end = (
+        {tp: at for one in sources for tp, at in parse_offsets(json.dumps(one[key] or {})).items()}
+        for key in ("latestOffset", "endOffset")
+    )
+    return sum(max(0, at - end.get(tp, at)) for tp, at in latest.items())
+
+
+def _silence(query: StreamingQuery) -> None:
+    """Have Java not log what `job` prints."""
+    if os.environ.get(TRACE):
+        return
+    java: Any = query
+    session: Any = SparkSession.active()
+    with suppress(Py4JError):  # a log of another kind
+        log = session._jvm.org.apache.logging.log4j  # noqa: SLF001 - py4j's gateway
+        for name in (java._jsq.streamingQuery().getClass().getName(), *_LOUD):  # noqa: SLF001
+            log.core.config.Configurator.setLevel(name, log.Level.OFF)
+
+
+def _told(error: BaseException) -> BaseException:
+    """Return the error to tell instead, if it is the database's, or follows from a connector that is missing."""
+    if isinstance(error, (PySparkException, Py4JJavaError)):
+        try:
+            if (session := SparkSession.getActiveSession()) is not None:
+                check_connector(session)
+        except OffsetStoreError as missing:
+            missing.__cause__ = error
+            return missing
+        except (Py4JError, OSError):  # Java has ended
+            pass
+    return of_database(error) or error
+
+
+def _tell(error: BaseException) -> None:
+    if os.environ.get(TRACE):
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        _write("Interrupted.\n")
+    elif isinstance(error, OffsetStoreError):
+        _write(f"{error_text(*describe_error(error))}\n")
+    else:
+        _write(f"{error_text(*_describe_other(error))}\n")
+
+
+def _describe_other(error: BaseException) -> tuple[str, dict[str, str]]:
+    """What an error says without Java's stack, and the line of the job at which it was raised."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OTHERS)]
+    details = {"at": f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"} if frames else {}
+    details["next step"] = f"Correct it; {TRACE}=1 in the environment shows the whole trace."
+    return shortened(f"{type(error).__name__}: " + "\n".join(lines[:_SHOWN]), details)
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,184 @@
+"""How a job ends, what it prints then, and what it shows before; without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark.errors import AnalysisException
+
+import offsetstore.spark
+from offsetstore import OffsetRange, TopicPartition, errors
+from offsetstore.protocol.events import BatchWritten, LettersWritten, Paused, QueryStarted
+from offsetstore.spark import run_job as module
+from offsetstore.text import ERROR_LINES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
+MANY = "\n".join(f"line {number}" for number in range(40))
+SPARKS = "[UNRESOLVED_COLUMN] `kee` cannot be resolved.\n" + "\n".join(f"\tat org.apache.Spark({n})" for n in range(60))
+
+
+def raised(error: BaseException) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+def end(work: Callable[[], object]) -> object:
+    """The exit code of a job that does this."""
+    with pytest.raises(SystemExit) as ended, offsetstore.spark.job():
+        work()
+    return ended.value.code
+
+
+@pytest.mark.behaviour("DX-1")
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (errors.StaleClaim("taken over", topic_partition=P0, found=MANY, expected=MANY), 6, "Error: payments-0: taken"),
+        (errors.GroupBusy("the group has a live owner", found=MANY), 1, "  found:     line 0"),
+        (
+            errors.ConfigurationError("no", expected="yes", doing="while starting", next_step="Go."),
+            2,
+            "Error: no, while starting",
+        ),
+        (errors.BrokerUnavailable("no answer", found="x" * 50_000), 4, "  next step: Check bootstrap.servers"),
+        (psycopg.errors.UndefinedTable(MANY), 3, "Error: the database refused a statement"),
+        (psycopg.OperationalError(MANY), 3, "  found: "),
+        (AnalysisException(SPARKS), 70, "Error: AnalysisException: [UNRESOLVED_COLUMN]"),
+        (ZeroDivisionError(MANY), 70, "test_job.py:"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_an_error_is_told_in_a_few_lines_and_becomes_the_exit_code(
+    error: Exception, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert end(raised(error)) == code
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.splitlines()) <= ERROR_LINES
+    assert "next step:" in said
+    assert "at org.apache" not in said
+    assert "Traceback" not in said
+    assert len(said) < 20_000
+
+
+@pytest.mark.behaviour("DX-1")
+def test_who_asks_for_the_trace_gets_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.TRACE, "1")
+    assert end(raised(errors.GroupBusy("the group has a live owner"))) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "Error: the group has a live owner" in said
+
+
+def test_a_good_end_and_a_job_s_own_exit_code_pass_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    with offsetstore.spark.job():
+        pass
+    assert end(raised(SystemExit(7))) == 7
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_before_the_query_a_signal_ends_the_block(sent: signal.Signals, code: int) -> None:
+    before = signal.getsignal(sent)
+
+    def work() -> None:
+        os.kill(os.getpid(), sent)
+        time.sleep(5)
+        pytest.fail("the signal was ignored")
+
+    assert end(work) == code
+    assert signal.getsignal(sent) is before
+
+
+def test_the_line_at_the_terminal_says_what_is_stored_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    class Java:
+        def __init__(self, document: object) -> None:
+            self._document = document
+
+        def lastProgress(self) -> Any:  # noqa: N802 - Spark's name
+            return None if self._document is None else self
+
+        def json(self) -> str:
+            return json.dumps({"sources": self._document})
+
+    class Query:
+        def __init__(self, document: object) -> None:
+            self._jsq = Java(document)
+
+    progress = module._Progress("billing")
+    query: Any = Query(None)
+    progress.show(query)
+    progress.on(QueryStarted(group="billing", query_id="q", run_id="r", application_id="a", ui_url=None))
+    ranges = {P0: OffsetRange(1_000, 2_000), P1: OffsetRange(0, 234)}
+    progress.on(BatchWritten(group="billing", batch=0, ranges=ranges, rows={}, seconds={}))
+    progress.on(LettersWritten(group="billing", batch=0, ranges=ranges, letters={"refused": 2, "rejected": 1}))
+    end_, latest = {"payments": {"0": 2000, "1": 234}}, {"payments": {"0": 5000, "1": 234, "2": 9}}
+    query = Query([{"latestOffset": latest, "endOffset": end_}, {"latestOffset": None, "endOffset": None}])
+    progress.show(query)
+    pause: Any = None
+    progress.on(Paused(group="billing", pause=pause))
+    progress.show(query)
+    progress.end()
+
+    first, second, third = capsys.readouterr().err.removesuffix("\n").split("\r\033[K")[1:]
+    assert first == "billing: starting, 0 records, 0/s"
+    assert second.startswith("billing: 1,234 records, ")
+    assert second.endswith("/s, 3,000 behind, 3 dead letters")
+    assert third.startswith("billing: paused, 1,234 records")
+
+
+@pytest.mark.behaviour("DX-1")
+def test_where_spark_has_no_connector_that_is_what_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark says that it has no data source of that name."""
+
+    class Java:
+        def __getattr__(self, name: str) -> Any:
+            return self
+
+        def __call__(self, *_: object) -> Any:
+            return self
+
+        def lookupDataSource(self, *_: object) -> Any:  # noqa: N802 - Spark's name
+            raise AnalysisException("no")
+
+    class Session:
+        version = "4.2.0"
+        _jvm = _jsparkSession = Java()  # noqa: N815 - Spark's name
+
+        @classmethod
+        def getActiveSession(cls) -> Any:  # noqa: N802 - Spark's name
+            return cls()
+
+    monkeypatch.setattr(module, "SparkSession", Session)
+    assert end(raised(AnalysisException("Failed to find data source: kafka."))) == 2
+    said = capsys.readouterr().err
+    assert "Error: Spark has no Kafka connector" in said
+    assert "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 job.py" in said
+
+
+def test_java_s_stack_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    class Thrown(Py4JJavaError):
+        def __init__(self) -> None:
+            Exception.__init__(self)
+
+        def __str__(self) -> str:
+            return f"An error occurred while calling o44.load.\n: java.lang.NoSuchMethodError\n{SPARKS}"
+
+    assert end(raised(Thrown())) == 70
+    said = capsys.readouterr().err
+    assert "java.lang.NoSuchMethodError" in said
+    assert "at org.apache" not in said
