@@ -414,7 +414,7 @@ class ClaimError(OffsetStoreError):
 class StaleClaim(ClaimError):
     """Another claim has taken over the group, or it was reset or renamed. Nothing of this transaction was written."""
 
-    default_next_step = "Stop this job: the group no longer belongs to it. To take it back, start the job again."
+    default_next_step = "Another job now owns this group. Restart this one only if the other should not be running."
 
 
 class GroupBusy(ClaimError):

@@ -23,7 +23,7 @@ _FOLDERS: Final = {"grafana": "grafana", "alerts": "prometheus", "kubernetes": "
     metavar="DIR",
     help="Where to write them; made if it does not exist.",
 )
-@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 def assets(*, kind: str, out: Path, force: bool) -> None:
     """Write the files for Grafana, Prometheus, Kubernetes or systemd.
 

@@ -41,12 +41,12 @@ ACTIONS_URL: Final = "OFFSETSTORE_ACTIONS_URL"
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
-    help="A name under which browsers may ask for the pages, besides localhost. May be repeated.",
+    help="Another host name under which browsers may open the pages, besides localhost. May be repeated.",
 )
 @click.option(
     "--allow-actions",
     is_flag=True,
-    help="Let groups be reset, paused and resumed, and dead letters be replayed and discarded, on the pages.",
+    help="Let the pages reset, pause and resume groups, and replay and discard dead letters.",
 )
 @click.option(
     "--actions-url",

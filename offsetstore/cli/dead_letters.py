@@ -13,6 +13,7 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown, show_done
 from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_table
+from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
 from offsetstore.protocol.stored_letters import CAUSES, STATES, LetterFilter
@@ -20,11 +21,12 @@ from offsetstore.store.letters import MOST
 from offsetstore.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from offsetstore.protocol.letters import Letter, State
     from offsetstore.protocol.stored_letters import ErrorGroup
     from offsetstore.store.letters import LettersDecided, LettersPruned, Which
+    from offsetstore.store.reads import GroupState
 
 _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 
@@ -137,7 +139,7 @@ def _decision_options(function: _F) -> _F:
         help="At most N letters, in order of partition and offset.",
     )(function)
     function = options.reason_option(_filter_options(function))
-    function = click.option("--all", "all_", is_flag=True, help="All letters of the group, where no filter is given.")(
+    function = click.option("--all", "all_", is_flag=True, help="All of the group's letters; not with a filter.")(
         function
     )
     return click.argument("letters", nargs=-1, metavar="[TOPIC:PARTITION:OFFSET]...", type=_LetterName())(function)
@@ -156,8 +158,10 @@ def dead_letters() -> None:
 @_states_option
 @_filter_options
 @click.option("--by", type=click.Choice(["letter", "error"]), default="letter", help="Each letter, or each error.")
-@click.option("--after", metavar="NEXT", help="Go on after an earlier page, which has printed this word.")
-@click.option("--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="A page.")
+@click.option("--after", metavar="NEXT", help="Continue from the cursor that the previous page printed.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Letters per page."
+)
 @options.database_options
 @options.format_option
 def list_letters(
@@ -257,7 +261,18 @@ def show_letter(
 @dead_letters.command("replay")
 @options.group_option
 @_decision_options
-@click.option("--force", is_flag=True, help="Even where rows of later records may be replaced by older ones.")
+@click.option("--force", is_flag=True, help="Replay even where older rows may replace those of later records.")
+@click.option(
+    "--wait", is_flag=True, help="With --execute: wait for the outcome, and fail if a letter is not replayed."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long --wait waits.",
+)
 @options.database_options
 @options.format_option
 def replay_letters(
@@ -270,21 +285,24 @@ def replay_letters(
     execute: bool,
     if_plan: str | None,
     force: bool,
+    wait: bool,
+    timeout: float,
     url: str | None,
     schema: str | None,
     format_: str,
     **chosen: Any,
 ) -> None:
-    """Have dead letters replayed by the group's job: the letters named, or those that fit.
+    """Request that the group's job replays dead letters: the letters named, or those that match.
 
     Without --execute it prints what would be chosen and writes nothing. A running job replays the letters within
     seconds; what fails again is dead again. Letters whose records are not kept can't be replayed.
 
     \b
     Exit codes:
-      0  done; without --execute: it can be done
-      1  there is no such group or letter, it can't be replayed, or the plan
-         is not --if-plan (the new one is printed)
+      0  requested, with --wait: replayed; without --execute: it can be done
+      1  there is no such group or letter, it can't be replayed, the plan is
+         not --if-plan (the new one is printed), or with --wait: a letter has
+         failed again, or was not replayed in time
       2  wrong usage
       3  the database can't be reached or refuses
 
@@ -296,6 +314,8 @@ def replay_letters(
       more             whether more letters fit than --limit allows
       without_payload  how many fit whose records are not kept
       overtaken        with --force: for how many of them a job has not waited
+      outcome          with --wait: how many letters are in each state now;
+                       null without
       letters[]        topic, partition, offset, topic_id
 
     \b
@@ -304,20 +324,32 @@ def replay_letters(
           --reason "the limit was wrong, ticket 17" --execute
     """  # noqa: D301 - as above
     which = _which(letters, chosen, all_=all_)
+    if wait and not execute:
+        raise click.UsageError("--wait goes with --execute: without it nothing is requested.")
+
+    def show(done: LettersDecided) -> None:
+        outcome: dict[State, int] | None = None
+        if format_ != "json":
+            _print_decided(done, would="would be replayed", does="requested")
+        if done.executed:
+            if format_ != "json":
+                _print_who_replays(store.group_state(group))
+            if wait:
+                outcome = store.wait_for_replay(group, done.letters, seconds=timeout)
+        if format_ == "json":
+            print_json({**_decided_document(done, reason), "outcome": outcome})
+        elif outcome is not None:
+            _print_outcome(outcome, timeout)
+        if outcome is not None and not {"replayed", "superseded"}.issuperset(outcome):
+            raise click.exceptions.Exit(ExitCode.NO)
+
     with options.open_store(url, schema) as store:
-        done = show_done(
+        show_done(
             lambda: store.request_replay(
                 group, which, reason=reason, forced=force, limit=limit, dry_run=not execute, if_plan=if_plan
             ),
-            lambda done: _print_decided(done, reason, format_, would="would be replayed", does="will be replayed"),
+            show,
         )
-        state = store.group_state(group)
-    if not done.executed or format_ == "json":
-        return
-    if not state.is_live:
-        print_lines("No job of the group runs now: the next one replays them, or sink.drain(spark) in a program.")
-    elif state.replays_letters is False:
-        print_lines("The job that runs has no dead_letters=, and replays none: start it with dead_letters=.")
 
 
 @dead_letters.command("discard")
@@ -345,9 +377,9 @@ def discard_letters(
     format_: str,
     **chosen: Any,
 ) -> None:
-    """Give dead letters up: the letters named, or those that fit; their records stay out of the results.
+    """Give up dead letters: those named, or those that match. Their records stay out of the results.
 
-    Without --execute it prints what would be chosen and writes nothing. Letters that were to be replayed are not.
+    Without --execute it prints what would be chosen and writes nothing. A requested replay is withdrawn.
 
     \b
     Exit codes:
@@ -379,7 +411,11 @@ def discard_letters(
             lambda: store.discard(
                 group, which, reason=reason, erase=erase, limit=limit, dry_run=not execute, if_plan=if_plan
             ),
-            lambda done: _print_decided(done, reason, format_, would=f"would be {verb}", does=verb),
+            lambda done: (
+                print_json(_decided_document(done, reason))
+                if format_ == "json"
+                else _print_decided(done, would=f"would be {verb}", does=verb)
+            ),
         )
 
 
@@ -503,39 +539,53 @@ def _which(letters: tuple[LetterKey, ...], chosen: dict[str, Any], *, all_: bool
     return letters or LetterFilter(**chosen)
 
 
-def _print_decided(done: LettersDecided, reason: str, format_: str, *, would: str, does: str) -> None:
-    if format_ == "json":
-        print_json(
-            {
-                "group": done.group,
-                "reason": reason,
-                "executed": done.executed,
-                "plan": done.digest,
-                "more": done.more,
-                "without_payload": done.without_payload,
-                "overtaken": done.overtaken,
-                "letters": [_place(key) for key in done.letters],
-            }
-        )
-        return
+def _decided_document(done: LettersDecided, reason: str) -> dict[str, object]:
+    return {
+        "group": done.group,
+        "reason": reason,
+        "executed": done.executed,
+        "plan": done.digest,
+        "more": done.more,
+        "without_payload": done.without_payload,
+        "overtaken": done.overtaken,
+        "letters": [_place(key) for key in done.letters],
+    }
+
+
+def _print_who_replays(state: GroupState) -> None:
+    if not state.is_live:
+        print_lines("No job of the group is running: the next one replays them, or sink.drain(spark) in a program.")
+    elif state.pause is not None:
+        print_lines("The group is paused: the running job replays them once it is resumed.")
+    elif state.replays_letters is False:
+        print_lines("The running job has no dead_letters=, and replays none: start it with dead_letters=.")
+    else:
+        print_lines("The running job replays them within seconds; --wait shows the outcome.")
+
+
+def _print_outcome(outcome: Mapping[State, int], timeout: float) -> None:
+    words = {"dead": "failed again: see `offsetstore dead-letters show`", "requested": f"not replayed in {timeout:g} s"}
+    for state, count in outcome.items():
+        print_lines(f"{counted(count, 'dead letter')} {words.get(state, state)}.")
+
+
+def _print_decided(done: LettersDecided, *, would: str, does: str) -> None:
     for key in done.letters[:_SHOWN]:
         print_lines(str(key))
     if len(done.letters) > _SHOWN:
         print_lines(f"and {len(done.letters) - _SHOWN} more")
     if not done.letters:
-        print_lines("No dead letter fits.")
+        print_lines("No dead letters match.")
     else:
         print_lines(f"{counted(len(done.letters), 'dead letter')} {does if done.executed else would}.")
     if done.more:
-        print_lines("More letters fit than --limit allows: repeat the command for them, or raise the limit.")
+        print_lines("More letters match than --limit allows: repeat the command for them, or raise the limit.")
     if done.without_payload:
         print_lines(f"{counted(done.without_payload, 'letter')} can't be replayed: their records are not kept.")
     if done.overtaken:
         letters = counted(done.overtaken, "letter")
         print_lines(f"A job has gone on without waiting for {letters} of these: later rows may be replaced.")
-    if done.executed:
-        print_lines("Done.")
-    elif done.letters:
+    if not done.executed and done.letters:
         print_lines("Nothing was written. Add --execute to do it.")
         print_digest(done.digest)
 

@@ -61,7 +61,7 @@ _LEAST_GOOD = 10  # flights for each broken one
     default=0,
     show_default=True,
     metavar="COUNT",
-    help="So many of the flights are broken, scattered by the seed, and must become dead letters. Runs our job alone, "
+    help="Corrupt COUNT flights, chosen by the seed; each must become a dead letter. Runs our job alone, "
     "and kills it six times: the other would end at the first of them.",
 )
 @click.option("--dashboard", is_flag=True, help="Serve the dashboard meanwhile; its address is printed.")

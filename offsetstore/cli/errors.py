@@ -34,7 +34,7 @@ _COLUMNS = (
     multiple=True,
     type=click.Choice(SOURCES),
     metavar="SOURCE",
-    help=f"Only errors from there. May be repeated. One of {', '.join(SOURCES)}.",
+    help=f"Only errors from this source: one of {', '.join(SOURCES)}. May be repeated.",
 )
 @options.lines_options("error")
 @options.database_options

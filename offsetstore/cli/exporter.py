@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     default=MAX_PARTITION_SERIES,
     show_default=True,
     metavar="NUMBER",
-    help="If there are more series with a partition, all of these are left out.",
+    help="Above this number, all per-partition series are omitted.",
 )
 def exporter(
     *,

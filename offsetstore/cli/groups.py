@@ -45,6 +45,7 @@ def list_groups(*, url: str | None, schema: str | None, format_: str) -> None:
 
     A group is "live" while its job sends heartbeats, "silent" if they have stopped, "left" if the last job has closed
     its claim or an operator has decided something since. "changed" is the time since a stored offset last changed.
+    "epoch" is the number of the last claim or decision: `offsetstore status --help`.
     "letters" counts open dead letters. A name that was given up, or deleted, has no partitions.
 
     \b
@@ -83,7 +84,7 @@ def _naming_options(function: _F) -> _F:
     for option in reversed(
         (
             options.group_option,
-            click.option("--to", "new", required=True, callback=options.names, metavar="NAME", help="The other name."),
+            click.option("--to", "new", required=True, callback=options.names, metavar="NAME", help="The new name."),
             options.reason_option,
             options.execute_options,
             options.database_options,
@@ -110,7 +111,7 @@ def copy_group(
     """Give another name the stored offsets of a group, with their metadata.
 
     For a second job that begins where the first one is: a new version beside the old one, a test. The group and its
-    job are left alone. Dead letters are not copied: the new job begins above their records.
+    job are left alone. Dead letters stay with the group, whose job replays them: both jobs would replay them twice.
 
     \b
     Exit codes:
@@ -123,7 +124,8 @@ def copy_group(
     \b
     Keys of --format json:
       group, new, executed, plan (for --if-plan)
-      offsets[]  topic, partition, stored
+      open_letters  how many dead letters stay with the group
+      offsets[]     topic, partition, stored
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -168,7 +170,8 @@ def rename_group(
     \b
     Keys of --format json:
       group, new, executed, plan (for --if-plan)
-      offsets[]  topic, partition, stored
+      open_letters  how many dead letters go along
+      offsets[]     topic, partition, stored
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -302,11 +305,14 @@ def _print(done: NewName, format_: str, word: str, *, force: bool = False) -> No
                 "new": done.new,
                 "executed": done.executed,
                 "plan": done.digest,
+                "open_letters": done.open_letters,
                 "offsets": _offsets(done),
             }
         )
         return
     print_table((Column("partition"), Column("stored", number=True)), [*done.offsets.items()])
+    if done.open_letters and word == "copied":
+        print_lines(f"{done.group} keeps its {counted(done.open_letters, 'open dead letter')}: its job replays them.")
     what = f"The offsets of {counted(len(done.offsets), 'partition')}"
     if done.executed:
         print_lines(f"{what} were {word} from {done.group} to {done.new}.")

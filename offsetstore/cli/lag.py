@@ -47,14 +47,14 @@ _BY_PARTITION = (
 @click.command()
 @options.optional_group_option("The consumer group: the job's name.")
 @click.option("--all", "all_groups", is_flag=True, help="All groups that were ever claimed and have stored offsets.")
-@click.option("--partitions", is_flag=True, help="A line for each partition, and not for each topic.")
+@click.option("--partitions", is_flag=True, help="One line per partition instead of per topic.")
 @click.option(
     "--watch",
     type=click.FloatRange(0.5),
     is_flag=False,
     flag_value=5.0,
     metavar="[SECONDS]",
-    help="Again every 5 seconds, or so many, until the command is interrupted.",
+    help="Repeat every SECONDS (default 5) until interrupted.",
 )
 @click.option(
     "--fail-above",
@@ -95,8 +95,8 @@ def lag(
     \b
     Exit codes:
       0    done
-      1    no such group; with --fail-above: one is further behind, or it can't
-           be told. A paused group may be behind as far as it likes.
+      1    no such group; with --fail-above: one is further behind, or its
+           lag is unknown. Paused groups never fail the check.
       2    wrong usage
       3    the database can't be reached or refuses
       4    Kafka can't be reached or refuses; what is stored is shown all the same

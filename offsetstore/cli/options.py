@@ -116,9 +116,9 @@ def lines_options(noun: str) -> Callable[[_F], _F]:
     """
 
     def add(function: _F) -> _F:
-        function = click.option(
-            "--follow", "-f", is_flag=True, help=f"Then print each new {noun}, until the command is interrupted."
-        )(function)
+        function = click.option("--follow", "-f", is_flag=True, help=f"Keep printing new {noun}s until interrupted.")(
+            function
+        )
         function = click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help=f"Only the last N {noun}s.")(
             function
         )
@@ -166,7 +166,7 @@ def kafka_groups_option(function: _F) -> _F:
         multiple=True,
         callback=parse,
         metavar="GROUP=NAME",
-        help="The name in Kafka of a group that has another one there. May be repeated.",
+        help="The name in Kafka of a group that has a different one there. May be repeated.",
     )(function)
 
 

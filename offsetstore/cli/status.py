@@ -59,6 +59,8 @@ def status(
 ) -> None:
     """Show a consumer group's owner, offsets and lag.
 
+    Each start of a job makes a claim of the group, and each claim has a higher epoch than the one before; so has a
+    decision that takes the group from a job, such as a reset. A job writes only while the partition's epoch is its own.
     The lag is the number of offsets from the stored one to the end of the log. The age is the time since the stored
     offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision: it takes
     precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another application

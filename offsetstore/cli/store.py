@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import print_json, print_lines
+from offsetstore.cli.exits import show_done
+from offsetstore.cli.output import print_digest, print_json, print_lines
+from offsetstore.text import counted
 
 if TYPE_CHECKING:
-    from offsetstore.protocol.store_facts import StoreIdentity
+    from offsetstore.store.home import StoreDecided
 
 
 @click.group()
@@ -20,9 +22,12 @@ def store() -> None:
 
 @store.command()
 @options.reason_option
+@options.execute_options
 @options.database_options
 @options.format_option
-def moved(*, reason: str, url: str | None, schema: str | None, format_: str) -> None:
+def moved(
+    *, reason: str, execute: bool, if_plan: str | None, url: str | None, schema: str | None, format_: str
+) -> None:
     """Say that the store was moved: its jobs go on in this database.
 
     For a start that ended in StoreMoved after pg_upgrade, a switch to a logical replica, or a restore in place of the
@@ -31,28 +36,48 @@ def moved(*, reason: str, url: str | None, schema: str | None, format_: str) -> 
 
     \b
     Exit codes:
-      0  done, or at home already
+      0  done, or at home already; without --execute: it can be done
+      1  the plan is not --if-plan (the new one is printed)
       2  wrong usage
       3  the database can't be reached or refuses, or the role may not do that
 
     \b
     Keys of --format json:
-      store_id, home
+      store_id, home, executed, plan (for --if-plan)
+      groups[]  group, live: those whose history records it
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore store moved --reason "pg_upgrade to 18, ticket 17"
+      offsetstore store moved --reason "pg_upgrade to 18, ticket 17" --execute
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
+
+    def show(done: StoreDecided) -> None:
+        identity, count = done.identity, counted(len(done.groups), "group")
+        if format_ == "json":
+            print_json(_document(done))
+        elif done.executed:
+            print_lines(f"Store {identity.store_id} is at home in this database.", "Start its jobs.")
+        elif identity.home == identity.here:
+            print_lines(f"Store {identity.store_id} is at home in this database already; nothing was written.")
+        else:
+            print_lines(
+                f"Store {identity.store_id} would move from database {identity.home or 'unknown'} to this one, "
+                f"{identity.here}, with {count}. No job may run on the other database any more."
+            )
+            _print_plan(done)
+
     with options.open_store(url, schema) as opened:
-        after = opened.moved(reason=reason)
-    _print(after, format_, f"Store {after.store_id} is at home in this database.", "Start its jobs.")
+        show_done(lambda: opened.moved(reason=reason, dry_run=not execute, if_plan=if_plan), show)
 
 
 @store.command()
 @options.reason_option
+@options.execute_options
 @options.database_options
 @options.format_option
-def new_id(*, reason: str, url: str | None, schema: str | None, format_: str) -> None:
+def new_id(
+    *, reason: str, execute: bool, if_plan: str | None, url: str | None, schema: str | None, format_: str
+) -> None:
     """Say that this database is a copy: it becomes a store of its own.
 
     For a start that ended in StoreMoved in a copy whose original goes on, and for a copy of the server's files, which
@@ -62,30 +87,53 @@ def new_id(*, reason: str, url: str | None, schema: str | None, format_: str) ->
 
     \b
     Exit codes:
-      0  done
+      0  done; without --execute: it can be done
+      1  the plan is not --if-plan (the new one is printed)
       2  wrong usage
       3  the database can't be reached or refuses, or the role may not do that
 
     \b
     Keys of --format json:
-      store_id, home
+      store_id, home, executed, plan (for --if-plan)
+      groups[]  group, live: those that it fences
 
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore store new-id --reason "staging, copied for a rehearsal"
+          --execute
     """  # noqa: D301 - as above
+
+    def show(done: StoreDecided) -> None:
+        if format_ == "json":
+            print_json(_document(done))
+        elif done.executed:
+            print_lines(
+                f"This database is store {done.identity.store_id} now.",
+                "Give each of its jobs a kafka_group= of its own.",
+            )
+        else:
+            print_lines(
+                f"This database would no longer be store {done.identity.store_id}, but a store of its own, with "
+                f"{counted(len(done.groups), 'group')}. This can't be taken back."
+            )
+            if live := [group for group, owner in done.groups.items() if owner.is_live]:
+                print_lines(f"It fences the running jobs of {', '.join(live)}.")
+            _print_plan(done)
+
     with options.open_store(url, schema) as opened:
-        after = opened.new_id(reason=reason)
-    _print(
-        after,
-        format_,
-        f"This database is store {after.store_id} now.",
-        "Give each of its jobs a kafka_group= of its own.",
-    )
+        show_done(lambda: opened.new_id(reason=reason, dry_run=not execute, if_plan=if_plan), show)
 
 
-def _print(after: StoreIdentity, format_: str, *lines: str) -> None:
-    if format_ == "json":
-        print_json({"store_id": str(after.store_id), "home": after.home})
-    else:
-        print_lines(*lines)
+def _print_plan(done: StoreDecided) -> None:
+    print_lines("Nothing was written. Add --execute to do it.")
+    print_digest(done.digest)
+
+
+def _document(done: StoreDecided) -> dict[str, object]:
+    return {
+        "store_id": str(done.identity.store_id),
+        "home": done.identity.home,
+        "executed": done.executed,
+        "plan": done.digest,
+        "groups": [{"group": group, "live": owner.is_live} for group, owner in done.groups.items()],
+    }

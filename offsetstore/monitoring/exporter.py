@@ -101,7 +101,7 @@ class Exporter:
     :param connect: connects to the store. It is called until it succeeds; the exporter closes the store.
     :param broker: asked for log ends, committed offsets and members. It is left open.
     :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
-    :param max_partition_series: if there were more series with a partition, all of these are left out.
+    :param max_partition_series: above this number, all per-partition series are omitted.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class FactCollector:
                 watched.end()
 
     def on(self, event: Event) -> None:
-        """Take note of the event."""
+        """Record the event."""
         with self._guard:
             if isinstance(event, ClaimTaken):
                 self._claim(event)

@@ -81,7 +81,7 @@ class Monitoring(Metrics):
         self._supervision = Supervision(self.health, self._clock, exit_after)
 
     def on(self, event: Event) -> None:
-        """Take note of the event, and count it."""
+        """Record the event, and count it."""
         self._facts.on(event)
         super().on(event)
 

@@ -94,8 +94,8 @@ LOCK_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_grou
 SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR SHARE"
 
 _OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for,
-       CASE WHEN g.paused_until IS NULL OR g.paused_until > clock_timestamp() THEN g.paused_at END AS paused_at,
-       g.paused_until, g.pause_reason"""
+       g.paused_at, g.paused_until, g.pause_reason,
+       coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended"""
 
 GROUP = f"""
 SELECT {_OWNER}

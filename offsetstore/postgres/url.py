@@ -26,6 +26,8 @@ _EXPECTED = (
 )
 _NAME = f"Set {VARIABLE}, or pass a URL."
 _ONLY = "Name a PostgreSQL database: offsetstore supports no other."
+_BEGIN = "Begin it with postgresql://, or use the form host=... dbname=... user=..."
+_KEYS = "Name libpq's keys (host, port, dbname, user, password), and quote a value with spaces: password='...'."
 _ENCODE = "Percent-encode special characters in the password: %40 for @, %2F for /, %3A for :, %23 for #, %25 for %."
 _QUERY = "Put ? before the first parameter and & between parameters; the form host=... dbname=... takes spaces."
 _TIMES: Final[dict[str, Any]] = {
@@ -57,27 +59,29 @@ def connection_parameters(url: str | None) -> dict[str, Any]:
         parameters: dict[str, Any] = dict(conninfo_to_dict(_libpq_form(url)))
     except (*DATABASE_ERRORS, ValueError):
         # Their messages may repeat the URL, with the password.
-        raise ConfigurationError("could not parse the database URL", expected=_EXPECTED, next_step=_ENCODE) from None
+        step = _ENCODE if _SCHEME.match(url) else _KEYS
+        raise ConfigurationError("could not parse the database URL", expected=_EXPECTED, next_step=step) from None
     _check_address(parameters)
     return {**_TIMES, **parameters}
 
 
 def _libpq_form(url: str) -> str:
     match = _SCHEME.match(url)
-    if match is None:
+    if match is None and "=" in url:
         return url  # "host=... dbname=..."
+    if match is None or not (match[1] or url.startswith("//", match.end())):
+        # What stands before a colon is a scheme only if // follows: else it may be a host, a user, or a password.
+        raise ConfigurationError("the database URL has no scheme", expected=_EXPECTED, next_step=_BEGIN)
     jdbc, scheme, driver = match.groups()
     if scheme not in {"postgresql", "postgres"} or (jdbc and driver):
-        # The text before a colon is a scheme only if // follows; otherwise it may be anything.
-        found = match[0] if jdbc or url.startswith("//", match.end()) else None
-        raise ConfigurationError("not a PostgreSQL URL", found=found, expected=_EXPECTED, next_step=_ONLY)
+        raise ConfigurationError("not a PostgreSQL URL", found=match[0], expected=_EXPECTED, next_step=_ONLY)
     if jdbc:
         return make_conninfo("", **libpq_parameters(url))
     rest = url[match.end() :]
     before_query = rest.partition("?")[0]
     # A URL has one @, before the host. Any other belongs to a password that is not encoded; libpq would take a part of
     # it for the host and show it in its errors.
-    if not rest.startswith("//") or "@" in before_query.rpartition("@")[0] or "@" in before_query[2:].partition("/")[2]:
+    if "@" in before_query.rpartition("@")[0] or "@" in before_query[2:].partition("/")[2]:
         raise ValueError
     return f"postgresql:{rest}"
 

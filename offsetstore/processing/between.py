@@ -110,7 +110,7 @@ class Between:
         self._background.start()
 
     def batch_ended(self, is_running: Callable[[], bool]) -> None:
-        """Take note that a batch was written, or has failed.
+        """Record that a batch was written, or has failed.
 
         :param is_running: whether its query still runs; idle work ends with it.
         """

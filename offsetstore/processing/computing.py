@@ -26,7 +26,10 @@ class Try(Protocol):
     """Computes records, and forgets their rows."""
 
     def __call__(self, begin: int, end: int) -> FunctionFailed | int:
-        """Compute the records from place ``begin`` up to but excluding ``end``; return how many rows they make."""
+        """Compute the records from place ``begin`` up to but excluding ``end``.
+
+        :return: how many rows they make that are not rejected.
+        """
         ...
 
 
@@ -37,7 +40,7 @@ class NoneComputed(Exception):
     """
 
     def __init__(self, failed: FunctionFailed, tried: int) -> None:
-        super().__init__(f"no record could be computed, of {tried} that were tried")
+        super().__init__(f"all {tried} records tried failed")
         self.failed = failed
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, RecordsRejected, RowsRefused
-from offsetstore.protocol.letters import LetterError
+from offsetstore.protocol.letters import LetterError, writable
 from offsetstore.protocol.numbers import check_seconds, check_whole
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from offsetstore.protocol.letters import Cause
 
 Keep: TypeAlias = Literal["all", "coordinates"]
+
+LONGEST_CODE: Final = 64
+"""Characters of the code with which a transform rejects a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +142,22 @@ def name_of(error: Exception) -> str:
 
 
 def cause_of(error: RowsRefused) -> Cause:
-    """Who can't do with the record."""
+    """What rejected the record: transform, database or function."""
     if isinstance(error, FunctionFailed):
         return "raised"
     return "rejected" if isinstance(error, RecordsRejected) else "refused"
 
 
-def rejected(reason: str) -> LetterError:
-    """What a letter keeps of the reason that the user's own code gives."""
-    return LetterError("Rejected", reason)
+def rejected(reason: str | None, code: str | None = None) -> LetterError:
+    """What a letter keeps of the reason that the user's own code gives.
+
+    Lists show the code, and group letters by it, so it may not quote the record, as a reason may. What is too long for
+    a code becomes part of the reason, which is not shown.
+    """
+    name = writable(code or "")
+    if 0 < len(name) <= LONGEST_CODE:
+        return LetterError(name, reason or "")
+    return LetterError("Rejected", ": ".join(filter(None, (name, reason))))
 
 
 def described(error: RowsRefused) -> LetterError:

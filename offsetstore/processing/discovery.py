@@ -63,7 +63,7 @@ class NothingAccepted(Exception):
     """
 
     def __init__(self, refused: RowsRefused) -> None:
-        super().__init__("no record was accepted")
+        super().__init__("all records were refused")
         self.refused = refused
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.protocol.events import Paused, Resumed
-from offsetstore.store.sessions import read
+from offsetstore.store.admin import end_pause
+from offsetstore.store.sessions import deciding, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,4 +107,19 @@ def _name(error: Exception) -> str:
 
 def _pause_of(claim: Claim, owner: GroupRow | None) -> Pause | None:
     """The group's pause, ``None`` for a stale claim."""
-    return owner.pause if owner is not None and owner.token == claim.token else None
+    if owner is None or owner.token != claim.token:
+        return None
+    if owner.ended is not None:
+        _record_end(claim)
+    return owner.pause
+
+
+def _record_end(claim: Claim) -> None:
+    """Write to the history that the pause has ended by itself; the next look tries again if that fails."""
+    group, again = claim.group, "The next batch tries again."
+    try:
+        with deciding(claim.database, group, name="pause", lock_timeout=INTERVAL, again=again) as session:
+            session.lock_group(group)
+            end_pause(session, group, session.group(group), claim.owner)
+    except Exception as error:  # noqa: BLE001 - the batch matters more
+        _log.warning("could not record that the pause of group %r has ended: %s", group, _name(error))

@@ -21,7 +21,7 @@ from offsetstore.errors import ColumnMismatch, RowsRefused, SinkError, UnsafeTar
 from offsetstore.offsets import OffsetRange
 from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import write_all
-from offsetstore.processing.dead_letters import cause_of, described, name_of, rejected
+from offsetstore.processing.dead_letters import cause_of, described, name_of
 from offsetstore.processing.discovery import DiscoveryEnded, discover
 from offsetstore.processing.pause import is_paused
 from offsetstore.processing.plan import PlanOutdated
@@ -178,7 +178,7 @@ class PutBack:
     def _write(self, run: _Run, letters: Sequence[Letter], part: LettersPart) -> None:
         failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
         failed |= {n: FailedReplay(described(error), "raised") for n, error in part.failed.items()}
-        failed |= {n: FailedReplay(rejected(why), "rejected") for n, why in part.rejected.items()}
+        failed |= {n: FailedReplay(why, "rejected") for n, why in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         failed |= {n: FailedReplay(described(error), "refused") for n, error in misfits.items() if n not in failed}
         if part.replaces_in_order:

@@ -95,7 +95,7 @@ class CarefulPart(Protocol):
         ...
 
     @property
-    def rejected(self) -> Mapping[int, str]:
+    def rejected(self) -> Mapping[int, LetterError]:
         """The records that transform rejects, with its reasons."""
         ...
 
@@ -290,7 +290,7 @@ class Recovery:
         """
         run = self._begin(number, ranges, compute, sleep)
         if self._open:
-            self._open = None  # a person may have discarded letters since
+            self._open = None  # letters may have been discarded meanwhile
         size = count_offsets(ranges)
         try:
             for begin in range(0, size, PART):
@@ -387,7 +387,7 @@ class Recovery:
         return dead
 
     def _write_computed(self, run: _Run, plan: Plan, part: CarefulPart, dead: dict[int, _Dead]) -> None:
-        dead |= {number: _Dead("rejected", rejected(reason)) for number, reason in part.rejected.items()}
+        dead |= {number: _Dead("rejected", reason) for number, reason in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         dead |= {n: _Dead("refused", described(error), 1) for n, error in misfits.items() if n not in dead}
         self._write_without(run, plan, part, dead)
@@ -557,7 +557,9 @@ class Recovery:
             )
         except DiscoveryEnded:
             raise Halve(refused) from None
-        except (NothingAccepted, TooManyRefused) as why:
+        except NothingAccepted as why:
+            raise self._too_many(why.refused, f"all {len(numbers)} records tried were refused") from None
+        except TooManyRefused as why:
             raise self._too_many(why.refused, f"{why}, of {len(numbers)} tried") from None
         finally:
             run.watch.lap("search")
@@ -678,14 +680,13 @@ class Recovery:
         # Records without rows are neither accepted nor refused.
         has_accepted = run.ending is not None or any(number not in dead for number in part.with_rows)
         if _blamed(dead) and in_a_row >= _ALL and not has_accepted:
-            raise self._too_many(None, f"{in_a_row} refused records in a row, and none that was accepted")
+            raise self._too_many(None, f"all of the last {in_a_row} records were refused")
 
     def _too_many(self, refused: RowsRefused | None, found: str) -> TooManyLetters:
-        what = "too many records can't be written: that is a bug or an outage, not bad records"
+        what = "so many records were refused that this looks like a bug or an outage, not bad data"
         return TooManyLetters(
             what if refused is None else f"{what}. {refused.what}",
             found=found,
-            expected="some that are accepted",
         )
 
 

@@ -104,7 +104,7 @@ class GroupRow:
     """One row of ``consumer_groups``.
 
     ``alive_for`` is the time since the owner's last heartbeat, if there is one. ``pause`` is ``None`` if the group is
-    not paused, or no longer.
+    not paused, or no longer; ``ended`` is a pause that has ended by itself, until the history has that.
     """
 
     token: Token
@@ -112,6 +112,7 @@ class GroupRow:
     claimed_at: datetime
     alive_for: timedelta | None
     pause: Pause | None = None
+    ended: Pause | None = None
 
     @property
     def is_live(self) -> bool:

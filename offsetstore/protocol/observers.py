@@ -34,7 +34,7 @@ class Observer(Protocol):
     """Gets every event of a store and its claims, in the thread in which it happens: be quick."""
 
     def on(self, event: Event) -> None:
-        """Take note of it. An exception is logged, once for each observer, and never harms the job."""
+        """Handle an event. An exception is logged, once for each observer, and never harms the job."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What an overview reads of Kafka: of each topic and group either what it has, or why that could not be had."""
+"""What an overview reads of Kafka: for each topic and group, its data or the error that prevented reading it."""
 
 from __future__ import annotations
 

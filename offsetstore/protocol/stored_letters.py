@@ -41,7 +41,7 @@ class LetterFilter:
     column: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse states and causes that there are not.
+        """Reject unknown states and causes.
 
         :raises ConfigurationError: naming it.
         """
@@ -111,9 +111,7 @@ class LetterCursor(NamedTuple):
         except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
             found, is_storable = None, False
         if found is None or not is_storable:
-            raise ConfigurationError(
-                "after is not the place of a letter in a list", expected="what an earlier page has as its `next`"
-            )
+            raise ConfigurationError("after is not a valid cursor", expected="the `next` of an earlier page")
         return found
 
     def __str__(self) -> str:

@@ -34,6 +34,7 @@ from offsetstore.spark.function_errors import function_failed, is_over_limit
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
+from offsetstore.spark.rejects import are_rejected, count_accepted, error_of
 from offsetstore.writers.arrow.kafka_column import KAFKA
 from offsetstore.writers.arrow.misfits import finds_misfits
 from offsetstore.writers.upsert import Upsert
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from offsetstore.errors import RowsRefused
     from offsetstore.processing.isolate import Record
     from offsetstore.processing.plan import Ranges
+    from offsetstore.protocol.letters import LetterError
     from offsetstore.protocol.ports import Writer
     from offsetstore.spark.outputs import Outputs
 
@@ -167,7 +169,7 @@ class Careful:
     replaces_in_order: bool
     numbers: Sequence[int]
     keys: Mapping[int, Hashable]
-    rejected: Mapping[int, str]
+    rejected: Mapping[int, LetterError]
     failed: Mapping[int, FunctionFailed]
     _computation: _Computation = field(repr=False)
     _outputs: Mapping[str, _Rows] = field(repr=False)
@@ -189,7 +191,7 @@ class Careful:
         }
 
     def misfits(self, connection: Any) -> dict[int, RowsRefused]:
-        """The records with a value that can never fit. Writers of one's own don't know."""
+        """The records with a value that can never fit. Custom writers can't report these."""
         found: dict[int, RowsRefused] = {}
         for name, output in self._outputs.items():
             writer, begin = output.writer, 0
@@ -290,7 +292,7 @@ def computed_carefully(
         suspected = {by_record[one]: why for one, why in sorted((suspects or {}).items()) if one in by_record}
         computed, failed = _computed_without_failing(computation, numbers, suspected, seconds, check)
         by_number = zip(_values(keys, _NUMBER), _values(keys, "key"), strict=True)
-        rejected: dict[int, str] = {}
+        rejected: dict[int, LetterError] = {}
         for name, table in computed.items():
             computed[name] = _without_rejects(table, rejected)
         yield Careful(
@@ -393,16 +395,15 @@ class _Computation:
     def counted(self, begin: int, end: int, *, without: Sequence[int] = ()) -> FunctionFailed | int:
         """Compute the records with these numbers, up to but excluding ``end``, and forget their rows.
 
-        :return: how many rows they make.
+        :return: how many rows they make that are not rejected.
         """
         # Bounds in maps are no part of the code that Spark generates: it is compiled once for all tries.
         zero = F.col(_NUMBER).isNull().cast("int")
         first, last = (F.create_map(F.lit(0), F.lit(bound))[zero] for bound in (begin, end))
         kept = self._records(without).where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))
         try:
-            made: Any = self.outputs.transform(with_coordinates(kept.drop(_NUMBER)), keep_kafka=True)
-            # count() would leave out columns
-            return sum(frame._jdf.queryExecution().toRdd().count() for frame in made.values())  # noqa: SLF001
+            made = self.outputs.transform(with_coordinates(kept.drop(_NUMBER)), keep_kafka=True)
+            return sum(map(count_accepted, made.values()))
         except Exception as error:
             if (failed := function_failed(error)) is None:
                 raise
@@ -438,15 +439,13 @@ def _digest(topic: Column, partition: Column) -> Column:
     return F.unhex(F.sha2(F.concat(F.encode(place, "UTF-8"), F.col("key")), 256))
 
 
-def _without_rejects(table: pa.Table, rejected: dict[int, str]) -> pa.Table:
+def _without_rejects(table: pa.Table, rejected: dict[int, LetterError]) -> pa.Table:
     """Take out the column, and add its reasons."""
     if REJECT not in table.column_names:
         return table
-    reasons = table.column(REJECT)
-    if reasons.null_count < len(reasons):
-        bad = table.filter(_compute.is_valid(reasons))
-        for number, reason in zip(_values(bad, _NUMBER), _values(bad, REJECT), strict=True):
-            rejected.setdefault(number, reason)
+    bad = table.filter(are_rejected(table.column(REJECT)))
+    for number, given in zip(_values(bad, _NUMBER), _values(bad, REJECT), strict=True):
+        rejected.setdefault(number, error_of(given))
     return table.drop_columns([REJECT])
 
 

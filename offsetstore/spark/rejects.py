@@ -1,41 +1,74 @@
 """The column ``_reject``, by which a transform rejects a record: its text is the reason, NULL for a good row.
 
+Or it is a struct of a ``code``, which lists show, and a ``reason``; a good row has NULL, or NULL in both.
+
 While a batch is computed the column has a name of its own, which no table has. The ordinary ways to write look only
 whether there is any reject; if so, nothing is written, and the batch is computed again carefully.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.types import StringType
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StringType, StructType
 
 from offsetstore.errors import ColumnMismatch, RowsRefused
+from offsetstore.processing.dead_letters import rejected
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
+
+    from offsetstore.protocol.letters import LetterError
 
 REJECT: Final = "_reject"
 COLUMN: Final = "_offsetstore_reject"
+_FIELDS: Final = ("code", "reason")
+_compute: Any = pc
 
 
 def rename(frame: DataFrame) -> DataFrame:
     """Give the column the name that it has while the batch is computed.
 
-    :raises ColumnMismatch: it is not of strings.
+    :raises ColumnMismatch: it is neither of strings nor of structs of a code and a reason.
     """
     if REJECT not in frame.columns:
         return frame
     kind = frame.schema[REJECT].dataType
-    if not isinstance(kind, StringType):
+    texts = [kind]
+    if isinstance(kind, StructType) and sorted(kind.names) == [*_FIELDS]:
+        texts = [field.dataType for field in kind.fields]
+    if not all(isinstance(text, StringType) for text in texts):
         raise ColumnMismatch(
-            f"the column {REJECT} that transform returns must hold the reason as a string",
+            f"the column {REJECT} that transform returns must hold the reason as a string, or a code and a reason",
             found=kind.simpleString(),
-            expected="string",
+            expected="string, or struct<code:string,reason:string>",
             next_step="Return the reason, and NULL for a good row.",
         )
     return frame.withColumnRenamed(REJECT, COLUMN)
+
+
+def count_accepted(frame: DataFrame) -> int:
+    """Compute all columns of a frame, and count the rows that are not rejected.
+
+    Counting alone would leave out columns, and leaving out rejected rows what fails for them.
+    """
+    if COLUMN not in frame.columns:
+        return _computed(frame).toRdd().count()
+    given = F.col(COLUMN)
+    said = [given[name] for name in _FIELDS] if isinstance(frame.schema[COLUMN].dataType, StructType) else [given]
+    execution = _computed(frame.observe(COLUMN, F.count_if(F.coalesce(*said).isNull())))
+    execution.toRdd().count()
+    return execution.observedMetrics().apply(COLUMN).getLong(0)
+
+
+def _computed(frame: DataFrame) -> Any:
+    made: Any = frame
+    return made._jdf.queryExecution()  # noqa: SLF001 - there is no other way to compute all columns and keep none
 
 
 def without_reject(schema: pa.Schema) -> pa.Schema:
@@ -50,6 +83,19 @@ def none_rejected(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     if COLUMN not in batch.schema.names:
         return batch
-    if batch.column(batch.schema.names.index(COLUMN)).null_count < batch.num_rows:
+    if _compute.any(are_rejected(batch.column(batch.schema.names.index(COLUMN)))).as_py():
         raise RowsRefused("transform has rejected a record", column=REJECT)
     return batch.drop_columns([COLUMN])
+
+
+def are_rejected(column: Any) -> Any:
+    """Tell of each row whether it is rejected."""
+    if not pa.types.is_struct(column.type):
+        return _compute.is_valid(column)
+    code, reason = (_compute.is_valid(_compute.struct_field(column, name)) for name in _FIELDS)
+    return _compute.or_(code, reason)
+
+
+def error_of(given: str | Mapping[str, str | None]) -> LetterError:
+    """What a letter keeps of a row's value."""
+    return rejected(given) if isinstance(given, str) else rejected(given["reason"], given["code"])

@@ -37,7 +37,7 @@ class LetterRequests:
         self._next_look = 0.0
 
     def query_began(self, spark: SparkSession, columns: Collection[str]) -> None:
-        """Take note of where letters can be computed.
+        """Remember where letters can be computed.
 
         :param columns: those of the query's source.
         """

@@ -130,7 +130,7 @@ class TransactionalSink:
     :param tick: work for an idle job; see docs/marking.md.
     :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. By default the
         query ends at the first one. ``transform`` must make each row from one record and keep ``_kafka``; it may return
-        a column ``_reject`` with the reason why a record can't be used.
+        a column ``_reject`` with the reason why a record can't be used, or a struct of its ``code`` and ``reason``.
     :raises ConfigurationError: there is no writer or no function, or a setting is invalid, or does not go with another;
         with ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors
         can't connect to.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 from uuid import uuid4
 
@@ -70,6 +71,8 @@ Partitions: TypeAlias = Mapping[str, Collection[int] | None] | Literal["all"] | 
 """What a reset moves: partitions by topic, ``None`` for all that have a stored offset; or those of all topics."""
 
 Decided: TypeAlias = Literal["fence", "refuse"]
+
+_NAMED: Final = 8  # partitions that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +229,10 @@ class ResetRequest:
                     expected="a name, and numbers from 0 upwards",
                 )
             asked = there if numbers is None else {TopicPartition(topic, number) for number in numbers}
-            if not asked or asked - there:
-                what = f"the store has no offsets of group {self.group!r} for a partition that was named"
-                found = ", ".join(map(str, sorted(asked - there))) or topic
-                held = ", ".join(map(str, sorted(there))) or ", ".join(sorted({tp.topic for tp in rows}))
-                raise ConfigurationError(what, found=found, expected=f"one of {held}")
+            if not there:
+                raise _unknown_topic(self.group, rows, topic)
+            if asked - there:
+                raise _unknown_partition(self.group, rows, min(asked - there))
             chosen |= asked
         return sorted(chosen)
 
@@ -496,6 +498,7 @@ def pause(
         owner = _lock_known(session, by.group)
         done = look(session, owner)
         expect_plan(done, if_plan)
+        end_pause(session, by.group, owner, by.who)
         session.write_pause(by.group, done.after)
         event = by.event("pause", owner.token, reason)
         session.append_history(by.group, [event])
@@ -521,6 +524,17 @@ def resume(database: Database, by: Decision, *, dry_run: bool, if_plan: str | No
         event = by.event("resume", owner.token, by.reason)
         session.append_history(by.group, [event])
     return replace(done, history=event)
+
+
+def end_pause(session: Session, group: str, owner: GroupRow | None, who: str) -> None:
+    """Write to the history that the group's pause has ended by itself, if it has. Needs the lock of its row.
+
+    :param owner: the row, as it is.
+    """
+    if owner is not None and owner.ended is not None:
+        session.write_pause(group, None)
+        reason = f"ended by itself: {owner.ended}"
+        session.append_history(group, [HistoryEvent("resume", None, None, None, owner.token, who, reason)])
 
 
 def _identity(pause: Pause | None) -> object:
@@ -644,9 +658,23 @@ def _expect_rows(
 
 
 def _unknown_partition(group: str, rows: Iterable[TopicPartition], tp: TopicPartition) -> ConfigurationError:
+    of_topic = sorted(one for one in rows if one.topic == tp.topic)
+    if not of_topic:
+        return _unknown_topic(group, rows, tp.topic)
+    more = f" and {len(of_topic) - _NAMED} more" if len(of_topic) > _NAMED else ""
     return ConfigurationError(
         f"the store has no offset of this partition for group {group!r}",
         topic_partition=tp,
-        expected=", ".join(map(str, sorted(rows))),
-        next_step="Correct the topic or the partition; a partition gets its row from a claim.",
+        expected=", ".join(map(str, of_topic[:_NAMED])) + more,
+        next_step="Correct the partition; it gets its row from a claim.",
+    )
+
+
+def _unknown_topic(group: str, rows: Iterable[TopicPartition], topic: str) -> ConfigurationError:
+    topics = sorted({tp.topic for tp in rows})
+    near = get_close_matches(topic, topics)
+    return ConfigurationError(
+        f"the store has no offsets of topic {topic!r} for group {group!r}",
+        expected=", ".join(topics),
+        next_step=(f"Did you mean {', '.join(near)}? " if near else "") + "Correct the topic; a claim makes its rows.",
     )

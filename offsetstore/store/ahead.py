@@ -42,11 +42,11 @@ class Ahead:
         return Ahead(*({tp: at for tp, at in one.items() if tp in partitions} for one in every))
 
     def note_failure(self, tp: TopicPartition, offset: int) -> None:
-        """Take note of a failed attempt."""
+        """Record a failed attempt."""
         self.failures[tp] = max(offset, self.failures.get(tp, 0))
 
     def note_sequence(self, tp: TopicPartition, offset: int) -> None:
-        """Take note of a letter for which later records of its key wait."""
+        """Record a letter for which later records of its key wait."""
         self.sequences[tp] = max(offset, self.sequences.get(tp, 0))
 
     def has_letters(self, ranges: Mapping[TopicPartition, OffsetRange]) -> bool:

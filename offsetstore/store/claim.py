@@ -179,14 +179,14 @@ class Claim:
         self.observers.on(ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting))
 
     def lose(self) -> None:
-        """Take note that another claim has taken over, or that the group was reset or renamed."""
+        """Record that another claim has taken over, or that the group was reset or renamed."""
         with self._binding:
             was_lost, self.is_lost = self.is_lost, True
         if not was_lost:
             self.observers.on(ClaimLost(group=self.group, token=self.token))
 
     def note_lost(self, found: Mapping[TopicPartition, str]) -> None:
-        """Take note of logs that lost records while the job ran, and why that is known: it must not go on in them."""
+        """Record logs that lost records while the job ran, and why that is known: it must not go on in them."""
         self._lost = dict(found)
 
     def require_log(self) -> None:

@@ -107,7 +107,7 @@ class _Checks:
             return self._vanished(owner, who)
         run = self._run
         if run is None or run.token != owner.token:
-            text = f"No job is running; start one. None has claimed the group since {who}, took it:"
+            text = f"No job is running; start one. Last claimed by {who}, at:"
             return Check("claim", "attention", text, owner.claimed_at, self._command("history", "-n 5"))
         text = f"No job owns the group. The last run, of {who}, {_ENDED[run.state]}:"
         if run.state in {"failed", "silent"}:
@@ -147,7 +147,7 @@ class _Checks:
             return self._starting(run, since)
         if run.status.phase == "paused":
             return Check("batch", "ok", "The job waits until the group is resumed, since:", since)
-        return Check("batch", "ok", f"{batch} has ended well, and the job waits for records, since:", since)
+        return Check("batch", "ok", f"{batch} succeeded; waiting for records since:", since)
 
     def _ended(self, run: Run, batch: str, _since: datetime) -> Check:
         status = run.status

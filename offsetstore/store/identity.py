@@ -69,7 +69,7 @@ class ClaimInfo(Protocol):
         ...
 
     def lose(self) -> None:
-        """Take note that another claim has taken over, or that the group was reset or renamed."""
+        """Record that another claim has taken over, or that the group was reset or renamed."""
         ...
 
     def require_log(self) -> None:

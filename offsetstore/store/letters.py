@@ -6,13 +6,17 @@ were chosen, who decided it and why. Each letter's own row says the same of the 
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
-from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, LetterKey
-from offsetstore.protocol.numbers import check_whole
+from offsetstore.offsets import MAX_OFFSET, TopicPartition, whole
+from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey
+from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
 from offsetstore.protocol.stored_letters import STATES, LetterCursor, LetterFilter
 from offsetstore.store.admin import known
 from offsetstore.store.plans import digest_of, expect_plan
@@ -23,17 +27,21 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import Token
     from offsetstore.protocol.database import Database, HistoryEvent, Session
-    from offsetstore.protocol.letters import Letter, PayloadState, State
+    from offsetstore.protocol.letters import PayloadState, State
     from offsetstore.protocol.stored_letters import ChosenLetter, ErrorGroup
     from offsetstore.store.admin import Decision
 
 MOST: Final = 10_000
 """Letters that one call decides about, unless it is told another limit."""
 _PAGE_BYTES: Final = 64 << 20
+_INTERVAL: Final = 0.5  # seconds between two looks at letters that are to be replayed
 _NAMED: Final = 20  # records that a line of the history names
 
-Which: TypeAlias = "LetterKey | LetterFilter | Collection[LetterKey]"
-"""One letter, those that fit a filter, or these."""
+Named: TypeAlias = "Letter | LetterKey | Iterable[Letter | LetterKey]"
+"""One letter, or several."""
+
+Which: TypeAlias = "Named | LetterFilter"
+"""These letters, or those that fit a filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,7 @@ def read_page(
 
 def read_letter(database: Database, group: str, key: LetterKey, *, contents: bool) -> Letter:
     """Read one letter; see `OffsetStore.letter`."""
+    key = _key_of(key)
 
     def look(session: Session) -> Letter:
         if (found := session.letter(group, key, contents=contents)) is None:
@@ -120,6 +129,20 @@ def read_letter(database: Database, group: str, key: LetterKey, *, contents: boo
         return found
 
     return read(database, look)
+
+
+def wait_for_replay(database: Database, group: str, which: Named, *, seconds: float) -> dict[State, int]:
+    """Wait until no letter is requested any more; see `OffsetStore.wait_for_replay`."""
+    check_seconds("seconds", seconds, or_zero=True)
+    keys = _keys_of(which)
+    deadline = time.monotonic() + seconds
+    while True:
+        found = read(database, lambda session: session.choose_letters(group, keys, limit=len(keys)))
+        states: dict[State, int] = dict(Counter(one.state for one in found.values()))
+        left = deadline - time.monotonic()
+        if "requested" not in states or left <= 0:
+            return states
+        time.sleep(min(_INTERVAL, left))
 
 
 def read_counts(database: Database, group: str, up_to: int | None) -> dict[State, int]:
@@ -172,11 +195,12 @@ class LetterDecision:
         """Check the arguments.
 
         :raises ConfigurationError: naming the argument.
+        :raises TypeError: ``which`` is something else.
         """
         _expect_limit(limit)
         if isinstance(which, LetterFilter):
             return cls(by, which, limit, dry_run, if_plan)
-        named = (which,) if isinstance(which, LetterKey) else tuple(dict.fromkeys(which))
+        named = _keys_of(which)
         if not named:
             raise ConfigurationError("a decision names no dead letters", expected="a letter, or a filter")
         if len(named) > limit:
@@ -351,6 +375,35 @@ def _expect_open(key: LetterKey, letter: ChosenLetter) -> None:
 
 def _expect_nothing(key: LetterKey, letter: ChosenLetter) -> None:
     """Any letter can be erased."""
+
+
+def _keys_of(which: object) -> tuple[LetterKey, ...]:
+    """Name one letter or several, each once.
+
+    :raises TypeError: see `_key_of`.
+    """
+    several: Any = which
+    if isinstance(which, LetterKey) or not isinstance(which, Iterable):
+        several = (which,)
+    return tuple(dict.fromkeys(map(_key_of, several)))
+
+
+def _key_of(given: object) -> LetterKey:
+    """Name the letter.
+
+    :raises TypeError: it is none; a database would say so in its own words, and memory not at all.
+    """
+    key: Any = given.key if isinstance(given, Letter) else given
+    if not isinstance(key, LetterKey):
+        raise TypeError(
+            f"not a dead letter: found {type(given).__name__}; expected a Letter or a LetterKey, several of them, or a "
+            "LetterFilter. Of a LetterPage pass its letters, of an ErrorGroup its which."
+        )
+    tp, offset, topic_id = cast("tuple[Any, ...]", key)
+    if not isinstance(tp, TopicPartition) or whole(offset) is None or not isinstance(topic_id or "", str):
+        expected = "a TopicPartition, its offset, and a topic's id or None"
+        raise TypeError(f"not a dead letter: found {key!r}; expected {expected}")
+    return LetterKey(tp, as_offset("the offset of a dead letter", offset, most=MAX_OFFSET), topic_id)
 
 
 def _expect_all(group: str, asked: Collection[LetterKey], found: Collection[LetterKey]) -> None:

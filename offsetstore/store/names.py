@@ -16,6 +16,7 @@ from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.letters import OPEN
 from offsetstore.store.admin import (
     AGAIN,
+    end_pause,
     expect_group,
     expect_reason,
     expect_takeover,
@@ -43,6 +44,8 @@ class NewName:
 
     :param executed: whether anything was written.
     :param owner: of the group before, ``None`` if it was never claimed.
+    :param open_letters: how many of the group's dead letters are to be decided about, or to be replayed. A rename takes
+        them along; a copy leaves them, since with both groups they would be replayed twice.
     :param digest: for ``if_plan``.
     """
 
@@ -50,6 +53,7 @@ class NewName:
     new: str
     offsets: Mapping[TopicPartition, int]
     owner: GroupRow | None
+    open_letters: int
     executed: bool
     digest: str
 
@@ -115,7 +119,8 @@ class Naming:
             )
         offsets = {tp: row.next_offset for tp, row in rows.items()}
         digest = digest_of(self.event, self.group, self.new, held_by(owner, offsets))
-        return NewName(self.group, self.new, offsets, owner, executed=False, digest=digest)
+        letters = sum(session.count_letters(self.group, OPEN).values())
+        return NewName(self.group, self.new, offsets, owner, letters, executed=False, digest=digest)
 
     def plan(self, session: Session) -> NewName:
         """Look at what would be done now, without the partitions' locks."""
@@ -175,6 +180,7 @@ def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeo
         naming.expect(done, takeover)
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), naming.who
+        end_pause(session, group, before, who)
         session.rename_group(group, new)
         session.write_pause(new, before.pause if before is not None else None)
         session.write_pause(group, None)
@@ -301,6 +307,7 @@ def delete_group(
         deletion.expect(found, takeover)
         # Above the job's, so that it is stale, and above those of all copies in Kafka, which then no longer count.
         token, who = Token(before.epoch + 1, uuid4()), deletion.actor or this_process()
+        end_pause(session, group, found.owner, who)
         session.delete_group(group)
         session.write_pause(group, None)
         write_token(session, group, token, who)

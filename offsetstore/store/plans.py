@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from offsetstore.errors import PlanChanged
+from offsetstore.errors import ConfigurationError, PlanChanged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from offsetstore.offsets import TopicPartition
     from offsetstore.protocol.database import GroupRow
 
-_LENGTH = 16
+_LENGTH: Final = 16
+_DIGEST: Final = re.compile(rf"[0-9a-f]{{{_LENGTH}}}")
 
 
 class Plan(Protocol):
@@ -56,11 +58,18 @@ def expect_plan(plan: _P, if_plan: str | None) -> _P:
 
     :param plan: what would be done; under the locks, this is final. It is returned.
     :param if_plan: the digest of what was shown, ``None`` to do whatever there is to do.
+    :raises ConfigurationError: that is no digest.
     :raises PlanChanged: it differs.
     """
+    if if_plan is not None and not _DIGEST.fullmatch(if_plan):
+        raise ConfigurationError(
+            "not the digest of a plan; nothing was done",
+            found=repr(if_plan),
+            expected=f"{_LENGTH} hexadecimal digits, as a plan shows them",
+        )
     if if_plan is not None and plan.digest != if_plan:
         raise PlanChanged(
-            "the plan has changed since it was shown; nothing was done",
+            "the plan has changed since it was shown, or the digest is another command's; nothing was done",
             found=plan.digest,
             expected=if_plan,
             plan=plan,

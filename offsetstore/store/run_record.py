@@ -101,7 +101,7 @@ class RunRecord:
         self._has_told = False
 
     def on(self, event: Event) -> None:
-        """Take note of the event."""
+        """Record the event."""
         with self._lock:
             match event:
                 case QueryStarted():
@@ -146,7 +146,7 @@ class RunRecord:
                 pass
 
     def end_with(self, error: Exception) -> None:
-        """Take note of an error that left the block of the claim or the store, unless a batch has failed with it."""
+        """Record an error that left the block of the claim or the store, unless a batch has failed with it."""
         with self._lock:
             if self._phase != "failed":
                 self._enter("failed")

@@ -33,6 +33,7 @@ from offsetstore.store.letters import (
     read_errors,
     read_letter,
     read_page,
+    wait_for_replay,
 )
 from offsetstore.store.mirror import INTERVAL
 from offsetstore.store.sessions import read, transaction
@@ -56,9 +57,10 @@ if TYPE_CHECKING:
     from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity
     from offsetstore.protocol.stored_letters import ErrorGroup
     from offsetstore.store.admin import PauseDecided, Reset, ResetTarget
+    from offsetstore.store.home import StoreDecided
     from offsetstore.store.identity import ClaimInfo
     from offsetstore.store.lag import Lag
-    from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned, Which
+    from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned, Named, Which
     from offsetstore.store.names import DeletedGroup, NewName
     from offsetstore.store.reads import GroupState
     from offsetstore.store.transaction import Transaction
@@ -285,7 +287,8 @@ class OffsetStore:
 
         The group and its job are left alone. The offsets are those of one moment: of a batch, those of all partitions
         or of none. They are pinned, so that they count more than what Kafka has under the new name. Dead letters and
-        a stateful query's batch marks are not copied: the new job begins above the records of these letters.
+        a stateful query's batch marks are not copied: the group's job replays the letters, and the new job begins above
+        their records.
 
         :param new: a name that has no offsets.
         :param reason: for those who read the history.
@@ -428,7 +431,9 @@ class OffsetStore:
         """Which store it is, and whether it is in the database that its offsets belong to."""
         return self._read(lambda session: session.identity())
 
-    def moved(self, *, reason: str, actor: str | None = None) -> StoreIdentity:
+    def moved(
+        self, *, reason: str, actor: str | None = None, dry_run: bool = False, if_plan: str | None = None
+    ) -> StoreDecided:
         """Answer `StoreMoved`: it is the same store, in another database now, and the other one runs no jobs any more.
 
         For a `pg_upgrade`, a switch to a logical replica, or a backup that was restored in place. The history of each
@@ -436,14 +441,26 @@ class OffsetStore:
 
         :param reason: for those who read the history.
         :param actor: who decides; by default user, host and process.
+        :param dry_run: lock and write nothing; return what would be done now.
+        :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing.
         :raises ConfigurationError: no reason.
+        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
         :raises MissingPrivilege: the role does not own the tables, or may not read which database this is.
         :raises LockTimeout: a claim or another decision takes longer than `Timeouts.lock`.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        return home.moved(self.database, reason=reason, actor=actor, lock_timeout=self.timeouts.lock)
+        return home.moved(
+            self.database,
+            reason=reason,
+            actor=actor,
+            lock_timeout=self.timeouts.lock,
+            dry_run=dry_run,
+            if_plan=if_plan,
+        )
 
-    def new_id(self, *, reason: str, actor: str | None = None) -> StoreIdentity:
+    def new_id(
+        self, *, reason: str, actor: str | None = None, dry_run: bool = False, if_plan: str | None = None
+    ) -> StoreDecided:
         """Answer `StoreMoved`: this database is a copy, and the original goes on. It becomes a store of its own.
 
         Jobs that run in this database are fenced. What the groups have in Kafka is the original's: give each of this
@@ -452,12 +469,21 @@ class OffsetStore:
 
         :param reason: for those who read the history.
         :param actor: who decides; by default user, host and process.
+        :param dry_run: as for `moved`, like ``if_plan``: a claim, or the end of a job, makes it another plan.
         :raises ConfigurationError: no reason.
+        :raises PlanChanged: as for `moved`.
         :raises MissingPrivilege: the role does not own the tables.
         :raises LockTimeout: a job's transaction, a claim or another decision takes longer than `Timeouts.lock`.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        return home.new_id(self.database, reason=reason, actor=actor, lock_timeout=self.timeouts.lock)
+        return home.new_id(
+            self.database,
+            reason=reason,
+            actor=actor,
+            lock_timeout=self.timeouts.lock,
+            dry_run=dry_run,
+            if_plan=if_plan,
+        )
 
     def offsets(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """The group's rows, in order of (topic, partition), in one query and without a lock."""
@@ -572,6 +598,7 @@ class OffsetStore:
         :param topic_id: if the topic was deleted and created again, which one; by default that of the newest letter.
         :param contents: as for `letters`, but read them unless told otherwise.
         :raises UnknownLetter, UnknownGroup: there is none.
+        :raises TypeError: that is no partition, or no offset.
         :raises MissingPrivilege: ``contents``, and a role that may not read them.
         """
         return read_letter(self.database, group, LetterKey(topic_partition, offset, topic_id), contents=contents)
@@ -617,8 +644,9 @@ class OffsetStore:
         A running job does so within seconds, another one when it starts. What fails again is ``dead`` again. A letter
         that follows another one of its sequence waits for that.
 
-        :param which: a letter, several, or a `LetterFilter`, of which those that are ``dead`` are chosen, in the order
-            of partition and offset. All letters that are named must be fit for it, or nothing is written.
+        :param which: a letter, as `letters` returns it or its `LetterKey`, several of them, or a `LetterFilter`, of
+            which those that are ``dead`` are chosen, in the order of partition and offset. All letters that are named
+            must be fit for it, or nothing is written.
         :param reason: for those who read the history, and the letter.
         :param actor: who decides; by default user, host and process.
         :param forced: even where rows of later records may be replaced by older ones.
@@ -631,6 +659,7 @@ class OffsetStore:
         :raises LetterSettled: it was replayed, discarded or superseded.
         :raises PayloadMissing: its record is not kept.
         :raises ConfigurationError: no reason, or an argument is invalid.
+        :raises TypeError: ``which`` is something else.
         :raises UnknownGroup: the group was never claimed.
         :raises GroupRenamed: the group has another name now.
         :raises LockTimeout: another transaction, such as a replay, holds a letter for longer than `Timeouts.lock`.
@@ -639,6 +668,17 @@ class OffsetStore:
         by = admin.Decision(group, reason, actor, self.timeouts.lock)
         decision = LetterDecision.of(by, which, limit=limit, dry_run=dry_run, if_plan=if_plan)
         return decision.request_replay(self.database, forced=forced)
+
+    def wait_for_replay(self, group: str, which: Named, *, seconds: float = 60.0) -> dict[State, int]:
+        """Wait until none of these letters is ``requested`` any more; return how many are in each state then.
+
+        ``replayed`` ones are in the results; what has failed again is ``dead``.
+
+        :param which: as for `request_replay`, such as its ``letters``, but no filter.
+        :param seconds: return after this time, with letters that are still ``requested``: perhaps no job runs.
+        :raises TypeError, ConfigurationError: an argument is invalid.
+        """
+        return wait_for_replay(self.database, group, which, seconds=seconds)
 
     def discard(
         self,
@@ -658,6 +698,7 @@ class OffsetStore:
         :param erase: delete their contents: key, value, headers, texts, and the digest of the key. Also of letters that
             are settled, which keep their state. The bytes remain in the database's files until VACUUM, and in backups.
         :raises UnknownLetter, LetterSettled, ConfigurationError: as for `request_replay`, like the other parameters.
+        :raises TypeError: as for `request_replay`.
         :raises PlanChanged, UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
         """
         by = admin.Decision(group, reason, actor, self.timeouts.lock)

@@ -82,7 +82,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-of-a-pause",
-        (_ADMIN, "        expect_plan(done, if_plan)\n        session.write_pause(", "        session.write_pause("),
+        (_ADMIN, "        expect_plan(done, if_plan)\n        end_pause(", "        end_pause("),
         tests=(f"{_WAITING}[pause]",),
         why="A pause with an end would replace one without, which someone has set while the plan was read.",
     ),
@@ -203,6 +203,30 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         tests=(f"{_SHOWN}[delete]",),
         why="Dead letters would be deleted that nobody has seen.",
     ),
+    *(
+        mutant(
+            f"plan-of-a-store-s-{event}",
+            (
+                "offsetstore/store/home.py",
+                f'expect_plan(_plan("{event}", {facts}), if_plan)',
+                f'_plan("{event}", {facts})',
+            ),
+            tests=(f"{_CONTRACT}{test}",),
+            why="Another store than the one that was shown would be taken for moved, or copied.",
+        )
+        for event, facts, test in (
+            (
+                "moved",
+                "identity, groups, names",
+                "test_a_store_in_another_database_starts_no_job_before_somebody_says_why",
+            ),
+            (
+                "new-id",
+                "identity, groups, owners",
+                "test_a_copy_is_a_store_of_its_own_and_adopts_nothing_of_the_original_s_group_in_kafka",
+            ),
+        )
+    ),
     mutant(
         "plan-of-a-delete-s-losses",
         (_NAMES, ", sorted(losses.items()))", ")"),
@@ -247,6 +271,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
             ("copy", "groups", "store.copy_group(group, new, reason=reason, dry_run=not execute, if_plan=if_plan)"),
             ("rename", "groups", f'if_plan=if_plan,\n{_THEN}lambda done: _print(done, format_, "renamed"'),
             ("delete", "groups", f"if_plan=if_plan,\n{_THEN}show,\n"),
+            ("new-id", "store", "opened.new_id(reason=reason, dry_run=not execute, if_plan=if_plan)"),
         )
     ),
     mutant(

@@ -560,7 +560,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "moved-although-that-is-not-known",
-        (_HOME, "        if before.here is None:\n", "        if before.store_id is None:\n"),
+        (_HOME, "        if identity.here is None:\n", "        if identity.store_id is None:\n"),
         tests=(f"{_GRANTS}test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same",),
         why="It would be told as done, and nothing would be written.",
     ),

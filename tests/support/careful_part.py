@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from offsetstore.processing.cycle import UNNAMED
+from offsetstore.processing.dead_letters import rejected
 from offsetstore.protocol.letters import Payload
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from offsetstore import OffsetRange, TopicPartition
     from offsetstore.errors import FunctionFailed, RowsRefused
     from offsetstore.processing.isolate import Record
+    from offsetstore.protocol.letters import LetterError
 
 Row: TypeAlias = tuple[int, int]
 Write: TypeAlias = Callable[[Any, Sequence[Row]], None]
@@ -96,9 +98,9 @@ class FakePart:
         return {number: failing[rows[number]] for number in numbers if rows[number] in failing}
 
     @property
-    def rejected(self) -> dict[int, str]:
+    def rejected(self) -> dict[int, LetterError]:
         rejects = self.records.rejects
-        return {number: rejects[row] for number, row in enumerate(self._rows) if row in rejects}
+        return {number: rejected(rejects[row]) for number, row in enumerate(self._rows) if row in rejects}
 
     def record(self, number: int) -> Record:
         return self._places[number]

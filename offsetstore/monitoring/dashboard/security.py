@@ -152,7 +152,7 @@ def is_open(path: str) -> bool:
 
 
 def login_address(path: str, query: str) -> str:
-    """Where one signs in, and is then sent on to that page."""
+    """The address of the login page. Signing in returns you to the requested page."""
     wanted = f"{path}?{query}" if query else path
     return "/login" if wanted == "/" else f"/login?{urlencode({'next': wanted})}"
 

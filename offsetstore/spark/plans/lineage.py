@@ -166,7 +166,7 @@ def _otherwise(needed_by: str) -> str:
 
 def _missing(found: str, needed_by: str) -> KafkaColumnsMissing:
     return KafkaColumnsMissing(
-        f"transform lost the coordinates, by which {needed_by} finds the record of each row",
+        f"transform dropped `_kafka`, which {needed_by} needs to trace each row to its record",
         found=found,
         expected=f"the column {KAFKA} as transform got it",
         next_step=f'Keep it: select("{KAFKA}", ...); it is not written. '

@@ -33,7 +33,7 @@ class SinkQuery:
         self._has_warned = False
 
     def found(self, execution: Any) -> None:
-        """Take note of Spark's own object for the query, which its batches know."""
+        """Keep Spark's own object for the query, which its batches know."""
         self._execution = execution
 
     def status(self) -> QueryStatus:

@@ -263,7 +263,7 @@ class PartitionWay:
         self._claim.ahead.passed({tp: remaining[tp] for tp in done if tp in remaining})
 
     def _forget_stored(self, claim: TaskClaim, plan: Plan) -> None:
-        """Take note of what tasks have stored before the others were ended: the batch goes on."""
+        """Record what tasks stored before the others were ended: the batch goes on."""
         rows, remaining = self._claim.offsets(), plan.remaining()
         done = [tp for tp, range_ in remaining.items() if tp in rows and rows[tp].next_offset >= range_.until]
         self._note_stored(claim, plan, done)

@@ -26,11 +26,12 @@ from offsetstore.errors import (
     UnknownGroup,
 )
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
-from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter
+from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.protocol.store_facts import StoreIdentity
+from offsetstore.protocol.stored_letters import LetterFilter
 from offsetstore.store.admin import ShiftBy
 from offsetstore.store.resolving import resolve_starting_offsets
 from offsetstore.store.sessions import read as reading
@@ -616,6 +617,35 @@ class AdminContract(ContractParts):
         [of_group] = [line for line in store.history(GROUP) if line.event == "delete" and not line.topic_partition]
         assert of_group.reason == f"with 2 open and 1 settled dead letters: {REASON}"
 
+    @pytest.mark.behaviour("OPS-20")
+    def test_a_copy_leaves_open_letters_to_the_group_and_a_delete_waits_until_they_are_replayed(
+        self, store: OffsetStore, advanced: Claim
+    ) -> None:
+        error, record = LetterError("ValueError", "not a number"), Payload(b"key", b"value", None, None, None)
+        with store.transaction(advanced) as tx:
+            left = tx.lock({P0: OffsetRange(40, 50)})[P0].remaining
+            tx.write_letters([NewLetter(P0, offset, "raised", error, 1, None, record) for offset in (41, 42, 43)])
+            tx.advance({P0: left})
+        store.discard(GROUP, LetterKey(P0, 42), reason=REASON)
+
+        planned = store.copy_group(GROUP, OTHER, reason=REASON, dry_run=True)
+        assert planned.open_letters == store.copy_group(GROUP, OTHER, reason=REASON).open_letters == 2
+        assert store.letter_counts(OTHER) == {}
+        assert store.request_replay(OTHER, LetterFilter(), reason=REASON).letters == ()
+        with pytest.raises(LettersOpen) as caught:
+            store.delete_group(GROUP, reason=REASON, takeover="fence")
+        assert caught.value.found == 2
+
+        store.request_replay(GROUP, LetterFilter(), reason=REASON)
+        letters = store.letters(GROUP, state="requested", contents=True).letters
+        with store.transaction(advanced) as tx:
+            tx.lock({P0: OffsetRange(50, 50)})
+            assert tx.lock_letters(letters)
+            tx.settle_letters(letters, {})
+            tx.touch()
+        assert store.delete_group(GROUP, reason=REASON, takeover="fence").open_letters == 0
+        assert stored(store, OTHER)[P0] == 50
+
     @pytest.mark.behaviour("OPS-3")
     def test_a_deleted_name_is_unknown_until_a_job_claims_it(
         self, store: OffsetStore, broker: StaticBroker, advanced: Claim
@@ -704,12 +734,20 @@ class AdminContract(ContractParts):
 
         with pytest.raises(ConfigurationError, match="reason"):
             store.moved(reason=" ")
-        after = store.moved(reason=REASON, actor="ana")
-        assert after == store.identity() == StoreIdentity(store.database.store_id(), here, here)
+        planned = store.moved(reason=REASON, dry_run=True)
+        assert (planned.executed, planned.identity, [*planned.groups]) == (False, store.identity(), [GROUP])
+        assert store.identity().is_elsewhere
+        done = store.moved(reason=REASON, actor="ana", if_plan=planned.digest)
+        after = StoreIdentity(store.database.store_id(), here, here)
+        assert (done.executed, done.identity, done.digest) == (True, after, planned.digest)
+        assert store.identity() == after
         [line] = store.history(GROUP, events=["moved"])
         assert (line.actor, line.token) == ("ana", advanced.token)
         assert line.reason == f"from database elsewhere to {here}: {REASON}"
-        assert store.moved(reason=REASON) == after  # it is at home: nothing is written
+        again = store.moved(reason=REASON)  # it is at home: nothing is written
+        assert (again.executed, again.identity, again.groups) == (False, after, {})
+        with pytest.raises(PlanChanged):
+            store.moved(reason=REASON, if_plan=planned.digest)
         assert len(store.history(GROUP, events=["moved"])) == 1
         assert resolve_starting_offsets(broker, group=GROUP, store=store).offsets[P0] == 41
         assert store.claim(GROUP, broker, mirror_every=None).token.epoch == advanced.token.epoch + 1
@@ -719,7 +757,7 @@ class AdminContract(ContractParts):
         self._set_home(store, None)
         assert not store.identity().is_compared
         store.claim(GROUP, broker, mirror_every=None)
-        assert store.moved(reason=REASON).is_compared
+        assert store.moved(reason=REASON).identity.is_compared
 
     @pytest.mark.behaviour("START-27", "START-9")
     def test_a_copy_is_a_store_of_its_own_and_adopts_nothing_of_the_original_s_group_in_kafka(
@@ -734,7 +772,16 @@ class AdminContract(ContractParts):
 
         with pytest.raises(ConfigurationError, match="reason"):
             store.new_id(reason="")
-        after = store.new_id(reason=REASON, actor="ana")
+        planned = store.new_id(reason=REASON, dry_run=True)
+        assert (planned.executed, planned.identity.store_id) == (False, original)
+        assert {group: owner.is_live for group, owner in planned.groups.items()} == {GROUP: True, NEW_NAME: False}
+        running.close()
+        with pytest.raises(PlanChanged) as changed:
+            store.new_id(reason=REASON, if_plan=planned.digest)
+        assert store.identity().store_id == original
+        done = store.new_id(reason=REASON, actor="ana", if_plan=changed.value.plan.digest)
+        assert (done.executed, [*done.groups]) == (True, [GROUP, NEW_NAME])
+        after = done.identity
         assert after.store_id not in {original, UUID(int=0)}
         assert after == store.identity() == store.database.identity()
         assert after.home == after.here

@@ -28,6 +28,7 @@ from offsetstore.protocol.letters import Failed, LetterError, LetterKey, NewLett
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Timeouts
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
+from offsetstore.store.letters import LetterPage
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
 from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Stop
@@ -569,6 +570,13 @@ class LetterContract(ContractParts):
             assert stored(offset) in seen.letters
             assert len(seen.letters) == len(found)
 
+    @pytest.mark.parametrize("wrong", [("payments", 2), (P0, "2"), (P0, 2, 7)], ids=["partition", "offset", "id"])
+    def test_what_names_no_letter_is_no_letter_that_is_missing(
+        self, store: OffsetStore, five: Claim, wrong: Any
+    ) -> None:
+        with pytest.raises(TypeError, match="not a dead letter: found LetterKey"):
+            store.letter(GROUP, *wrong)
+
     def test_a_letter_that_is_not_there_is_told(self, store: OffsetStore, five: Claim) -> None:
         for key in (at(3), at(2, P2), LetterKey(P0, 2, "another-id")):
             with pytest.raises(UnknownLetter):
@@ -592,6 +600,14 @@ class LetterContract(ContractParts):
         assert line.reason == f"2 dead letters to be replayed, forced (payments:0:2, payments:0:4): {REASON}"
         assert done.history == replace(line, at=None, db_role=None)
         assert line.token == five.token
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_the_letters_of_a_list_are_decided_about_as_they_are(self, store: OffsetStore, five: Claim) -> None:
+        page = store.letters(GROUP, topic="payments", partition=0).letters
+        assert store.request_replay(GROUP, page[0], reason=REASON).letters == (stored(6),)
+        assert store.request_replay(GROUP, page[1:], reason=REASON).letters == (stored(2), stored(4))
+        assert store.discard(GROUP, [page[0], at(2)], reason=REASON).letters == (stored(2), stored(6))
+        assert store.discard(GROUP, (one for one in page[1:2]), reason=REASON).letters == (stored(4),)
 
     @pytest.mark.behaviour("DLQ-7")
     def test_a_filter_chooses_in_order_up_to_the_limit_and_says_what_it_leaves(
@@ -685,8 +701,22 @@ class LetterContract(ContractParts):
             (at(2), {"limit": 0}, ConfigurationError),
             (at(2), {"reason": " "}, ConfigurationError),
             (at(2), {"group": "nobody"}, UnknownGroup),
+            ("payments:0:2", {}, TypeError),
+            (None, {}, TypeError),
+            (P0, {}, TypeError),
+            ((P0, 2), {}, TypeError),
+            ([at(2), "payments:0:4"], {}, TypeError),
+            (LetterKey(("payments", 0), 2), {}, TypeError),  # type: ignore[arg-type]
+            (LetterKey(P0, "2"), {}, TypeError),  # type: ignore[arg-type]
+            (LetterKey(P0, 2, 7), {}, TypeError),  # type: ignore[arg-type]
+            (LetterPage((), None), {}, TypeError),
+            (at(2**63), {}, ConfigurationError),
         ],
-        ids=["no letter", "another topic", "none", "too many", "limit", "reason", "group"],
+        ids=[
+            *("no letter", "another topic", "none", "too many", "limit", "reason", "group"),
+            *("text", "nothing", "partition", "pair", "text in a list", "no partition", "no offset", "no topic id"),
+            *("page", "beyond 64 bits"),
+        ],
     )
     def test_a_decision_that_cant_be_meant_changes_nothing(  # noqa: PLR0917
         self, store: OffsetStore, five: Claim, decide: str, which: Any, other: dict[str, Any], error: type[Exception]

@@ -80,6 +80,24 @@ class PauseContract(ContractParts):
         assert datetime.now(UTC) >= until
         assert store.resume(GROUP, reason="done").before is None
 
+        store.pause(GROUP, reason="ticket 18", actor="bo")
+        lines = [(line.event, line.actor, line.reason) for line in store.history(GROUP)[-3:]]
+        assert lines[1:] == [("resume", "bo", f"ended by itself: {pause}"), ("pause", "bo", "ticket 18")]
+
+    @pytest.mark.behaviour("OPS-2")
+    @pytest.mark.parametrize("decide", ["rename", "delete"])
+    def test_a_pause_that_has_ended_by_itself_is_in_the_history_of_a_group_that_goes(
+        self, store: OffsetStore, running: Claim, decide: str
+    ) -> None:
+        store.pause(GROUP, until=datetime.now(UTC) + timedelta(seconds=0.1), reason=REASON)
+        time.sleep(0.2)
+        if decide == "rename":
+            store.rename_group(GROUP, OTHER, reason=REASON)
+        else:
+            store.delete_group(GROUP, reason=REASON, takeover="fence")
+        events = [line.event for line in store.history(GROUP) if line.topic_partition is None]
+        assert events[-3:] == ["pause", "resume", decide]
+
     def test_a_second_pause_replaces_the_first(self, store: OffsetStore, running: Claim) -> None:
         first = store.pause(GROUP, until=datetime.now(UTC) + LATER, reason=REASON).after
         second = store.pause(GROUP, reason="ticket 18")

@@ -259,7 +259,7 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
                 row.owner,
                 row.claimed_at,
                 None if beat is None else now - beat,
-                None if is_over else row.pause,
+                *((None, row.pause) if is_over else (row.pause, None)),
             )
 
     def groups(self) -> list[ListedGroup]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
+_OTHERS = {"v": "a view", "m": "a materialized view"}
 
 # A domain's values are sent as its base type's, so domains are resolved to it. An array's modifier is its elements'.
 # `kind` is a built-in type's name, 'enum', or '' for all types of which only the text form is known.
@@ -196,10 +197,10 @@ def _read(connection: Connection, table: TableName) -> Sequence[tuple[Any, ...]]
 def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Column]:
     if rows[0][0] not in _TABLES:
         raise ColumnMismatch(
-            f"{table} is not a table (pg_class.relkind)",
-            found=rows[0][0],
+            f"{table} is not a table",
+            found=_OTHERS.get(rows[0][0], f"pg_class.relkind {rows[0][0]!r}"),
             expected="a table",
-            next_step="Name the table behind it.",
+            next_step="Name the table behind it, or write to it with SQL of your own: Execute(...).",
         )
     if rules := rows[0][1]:
         raise ColumnMismatch(

@@ -59,12 +59,17 @@ def test_the_step_after_a_pg_upgrade_or_a_switch_lets_the_jobs_go_on(run: Run, c
             store.claim(GROUP, broker())
         store_id = store.identity().store_id
 
+        plan = run(*step("moved")[:-1], url=copy)
+        assert plan.stdout.startswith(f"Store {store_id} would move from database "), plan.output
+        assert store.identity().is_elsewhere
         result = run(*step("moved"), url=copy)
         assert result.exit_code == 0, result.output
         assert result.stdout == f"Store {store_id} is at home in this database.\nStart its jobs.\n"
         claim = store.claim(GROUP, broker(), mirror_every=None)
         assert claim.starting is not None
         assert claim.starting.offsets == {TP: 40}
+        again = run(*step("moved"), url=copy)
+        assert again.stdout == f"Store {store_id} is at home in this database already; nothing was written.\n"
     assert "database" not in run("status", "-g", GROUP, url=copy).stdout
     assert json.loads(run("status", "-g", GROUP, "--format", "json", url=copy).stdout)["database"] == "home"
     assert "pg_upgrade to 18, ticket 17" in run("history", "-g", GROUP, "--event", "moved", url=copy).stdout

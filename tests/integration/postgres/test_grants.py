@@ -205,9 +205,9 @@ def test_any_role_knows_a_copy_and_only_the_owner_says_what_it_is(deploy: Deploy
                 say(reason="ticket 17")
         with store.transaction(claim) as tx:  # who runs goes on
             tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
-        assert owner.moved(reason="ticket 17").home == store.identity().here
+        assert owner.moved(reason="ticket 17").identity.home == store.identity().here
         assert store.claim(GROUP, broker()).token.epoch == 2
-        assert owner.new_id(reason="ticket 17").store_id == store.identity().store_id
+        assert owner.new_id(reason="ticket 17").identity.store_id == store.identity().store_id
 
 
 @pytest.mark.behaviour("START-27", "OPS-8")
@@ -234,7 +234,7 @@ def test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_
         assert "a copy of the database is not noticed" in offsetstore("status", "-g", GROUP, "--url", url)
         document = json.loads(offsetstore("status", "-g", GROUP, "--url", url, "--format", "json"))
         assert document["database"] == "unknown"
-        assert store.new_id(reason="a copy").store_id != found.store_id
+        assert store.new_id(reason="a copy").identity.store_id != found.store_id
     with OffsetStore.connect(offsetstore_empty_database) as other:
         other.claim(GROUP, broker())  # who may, has nothing to compare with
     offsetstore_postgres.sql(f"DROP OWNED BY {role}; DROP ROLE {role}", database=name)

@@ -15,6 +15,7 @@ from offsetstore.protocol.events import BatchWritten
 from offsetstore.protocol.letters import digest
 from offsetstore.protocol.observers import Observers
 from offsetstore.spark.careful import Careful
+from offsetstore.spark.rejects import COLUMN, count_accepted, rename
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
 
@@ -104,6 +105,54 @@ def test_a_record_that_transform_rejects_is_a_letter_with_the_reason(
         ("is bad: bad 2", 0),
     ]
     assert world.stored(topic) == {0: 3, 1: 1}
+
+
+@pytest.mark.behaviour("DLQ-12", "OPS-7")
+@pytest.mark.parametrize("way", ["batch", "partition"])
+def test_the_code_of_a_reject_is_what_its_letters_are_grouped_by(
+    world: World, offsetstore_topic: NewTopic, way: str
+) -> None:
+    """The structs of good rows are not NULL: both of their fields are."""
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "bad 1", "worse", "bad 2", "b"])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        value = F.col("value").cast("string")
+        code = F.when(value.startswith("bad"), F.lit("bad-value"))
+        reason = F.when(value.startswith("bad") | (value == "worse"), F.concat(F.lit("found "), value))
+        return traced(batch).withColumn("_reject", F.struct(reason.alias("reason"), code.alias("code")))
+
+    world.run(world.claim(topic), transform, Append("events"), dead_letters=DeadLetters(), **WAYS[way])
+
+    assert world.database.column(VALUES) == ["a", "b"]
+    assert world.database.rows("SELECT record_offset, error_class, error_text FROM dead_letters ORDER BY 1") == [
+        (1, "bad-value", "found bad 1"),
+        (2, "Rejected", "found worse"),
+        (3, "bad-value", "found bad 2"),
+    ]
+    errors = world.store.letter_errors(world.group)
+    assert [(one.count, one.cause, one.error_class) for one in errors] == [
+        (2, "rejected", "bad-value"),
+        (1, "rejected", "Rejected"),
+    ]
+
+
+@pytest.mark.behaviour("DLQ-15")
+@pytest.mark.parametrize("is_struct", [False, True])
+def test_a_reject_does_not_show_that_another_record_was_accepted(
+    offsetstore_spark: SparkSession, *, is_struct: bool
+) -> None:
+    """Yet what can't be computed for it fails, as it does when all are computed."""
+    number = F.col("id")
+    reason = F.when(number > 0, F.lit("too large"))
+    reject = F.struct(F.lit(None).cast("string").alias("code"), reason.alias("reason")) if is_struct else reason
+    frame = rename(offsetstore_spark.range(3).withColumn("_reject", reject))
+    assert count_accepted(frame) == 1
+    assert count_accepted(frame.drop(COLUMN)) == 3
+    failing = frame.withColumn("n", F.when(number == 2, F.raise_error(F.lit("no"))).otherwise(F.lit(1)))
+    with pytest.raises(Exception, match="USER_RAISED_EXCEPTION"):
+        count_accepted(failing)
 
 
 @pytest.mark.behaviour("DLQ-12")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[3] / "docs" / "dead-letters.md"
 TABLES, LETTERS = range(2)
-JOB, EXECUTE, STRATEGY, DRAIN = range(4)
+JOB, CODES, EXECUTE, STRATEGY, DRAIN, DECIDE = range(6)
 VALUES = [
     '{"order_id": 1, "amount": 12.50}',
     '{"order_id": 1, "amount": ',
@@ -89,21 +89,25 @@ def test_of_five_payments_two_are_written_and_three_are_letters(world: World, to
 
 
 @pytest.mark.behaviour("DLQ-12")
-def test_the_function_books_payments_and_leaves_large_ones_to_a_person(world: World, topic: str) -> None:
-    world.produce(topic, ['{"order_id": 1, "amount": 2000000}'])
+def test_rejects_have_codes_and_the_function_leaves_large_payments_to_a_person(world: World, topic: str) -> None:
+    world.produce(topic, ['{"order_id": 1, "amount": 2000000}', '{"order_id": 2}'])
     with world.claim(topic) as claim:
         made = run(JOB, claim=claim)
+        made["parse"] = run(CODES, **made)["parse_with_codes"]
         sink = run(EXECUTE, **made)["booking"]
         query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
         assert query.awaitTermination(SECONDS)
 
     assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00")]
-    assert world.database.rows("SELECT record_offset, cause, attempts FROM dead_letters ORDER BY 1") == [
-        (1, "rejected", 0),
-        (2, "refused", 4),
-        (3, "refused", 4),
-        (5, "rejected", 0),
+    found = world.database.rows("SELECT record_offset, cause, error_class, attempts FROM dead_letters ORDER BY 1")
+    assert found == [
+        (1, "rejected", "no-json", 0),
+        (2, "refused", "RowsRefused", 4),
+        (3, "refused", "RowsRefused", 4),
+        (5, "rejected", "Rejected", 0),
+        (6, "rejected", "no-amount", 0),
     ]
+    assert world.store.letter(world.group, offsetstore.TopicPartition(topic, 0), 6).error.text == "order 2"
     assert world.store.letter(world.group, offsetstore.TopicPartition(topic, 0), 5).error.text == "ask a person"
 
 
@@ -140,13 +144,22 @@ def test_its_commands_and_drain_put_the_late_order_s_payment_back_and_give_the_o
     assert '{"order_id": 99, "amount": 7}' in call(world, show)
     call(world, replay)
     given = {"spark": world.spark, "store": world.store, "broker": world.broker(topic), "parse": made["parse"]}
-    assert run(DRAIN, **given, source=lambda code: code.replace('"billing"', repr(world.group)))["replayed"] == 1
+
+    def of_group(code: str) -> str:
+        return code.replace('"billing"', repr(world.group))
+
+    assert run(DRAIN, **given, source=of_group)["replayed"] == 1
 
     assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00"), (99, "7.00")]
     call(world, discard)
+    run(DECIDE, store=world.store, source=of_group)
     call(world, prune)
     states = "SELECT record_offset, state, payload FROM dead_letters ORDER BY 1"
-    assert world.database.rows(states) == [(1, "discarded", "erased"), (2, "dead", "kept"), (3, "replayed", "kept")]
+    assert world.database.rows(states) == [
+        (1, "discarded", "erased"),
+        (2, "discarded", "kept"),
+        (3, "replayed", "kept"),
+    ]
 
 
 def commands(world: World, topic: str) -> list[list[str]]:

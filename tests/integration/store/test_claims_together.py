@@ -144,7 +144,7 @@ def test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile(store: Offse
         moving = in_background(lambda: store.moved(reason="ticket 17"))
         wait_until(lambda: query(WAITING))
 
-    assert moving.result(timeout=60).store_id == given
+    assert moving.result(timeout=60).identity.store_id == given
     assert store.identity().store_id == given
     assert store.identity().home == store.identity().here
 
@@ -158,6 +158,6 @@ def test_a_new_id_names_the_store_that_the_database_was_until_then(store: Offset
         saying = in_background(lambda: store.new_id(reason="ticket 17"))
         wait_until(lambda: query(WAITING))
 
-    after = saying.result(timeout=60)
+    after = saying.result(timeout=60).identity
     [line] = store.history("billing", events=["new-id"])
     assert line.reason == f"this database is a copy of store {given}, and is store {after.store_id} now: ticket 17"

@@ -12,6 +12,7 @@ from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.protocol.runs import RunStatus
+from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.store.sessions import transaction
 
 if TYPE_CHECKING:
@@ -180,11 +181,11 @@ def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], s
     assert [letter["offset"] for letter in done["letters"]] == [1]
     assert run(*replay, "payments:1:2", "--execute", "--force").stdout.splitlines() == [
         "payments:1:2",
-        "1 dead letter will be replayed.",
-        "Done.",
+        "1 dead letter requested.",
+        "The running job replays them within seconds; --wait shows the outcome.",
     ]
     assert store.letter("billing", P1, 2).forced
-    assert run(*replay, "--all", "--execute").stdout.splitlines()[0] == "No dead letter fits."
+    assert run(*replay, "--all", "--execute").stdout.splitlines()[0] == "No dead letters match."
 
 
 def test_a_discard_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
@@ -196,8 +197,7 @@ def test_a_discard_shows_its_plan_and_needs_execute(run: Callable[..., Result], 
     assert run(*discard, "--erase", "--execute", "-n", "1").stdout.splitlines() == [
         "payments:0:1",
         "1 dead letter erased.",
-        "More letters fit than --limit allows: repeat the command for them, or raise the limit.",
-        "Done.",
+        "More letters match than --limit allows: repeat the command for them, or raise the limit.",
     ]
     assert store.letter("billing", P0, 1).payload_state == "erased"
     assert store.letter_counts("billing") == {"dead": 2, "discarded": 1}
@@ -225,7 +225,7 @@ def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: InM
     ("arguments", "code", "told"),
     [
         (["list", "-g", "nobody"], 1, "no group 'nobody'"),
-        (["list", "-g", "billing", "--after", "x"], 2, "after is not the place"),
+        (["list", "-g", "billing", "--after", "x"], 2, "after is not a valid cursor"),
         (["list", "-g", "billing", "--by", "error", "--cause", "raised"], 2, "--by error goes with"),
         (["export", "-g", "nobody"], 1, "no group 'nobody'"),
         (["show", "-g", "billing", "payments:0:2"], 1, "no dead letter of offset 2"),
@@ -237,6 +237,7 @@ def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: InM
         (["replay", "-g", "billing", *REASON, "payments:0:3"], 1, "holds no record"),
         (["replay", "-g", "billing", *REASON, "payments:0:2"], 1, "no dead letter of offset 2"),
         (["replay", "-g", "billing", "--all"], 2, "--reason"),
+        (["replay", "-g", "billing", *REASON, "--all", "--wait"], 2, "--wait goes with --execute"),
         (["discard", "-g", "nobody", *REASON, "--all"], 1, "no group 'nobody'"),
         (["discard", "-g", "billing", "--reason", " ", "--all"], 2, "a decision needs a reason"),
         (["prune", "-g", "billing", *REASON, "--older-than", "1w"], 2, "is not a number of days"),
@@ -266,7 +267,7 @@ def test_letters_that_no_job_will_replay_are_reported_as_such(
     with transaction(store.database, name="test") as session:
         session.write_run("billing", claim.token, RunStatus(replays_letters=False), None)
     asked = run("dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "--execute").stdout.splitlines()
-    assert asked[-1] == "The job that runs has no dead_letters=, and replays none: start it with dead_letters=."
+    assert asked[-1] == "The running job has no dead_letters=, and replays none: start it with dead_letters=."
     told = "3 dead letters, 1 to be replayed by no one: the job has no dead_letters=."
     assert told in run("status", "-g", "billing").stdout.splitlines()
     found = document(run("status", "-g", "billing", "--format", "json"))
@@ -275,12 +276,55 @@ def test_letters_that_no_job_will_replay_are_reported_as_such(
 
 @pytest.mark.behaviour("DLQ-7")
 def test_a_request_says_if_no_job_runs_to_replay_it(run: Callable[..., Result], claim: Claim) -> None:
-    hint = "No job of the group runs now: the next one replays them, or sink.drain(spark) in a program."
+    hint = "No job of the group is running: the next one replays them, or sink.drain(spark) in a program."
     replay = ("dead-letters", "replay", "-g", "billing", *REASON)
     assert hint not in run(*replay, "payments:0:1", "--execute").stdout.splitlines()
     claim.close()
     assert hint not in run(*replay, "payments:1:2").stdout.splitlines()
     assert run(*replay, "payments:1:2", "--execute").stdout.splitlines()[-1] == hint
+
+
+@pytest.mark.behaviour("DLQ-7")
+@pytest.mark.parametrize(
+    ("refused", "lines"),
+    [
+        ([], ["2 dead letters replayed."]),
+        ([P1], ["1 dead letter replayed.", "1 dead letter failed again: see `offsetstore dead-letters show`."]),
+        ([P0, P1], ["2 dead letters failed again: see `offsetstore dead-letters show`."]),
+    ],
+)
+def test_a_replay_waits_for_its_outcome_if_it_is_to(
+    run: Callable[..., Result],
+    store: InMemoryOffsetStore,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: list[TopicPartition],
+    lines: list[str],
+) -> None:
+    def job(_: float) -> None:
+        """What the job does while the command sleeps: one letter at each look."""
+        letter = store.letters("billing", state="requested").letters[0]
+        with transaction(store.database, name="job") as session:
+            if letter.topic_partition in refused:
+                session.return_letters("billing", {letter.key: FailedReplay(REFUSED)}, actor="job")
+            else:
+                session.mark_replayed("billing", [letter.key], actor="job")
+
+    monkeypatch.setattr("offsetstore.store.letters.time.sleep", job)
+    result = run(
+        "dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "payments:1:2", "--execute", "--wait"
+    )
+    assert result.exit_code == (1 if refused else 0)
+    assert sorted(result.stdout.splitlines()[-len(lines) :]) == sorted(lines)
+
+
+@pytest.mark.behaviour("DLQ-19")
+def test_a_replay_that_nobody_does_ends_the_wait_with_what_is_left(run: Callable[..., Result]) -> None:
+    replay = ("dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "--execute")
+    waited = run(*replay, "--wait", "--timeout", "0")
+    assert (waited.exit_code, waited.stdout.splitlines()[-1]) == (1, "1 dead letter not replayed in 0 s.")
+    found: dict[str, Any] = json.loads(run(*replay, "--wait", "--timeout", "0", "--format", "json").stdout)
+    assert (found["executed"], found["outcome"]) == (True, {"requested": 1})
+    assert document(run(*replay, "--format", "json"))["outcome"] is None
 
 
 def test_a_reset_warns_of_replayed_letters_in_its_range(

@@ -127,6 +127,34 @@ def test_reset_says_what_the_next_start_would_read(
     assert ("Remove their results" in result.stdout) is ("again" in told)
 
 
+@pytest.mark.parametrize(
+    ("named", "lines"),
+    [
+        (
+            "payment:0",
+            [
+                "Error: the store has no offsets of topic 'payment' for group 'billing'",
+                "  expected:  payments",
+                "  next step: Did you mean payments? Correct the topic; a claim makes its rows.",
+            ],
+        ),
+        (
+            "payments:1,7,9",
+            [
+                "Error: payments-7: the store has no offset of this partition for group 'billing'",
+                "  expected:  payments-0, payments-1, payments-2",
+                "  next step: Correct the partition; it gets its row from a claim.",
+            ],
+        ),
+    ],
+)
+def test_a_reset_of_what_the_group_does_not_have_says_what_it_has(
+    run: Callable[..., Result], claim: Claim, named: str, lines: list[str]
+) -> None:
+    result = run("reset", "-g", "billing", "-t", named, "--to-offset", "0", *REASON)
+    assert (result.exit_code, result.stderr.splitlines()) == (2, lines)
+
+
 @pytest.mark.behaviour("OPS-1")
 def test_reset_to_current_pins_every_topic_where_it_is(
     run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim

@@ -32,7 +32,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "delete": ("groups", "delete", "--discard-letters"),
     "pause": ("pause", "--until", "2090-01-01T00:00Z"),
     "resume": ("resume",),
+    "new-id": ("store", "new-id"),
 }
+OF_STORE = ("new-id",)
 AT_ONCE = ("pause", "resume")
 OTHERS = tuple(name for name in COMMANDS if name not in AT_ONCE)
 
@@ -61,7 +63,7 @@ def change(store: InMemoryOffsetStore) -> None:
 
 
 def arguments(name: str) -> list[str]:
-    return [*COMMANDS[name], "-g", "billing", "--reason", "ticket 17"]
+    return [*COMMANDS[name], *([] if name in OF_STORE else ["-g", "billing"]), "--reason", "ticket 17"]
 
 
 def plan_of(name: str) -> list[str]:
@@ -108,7 +110,7 @@ def test_another_plan_is_printed_and_fails_like_a_check(
     assert refused.stdout == run(*plan_of(name)).stdout
     [new] = re.findall(r"^Plan ([0-9a-f]{16}):", refused.stdout, re.MULTILINE)
     assert refused.stderr.splitlines() == [
-        "Error: the plan has changed since it was shown; nothing was done",
+        "Error: the plan has changed since it was shown, or the digest is another command's; nothing was done",
         f"  found:     {new}",
         f"  expected:  {digest}",
         "  next step: Look at the new plan, printed above; to carry it out, pass its digest.",
@@ -139,10 +141,43 @@ def test_a_condition_of_a_dry_run_is_wrong_usage(run: Callable[..., Result], nam
     assert "--if-plan does not go with --dry-run, which does nothing." in refused.stderr
 
 
-def test_a_plan_that_an_empty_variable_names_is_no_plan(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+@pytest.mark.parametrize("digest", ["", "0000", "0" * 17, "G" * 16], ids=["empty variable", "short", "long", "letters"])
+def test_what_is_no_digest_is_no_plan_that_has_changed(
+    run: Callable[..., Result], store: InMemoryOffsetStore, digest: str
+) -> None:
     before = decisions(store)
-    assert run(*done_of("discard", "")).exit_code == 1
+    refused = run(*done_of("discard", digest))
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.splitlines() == [
+        "Error: not the digest of a plan; nothing was done",
+        f"  found:    {digest!r}",
+        "  expected: 16 hexadecimal digits, as a plan shows them",
+    ]
     assert decisions(store) == before
+
+
+@pytest.mark.behaviour("START-27", "OPS-21")
+def test_a_store_that_was_moved_is_told_so_as_planned_and_one_at_home_has_nothing_to_do(
+    run: Callable[..., Result], store: InMemoryOffsetStore
+) -> None:
+    with transaction(store.database, name="test") as session:
+        session.set_identity(session.identity().store_id, "elsewhere")
+    moved = ("store", "moved", "--reason", "ticket 17")
+    plan = run(*moved).stdout.splitlines()
+    assert plan[0].startswith(f"Store {store.identity().store_id} would move from database elsewhere to this one, ")
+    assert plan[0].endswith(", with 1 group. No job may run on the other database any more.")
+    [(digest, options)] = re.findall(r"^Plan (\w+): (.*) does this, or nothing\.$", plan[-1])
+    assert run(*moved, "--execute", "--if-plan", "0" * 16).exit_code == 1
+    document: dict[str, Any] = json.loads(run(*moved, "--format", "json").stdout)
+    assert (document["plan"], document["executed"]) == (digest, False)
+    assert document["groups"] == [{"group": "billing", "live": False}]
+    assert "moved" not in decisions(store)
+
+    assert run(*moved, *options.split()).stdout.splitlines()[-1] == "Start its jobs."
+    assert decisions(store)[-1] == "moved"
+    again = f"Store {store.identity().store_id} is at home in this database already; nothing was written.\n"
+    assert run(*moved).stdout == run(*moved, "--execute").stdout == again
+    assert decisions(store).count("moved") == 1
 
 
 def test_a_pause_and_its_end_can_be_planned(run: Callable[..., Result]) -> None:

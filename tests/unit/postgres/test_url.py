@@ -192,6 +192,27 @@ def test_an_unencoded_password_is_told_how_to_encode_it() -> None:
         connection_parameters("postgresql://me:p@ss@db/sales")
 
 
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("localhost/sales", "has no scheme.*Begin it with postgresql://"),
+        ("localhost:5432/sales", "has no scheme.*Begin it with postgresql://"),
+        ("sales", "has no scheme.*Begin it with postgresql://"),
+        ("//localhost/sales", "has no scheme.*Begin it with postgresql://"),
+        (f"me:{SECRET}@localhost/sales", "has no scheme.*Begin it with postgresql://"),
+        ("postgresql:localhost/sales", "has no scheme.*Begin it with postgresql://"),
+        (f"hots=db password={SECRET}", "could not parse.*Name libpq's keys"),
+        (f"host=db password=a {SECRET}", "could not parse.*quote a value with spaces"),
+    ],
+)
+def test_what_has_no_password_in_a_url_is_not_told_to_encode_it(url: str, what: str) -> None:
+    with pytest.raises(ConfigurationError, match=what) as caught:
+        connection_parameters(url)
+
+    assert "ncode" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
 def test_without_a_url_the_environment_names_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSETSTORE_URL", "postgresql://me@db:5433/sales")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore import OffsetRange, TopicPartition
-from offsetstore.errors import StaleClaim, StoreUnavailable
+from offsetstore.errors import LockTimeout, StaleClaim, StoreUnavailable
 from offsetstore.processing.pause import GroupPaused, when_not_paused
 from offsetstore.processing.plan import Plan
 from offsetstore.protocol.events import Resumed
@@ -69,6 +71,39 @@ def test_a_batch_is_planned_again_when_the_group_is_resumed(
     assert first.startswith(f"group '{GROUP}' is paused since ")
     assert first.endswith(f": {REASON}; the job waits")
     assert second == f"group '{GROUP}' is no longer paused; the job goes on"
+
+
+@pytest.mark.behaviour("OPS-2")
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_pause_that_ends_by_itself_leaves_a_line_in_the_history(
+    store: InMemoryOffsetStore, claim: Claim, *, is_waiting: bool
+) -> None:
+    """Whether the job has waited for its end, or had no records meanwhile."""
+    until = datetime.now(UTC) + timedelta(seconds=0.1)
+    pause = store.pause(GROUP, until=until, reason="a deploy").after
+    if not is_waiting:
+        time.sleep(0.2)
+    assert process(claim, *[lambda: time.sleep(0.2)] * is_waiting) == is_waiting
+    lines = [line for line in store.history(GROUP) if line.event == "resume"]
+    assert [(line.actor, line.reason, line.token) for line in lines] == [
+        (claim.owner, f"ended by itself: {pause}", claim.token)
+    ]
+    assert store.owner(GROUP).ended is None  # type: ignore[union-attr]
+
+
+def test_a_pause_whose_end_cant_be_recorded_holds_up_no_batch(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.pause(GROUP, until=datetime.now(UTC) + timedelta(seconds=0.1), reason="a deploy")
+    time.sleep(0.2)
+
+    def locked(*_: object) -> None:
+        raise LockTimeout("the group's row is locked")
+
+    monkeypatch.setattr("offsetstore.processing.pause.end_pause", locked)
+    process(claim)
+    assert [row.next_offset for row in store.offsets(GROUP).values()] == [10]
+    assert "could not record that the pause of group 'billing' has ended: the group's row is locked." in caplog.text
 
 
 def test_a_group_that_is_paused_again_in_between_is_waited_for_again(

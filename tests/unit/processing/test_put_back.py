@@ -23,6 +23,7 @@ from offsetstore.errors import (
     UnsafeTarget,
 )
 from offsetstore.processing.computing import NoneComputed
+from offsetstore.processing.dead_letters import rejected
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.put_back import PutBack
 from offsetstore.processing.recovery import Halve
@@ -108,8 +109,8 @@ class Part:
         return [number for number in self.values if self.rows(number)]
 
     @property
-    def rejected(self) -> dict[int, str]:
-        return {number: "it is bad" for number, value in self.values.items() if value.startswith("reject")}
+    def rejected(self) -> dict[int, LetterError]:
+        return {number: rejected("it is bad") for number, value in self.values.items() if value.startswith("reject")}
 
     @property
     def failed(self) -> dict[int, FunctionFailed]:

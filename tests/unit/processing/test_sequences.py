@@ -11,6 +11,7 @@ import pytest
 from offsetstore import DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition
 from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
 from offsetstore.processing.batch_metadata import BatchMetadata
+from offsetstore.processing.dead_letters import rejected
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol.letters import Payload, digest
 from offsetstore.testing.memory.session import MemorySession
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from offsetstore import Claim, Transaction, Work
     from offsetstore.processing.plan import Ranges
+    from offsetstore.protocol.letters import LetterError
 
 GROUP = "billing"
 P0 = TopicPartition("payments", 0)
@@ -44,8 +46,8 @@ class Part:
         return {number: digest(P0, key.encode()) for number, key in keys.items() if key != "-"}
 
     @property
-    def rejected(self) -> dict[int, str]:
-        return {number: "bad" for number in self.numbers if LOG[self.begin + number] in self.bad}
+    def rejected(self) -> dict[int, LetterError]:
+        return {number: rejected("bad") for number in self.numbers if LOG[self.begin + number] in self.bad}
 
     @property
     def failed(self) -> dict[int, FunctionFailed]:

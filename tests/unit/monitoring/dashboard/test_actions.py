@@ -365,7 +365,7 @@ def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser
     expect_new_plan(again)
     assert "3 letters would be" in again.text
     assert store.letter_counts(GROUP) == {"dead": 4}
-    assert "3 letters will be replayed" in browser.send(plans[1], **ANSWER).text
+    assert "3 letters requested" in browser.send(plans[1], **ANSWER).text
 
 
 @pytest.mark.usefixtures("letters")
@@ -448,7 +448,7 @@ def test_letters_of_a_paused_group_wait_for_its_end(browser: Browser, store: Off
     plan = browser.send(form)
     assert plan.form.fields["topic_id"] == ""  # the letter that is shown, should another of that offset come
     assert "The group is paused: they are replayed once it is resumed." in plan.text
-    assert "The group is paused: that happens once it is resumed." in browser.send(plan, **ANSWER).text
+    assert "The group is paused: its job replays them once it is resumed." in browser.send(plan, **ANSWER).text
 
 
 def test_decisions_do_not_go_to_another_store_than_the_one_that_is_shown(
@@ -721,7 +721,7 @@ def test_letters_have_to_be_named(browser: Browser, action: str, fields: dict[st
     [
         ({"to": "offset", "value": "11"}, 400, "the log does not hold offset 11. Expected from 0 to 10."),
         ({"to": "shift", "value": "-5"}, 400, "the shift goes below offset 0"),
-        ({"topic": "other"}, 400, "the store has no offsets of group 'billing' for a partition that was named"),
+        ({"topic": "other"}, 400, "the store has no offsets of topic 'other' for group 'billing'"),
         ({"group": "nobody"}, 404, "the store has no group 'nobody'"),
     ],
 )
