@@ -13,7 +13,7 @@
      +-- PlanChanged                 a decision would no longer do what its plan has shown; nothing was done
      +-- SchemaError
      |    +-- SchemaMissing          our tables are not there
-     |    +-- SchemaNotAtHead        they are there, but at another revision
+     |    +-- SchemaNotAtHead        they are there, but at a revision that this version does not run on
      +-- BrokerError
      |    +-- BrokerUnavailable      no answer from Kafka within the time allowed
      |    +-- BrokerRefused          Kafka refused the request: credentials, permissions
@@ -205,7 +205,7 @@ class PlanChanged(OffsetStoreError):
 class SchemaError(OffsetStoreError):
     """The schema does not match this version of offsetstore."""
 
-    default_next_step = "Run `offsetstore migrate`, with the same schema if one was given."
+    default_next_step = "Run `offsetstore migrate`, with the same --schema if one was given."
 
 
 class SchemaMissing(SchemaError):
@@ -213,7 +213,7 @@ class SchemaMissing(SchemaError):
 
 
 class SchemaNotAtHead(SchemaError):
-    """The tables exist, but at another revision than this version's."""
+    """The tables exist, but at a revision that this version does not run on."""
 
 
 class BrokerError(OffsetStoreError):
@@ -346,12 +346,6 @@ class StoreMoved(StartError):
     That is so after CREATE DATABASE … TEMPLATE, a dump and its restore, ``pg_upgrade``, and logical replication. Only
     you know whether the database was moved, or copied while the original goes on.
     """
-
-    default_next_step = (
-        "If the store was moved, or restored in place, and no job runs on the other database any more: `offsetstore "
-        "store moved --reason ...`. If this is a copy, and the original goes on: `offsetstore store new-id --reason "
-        "...`, and give each job of the copy a kafka_group= of its own."
-    )
 
 
 class KafkaGroupShared(StartError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -68,6 +69,14 @@ def indented(text: str, by: int) -> str:
 
 def _cut(line: str) -> str:
     return line if len(line) <= _LINE else f"{line[:_LINE]}..."
+
+
+def command(*words: str, schema: str | None) -> str:
+    """A command of ours that can be pasted into a shell.
+
+    :param schema: of the tables, ``None`` if it is not known.
+    """
+    return shlex.join(["offsetstore", *words, *([] if schema in {None, "public"} else ["--schema", schema or ""])])
 
 
 def counted(number: int, noun: str) -> str:

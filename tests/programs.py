@@ -1,5 +1,7 @@
 """A pytest plugin: tests marked ``needs_program`` are left out where the program can't be had, and the run says so.
 
+So are those that need the checkout's ``history``, which a shallow clone lacks.
+
 With OFFSETSTORE_EVERY_TEST=1, as in `.ci/run`, they are run, and fail.
 """
 
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.support.checkout import has_history
 from tests.support.chromium import find_axe, find_chromium
 from tests.support.prometheus import find_prometheus, find_promtool
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "OFFSETSTORE_EVERY_TEST"
 FINDERS: Final[Mapping[str, Callable[[], object]]] = {
     "chromium": lambda: find_axe() and find_chromium(),  # no page is tested without axe-core
+    "history": lambda: has_history() or None,
     "prometheus": find_prometheus,
     "promtool": find_promtool,
 }
@@ -60,4 +64,4 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for name, count in sorted(config.stash[_LEFT_OUT].items()):
         terminalreporter.section("NOT EVERY TEST WAS RUN", red=True, bold=True)
-        terminalreporter.line(f"Left out: {count}, for lack of {name}, which is not installed and can't be downloaded.")
+        terminalreporter.line(f"Left out: {count}, for lack of {name}, which is not here and can't be downloaded.")

@@ -144,5 +144,6 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Exactly-once from Kafka to PostgreSQL: results and offsets in one transaction.
 
-    The database and the brokers default to OFFSETSTORE_URL and OFFSETSTORE_BOOTSTRAP_SERVERS.
+    The database, the schema of the tables, the brokers and the consumer group default to OFFSETSTORE_URL,
+    OFFSETSTORE_SCHEMA, OFFSETSTORE_BOOTSTRAP_SERVERS and OFFSETSTORE_GROUP.
     """

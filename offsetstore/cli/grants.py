@@ -6,6 +6,7 @@ import click
 
 from offsetstore.cli.options import names
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime
+from offsetstore.postgres.url import SCHEMA_VARIABLE
 
 # Comments, because these depend on the user's own tables, or concern all roles of the database.
 _NOTES = """\
@@ -32,6 +33,8 @@ def _name_or_none(context: click.Context, parameter: click.Parameter, value: str
     "--schema",
     default="public",
     show_default=True,
+    envvar=SCHEMA_VARIABLE,
+    show_envvar=True,
     callback=names,
     metavar="NAME",
     help="Schema of the tables.",

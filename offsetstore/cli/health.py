@@ -33,7 +33,9 @@ _PROBLEMS: Final = {
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(1, 65_535), help="Ask the process whose Monitoring listens here.")
+@click.option(
+    "--port", type=click.IntRange(1, 65_535), is_eager=True, help="Ask the process whose Monitoring listens here."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where that process runs.")
 @click.option("--ready", is_flag=True, help="With --port: whether the job is ready, and not only whether it is live.")
 @click.option(
@@ -43,7 +45,7 @@ _PROBLEMS: Final = {
     metavar="TOKEN",
     help="With --port: the token of Monitoring, to see the reasons; better in the variable.",
 )
-@options.optional_group_option("Ask the database about this consumer group.")
+@options.optional_group_option("Ask the database about this consumer group.", instead="port")
 @click.option(
     "--max-lag",
     callback=options.lag_limit,

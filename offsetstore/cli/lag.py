@@ -45,8 +45,14 @@ _BY_PARTITION = (
 
 
 @click.command()
-@options.optional_group_option("The consumer group: the job's name.")
-@click.option("--all", "all_groups", is_flag=True, help="All groups that were ever claimed and have stored offsets.")
+@options.optional_group_option("The consumer group: the job's name.", instead="all_groups")
+@click.option(
+    "--all",
+    "all_groups",
+    is_flag=True,
+    is_eager=True,
+    help="All groups that were ever claimed and have stored offsets.",
+)
 @click.option("--partitions", is_flag=True, help="One line per partition instead of per topic.")
 @click.option(
     "--watch",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -10,39 +12,47 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail
 from offsetstore.cli.output import print_lines
-from offsetstore.errors import ExitCode, SchemaError, SchemaNotAtHead
-from offsetstore.postgres.database import PostgresDatabase
-from offsetstore.postgres.migrate import current_revision, revisions, upgrade, upgrade_as_sql, wait_for_others
-from offsetstore.postgres.schema import HEAD
+from offsetstore.errors import ExitCode, LockTimeout, SchemaError
+from offsetstore.postgres.database import PostgresDatabase, schemas_with_tables
+from offsetstore.postgres.migrate import revisions, upgrade, upgrade_as_sql
+from offsetstore.postgres.schema import HEAD, quoted
 from offsetstore.postgres.url import make_engine
+from offsetstore.protocol.store_facts import runs_on
+from offsetstore.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-_LOCK_SECONDS = 60.0
+_PATIENCE = 60.0
+_PAUSE = 3.0
 _IDLE_SECONDS = 120.0
 
 
 @click.command()
 @options.database_options
-@click.option("--check", is_flag=True, help="Change nothing; the exit code says whether the tables are at head.")
+@click.option(
+    "--check", is_flag=True, help="Change nothing; the exit code says whether this version runs on the tables."
+)
+@click.option("--force", is_flag=True, help="Make a second store, although another schema of the database has one.")
 @click.option("--sql", is_flag=True, help="Print the SQL instead of running it; needs no database.")
 @click.option(
     "--since", metavar="REVISION", help="With --sql: the current revision of the tables; by default there are none."
 )
-def migrate(*, url: str | None, schema: str | None, check: bool, sql: bool, since: str | None) -> None:
+def migrate(*, url: str | None, schema: str | None, check: bool, force: bool, sql: bool, since: str | None) -> None:
     """Create or upgrade offsetstore's tables.
 
-    Brings them to head, the revision of this version, in one transaction. Several migrations at once do no harm: they
-    wait for each other, and the first one does the work. The role needs the privileges to create tables and schemas;
-    the job's own role does not (see `offsetstore grants`).
+    Brings them to head, the revision of this version, in one transaction; tables of a later version on which this one
+    runs are left alone. Several migrations at once do no harm: they wait for each other, and the first one does the
+    work. If others hold the tables' locks, it tries again for a minute, and blocks nobody for more than two seconds.
+    The role needs the privileges to create tables and schemas; the job's own role does not (see `offsetstore grants`).
 
     \b
     Exit codes:
-      0  the tables are at head
-      1  with --check: they are not, or there are none
+      0  this version runs on the tables
+      1  with --check: it does not, or there are none
       2  wrong usage
-      3  the database can't be reached or refuses, or a later version migrated it
+      3  the database can't be reached or refuses, its locks can't be had, or
+         this version does not run on what a later one has made of the tables
 
     \b
     Example:
@@ -57,7 +67,7 @@ def migrate(*, url: str | None, schema: str | None, check: bool, sql: bool, sinc
         if check:
             _check(database)
         else:
-            _migrate(database, schema)
+            _migrate(database, schema, force=force)
 
 
 def _refuse_together(*, check: bool, sql: bool, since: str | None) -> None:
@@ -83,33 +93,54 @@ def _check(database: PostgresDatabase) -> None:
         database.check_schema()
     except SchemaError as error:
         fail(error, code=ExitCode.NO)
-    print_lines(f"The tables are at revision {HEAD}, which is head.")
+    print_lines(f"The tables are at revision {_in_words(database.revision)}.")
 
 
-def _migrate(database: PostgresDatabase, schema: str | None) -> None:
-    session = database.begin(name="offsetstore:migrate", lock_timeout=_LOCK_SECONDS)
+def _migrate(database: PostgresDatabase, schema: str | None, *, force: bool) -> None:
+    before = _attempt_patiently(database, schema, force=force)
+    if runs_on(HEAD, before):
+        print_lines(f"The tables are already at revision {_in_words(before)}.")
+        return
+    print_lines(f"Migrated from {f'revision {before}' if before else 'no tables'} to revision {_in_words(HEAD)}.")
+    if before is not None and not runs_on(before, HEAD):
+        print_lines("Earlier versions of offsetstore do not run on these tables: start every job with this one.")
+
+
+def _attempt_patiently(database: PostgresDatabase, schema: str | None, *, force: bool) -> str | None:
+    """Migrate, and return the revision from before; between two attempts, others get the tables."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return _attempt(database, schema, force=force)
+        except LockTimeout as error:
+            if time.monotonic() >= deadline:
+                raise
+            click.echo(f"Waiting: {visible(error.found)}.", err=True)
+        time.sleep(_PAUSE)
+
+
+def _attempt(database: PostgresDatabase, schema: str | None, *, force: bool) -> str | None:
+    session = database.begin(name="offsetstore:migrate", lock_timeout=_PATIENCE)
     try:
-        wait_for_others(session.connection)  # before reading the revision: another one may do the work
-        before = current_revision(session.connection, schema=schema)
-        _refuse_unknown(before)
-        upgrade(session.connection, schema=schema)
+        others = schemas_with_tables(session.connection)
+        before = upgrade(session.connection, schema=schema)
+        if before is None and not force:
+            _expect_none(others)
         session.commit()
     except BaseException:
         session.rollback()
         raise
-    if before == HEAD:
-        print_lines(f"The tables are already at revision {HEAD}, which is head.")
-    else:
-        print_lines(
-            f"Migrated from {f'revision {before}' if before else 'no tables'} to revision {HEAD}, which is head."
+    return before
+
+
+def _expect_none(others: list[str]) -> None:
+    if others:
+        raise SchemaError(
+            "the database has a store already, in another schema; nothing was changed",
+            found=f"tables in {', '.join(map(quoted, others))}",
+            next_step=f"To migrate that one, add --schema {shlex.quote(others[0])}; to make a second one, add --force.",
         )
 
 
-def _refuse_unknown(revision: str | None) -> None:
-    if revision is not None and revision not in revisions():
-        raise SchemaNotAtHead(
-            "the tables have a revision that this version of offsetstore does not know; nothing was changed",
-            found=f"revision {revision}",
-            expected=f"revision {HEAD} or an earlier one",
-            next_step="Upgrade offsetstore: a newer version has migrated this database.",
-        )
+def _in_words(revision: str | None) -> str:
+    return f"{revision}, which is head" if revision == HEAD else f"{revision}, a later one, on which this version runs"

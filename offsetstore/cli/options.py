@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.store.group_health import LagLimit
 from offsetstore.store.store import OffsetStore
 from offsetstore.text import parse_duration, parse_time
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 
+_GROUP: Final = "OFFSETSTORE_GROUP"
 _SPARK = "kafka."
 _LAG: Final = re.compile(r"(\d+)([smhd])?")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -32,7 +35,11 @@ _COMPLETION_SECONDS = 2.0
 def database_options(function: _F) -> _F:
     """``--url`` and ``--schema``."""
     function = click.option(
-        "--schema", metavar="NAME", help="Schema of the tables; by default, the connection's search path."
+        "--schema",
+        metavar="NAME",
+        envvar=SCHEMA_VARIABLE,
+        show_envvar=True,
+        help="Schema of the tables; by default, the connection's search path.",
     )(function)
     return click.option(
         "--url",
@@ -53,17 +60,32 @@ def group_option(function: _F) -> _F:
         callback=names,
         shell_complete=complete_group,
         metavar="GROUP",
+        envvar=_GROUP,
+        show_envvar=True,
         help="The consumer group: the job's name.",
     )(function)
 
 
-def optional_group_option(what: str) -> Callable[[_F], _F]:
+def optional_group_option(what: str, *, instead: str) -> Callable[[_F], _F]:
     """``--group``, which may be left out.
 
     :param what: its help.
+    :param instead: the eager option that is given in its place; the variable then names no group.
     """
+
+    def check(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        is_from_variable = context.get_parameter_source("group") is ParameterSource.ENVIRONMENT
+        return None if is_from_variable and context.params[instead] else optional_name(context, parameter, value)
+
     return click.option(
-        "--group", "-g", callback=optional_name, shell_complete=complete_group, metavar="GROUP", help=what
+        "--group",
+        "-g",
+        callback=check,
+        shell_complete=complete_group,
+        metavar="GROUP",
+        envvar=_GROUP,
+        show_envvar=True,
+        help=what,
     )
 
 

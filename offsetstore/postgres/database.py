@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
@@ -24,8 +25,11 @@ from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import DATABASE_ERRORS
 from offsetstore.postgres.schema import HEAD, VERSION_TABLE, quoted
 from offsetstore.postgres.session import PostgresSession
+from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.forks import expect_own, is_own, keep_from_children
+from offsetstore.protocol.store_facts import is_earlier, runs_on
+from offsetstore.text import command
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -57,6 +61,7 @@ class PostgresDatabase:
         self._idle_timeout = idle_timeout
         self._owned = owned
         self._identity: StoreIdentity | None = None
+        self.revision: str | None = None
 
     def _set_place(self, schema: str | None) -> None:
         self.schema = schema
@@ -119,7 +124,7 @@ class PostgresDatabase:
                 row = connection.execute(text(sql.TABLE_HOLDER), {"table": table}).first()
         except (*DATABASE_ERRORS, OffsetStoreError):
             return None
-        return None if row is None else f"{table} held by {_described(row)}"
+        return None if row is None else f"{table} held by {described(row)}"
 
     @contextmanager
     def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:
@@ -156,7 +161,7 @@ class PostgresDatabase:
             return None
         if row is None:
             return None
-        return TopicPartition(row.topic, row.partition), f"held by {_described(row)}"
+        return TopicPartition(row.topic, row.partition), f"held by {described(row)}"
 
     def check_schema(self) -> None:
         versions = f"{self._place}{VERSION_TABLE}"
@@ -169,17 +174,11 @@ class PostgresDatabase:
                 found = connection.execute(self._text(sql.REVISION)).scalar() if schema else None
             except DATABASE_ERRORS as error:
                 raise _unreachable(error) from error
+            others = [] if found else schemas_with_tables(connection)
         if found is None:  # also after a downgrade, which leaves the version table empty
-            raise SchemaMissing(
-                "the database has no offsetstore tables",
-                found=f"no revision in {versions}",
-                expected=f"revision {HEAD}",
-            )
-        if found != HEAD:
-            what = "the offsetstore tables are at another revision"
-            # Revisions are numbered: a larger one belongs to a later version of this package.
-            newer = "Update offsetstore: the tables were migrated by a later version." if found > HEAD else None
-            raise SchemaNotAtHead(what, found=f"revision {found}", expected=f"revision {HEAD}", next_step=newer)
+            raise _missing(versions, schema or self.schema, others)
+        expect_runs_on(found, schema=schema)
+        self.revision = found
         session = self.begin(name="offsetstore:connect")
         try:
             self._identity = session.identity()
@@ -227,6 +226,50 @@ def _prepared(connection: Connection) -> Connection:
     return connection.execution_options(isolation_level="READ COMMITTED")
 
 
+def schemas_with_tables(connection: Connection) -> list[str]:
+    """The schemas of the database that have our tables.
+
+    :raises StoreUnavailable: the query failed.
+    """
+    try:
+        return [*connection.execute(text(sql.SCHEMAS_WITH_TABLES)).scalars()]
+    except DATABASE_ERRORS as error:
+        raise _unreachable(error) from error
+
+
+def _missing(versions: str, schema: str | None, others: list[str]) -> SchemaMissing:
+    found = f"no revision in {versions}"
+    if not others:
+        return SchemaMissing(
+            "the database has no offsetstore tables",
+            found=found,
+            expected=f"revision {HEAD}",
+            next_step=f"Run `{command('migrate', schema=schema)}`.",
+        )
+    first = shlex.quote(others[0])
+    return SchemaMissing(
+        "the offsetstore tables are in another schema",
+        found=f"{found}, but tables in {', '.join(map(quoted, others))}",
+        next_step=f"Name it: schema={others[0]!r} in Python, --schema {first} for a command, or "
+        f"{SCHEMA_VARIABLE}={first} for both.",
+    )
+
+
+def expect_runs_on(tables: str, *, schema: str | None) -> None:
+    """Expect tables of a revision that this version runs on.
+
+    :param schema: of the tables.
+    :raises SchemaNotAtHead: they are of an earlier one, or of a later one that no longer has what this version needs.
+    """
+    if runs_on(HEAD, tables):
+        return
+    what, next_step = "the offsetstore tables are at an earlier revision", f"Run `{command('migrate', schema=schema)}`."
+    if not is_earlier(tables, HEAD):
+        what = "a later version of offsetstore migrated the tables, and this one does not run on them"
+        next_step = "Update offsetstore."
+    raise SchemaNotAtHead(what, found=f"revision {tables}", expected=f"revision {HEAD}", next_step=next_step)
+
+
 def check_encoding(connection: Connection) -> None:
     """Use UTF-8 until the end of the transaction, and expect it of the database.
 
@@ -271,6 +314,6 @@ def _unreachable(error: Exception) -> StoreUnavailable:
     )
 
 
-def _described(holder: Any) -> str:
+def described(holder: Any) -> str:
     """A session that holds a lock."""
     return f"pid {holder.pid} ({holder.application_name or 'no application_name'}, {holder.state})"

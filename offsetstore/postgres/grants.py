@@ -39,6 +39,15 @@ def privileges() -> dict[str, tuple[str, ...]]:
     return {table: _DIFFERENT.get(table, _USUAL) for table in (*metadata.tables, VERSION_TABLE)}
 
 
+def needed_columns() -> Iterator[tuple[str, str, str]]:
+    """Each privilege of `privileges`, with its table before it and each of the columns that it is for behind it."""
+    for table, allowed in privileges().items():
+        columns = [one.name for one in metadata.tables[table].columns] if table in metadata.tables else ["version_num"]
+        for right in allowed:
+            without = _SET_BY_DATABASE.get((table, right), ())
+            yield from ((table, right, name) for name in columns if name not in without)
+
+
 def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
     """Statements that let ``role`` run jobs; they may be repeated. The owner of the tables must run them.
 

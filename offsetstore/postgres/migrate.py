@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from importlib.resources import files
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import alembic.context
 import alembic.op
@@ -21,11 +21,12 @@ from alembic.util import CommandError
 from sqlalchemy import text
 from sqlalchemy.schema import CreateSchema
 
-from offsetstore.errors import ConfigurationError
-from offsetstore.postgres.database import check_encoding
-from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error
+from offsetstore.errors import ConfigurationError, LockTimeout
+from offsetstore.postgres.database import check_encoding, described, expect_runs_on
+from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error, is_lock_timeout
 from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
-from offsetstore.postgres.url import make_engine
+from offsetstore.postgres.statements import MIGRATION_BLOCKERS
+from offsetstore.postgres.url import make_engine, schema_or_default
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -39,24 +40,44 @@ _IN_ENV = (
     "Call it inside `with context.begin_transaction():`; with transaction_per_migration=True, inside `with "
     "connection.begin():` before context.configure."
 )
+LOCK_TIMEOUT: Final = 2.0
+"""Seconds. While a migration waits for a lock, all others who want the table wait behind it, readers too."""
 
 
-def upgrade(connection: Connection, *, schema: str | None = None, revision: str = "head") -> None:
+def upgrade(
+    connection: Connection, *, schema: str | None = None, revision: str = "head", lock_timeout: float = LOCK_TIMEOUT
+) -> str | None:
     """Bring our tables to ``revision``, in the connection's transaction, which the caller commits.
 
+    Tables of a later revision are left alone if this version runs on them. Returns the revision that they had before,
+    ``None`` if there were none.
+
     :param schema: the schema of the tables, created if it does not exist. ``None``: the first of the search path.
+    :param lock_timeout: seconds to wait for any one lock.
     :raises ConfigurationError: the connection is in AUTOCOMMIT, so half of it could remain; or an env.py calls it
         outside of its transaction, so none of it would be committed.
+    :raises LockTimeout: a lock was not to be had in that time. It names who held it; nothing was changed.
+    :raises SchemaNotAtHead: the tables are of a later revision that this version does not run on.
     """
-    _run(command.upgrade, connection, schema, revision)
+    _expect_transaction(connection)
+    _wait_for_others(connection)  # before reading the revision: another one may do the work
+    found = current_revision(connection, schema=schema)
+    if found is None or found in revisions():
+        _run(command.upgrade, connection, schema, revision, lock_timeout)
+    else:
+        expect_runs_on(found, schema=schema)
+    return found
 
 
-def downgrade(connection: Connection, *, schema: str | None = None, revision: str = "base") -> None:
+def downgrade(
+    connection: Connection, *, schema: str | None = None, revision: str = "base", lock_timeout: float = LOCK_TIMEOUT
+) -> None:
     """Take our tables back to ``revision``; at ``"base"`` they are gone, and the offsets with them.
 
     Parameters and errors are those of `upgrade`.
     """
-    _run(command.downgrade, connection, schema, revision)
+    _expect_transaction(connection)
+    _run(command.downgrade, connection, schema, revision, lock_timeout)
 
 
 def current_revision(connection: Connection, *, schema: str | None = None) -> str | None:
@@ -67,7 +88,7 @@ def current_revision(connection: Connection, *, schema: str | None = None) -> st
 
 def revisions() -> list[str]:
     """All revisions that this version knows, oldest first."""
-    return sorted(script.revision for script in ScriptDirectory.from_config(config()).walk_revisions())
+    return [script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()][::-1]
 
 
 def config() -> Config:
@@ -78,7 +99,7 @@ def config() -> Config:
     return made
 
 
-def _run(what: Any, connection: Connection, schema: str | None, revision: str) -> None:
+def _expect_transaction(connection: Connection) -> None:
     if getattr(connection.connection.driver_connection, "autocommit", False):
         raise ConfigurationError(
             "the migrations need a transaction, but the connection is in autocommit mode",
@@ -91,7 +112,43 @@ def _run(what: Any, connection: Connection, schema: str | None, revision: str) -
             "the migrations were called from an env.py outside of its transaction, and would not be committed",
             next_step=_IN_ENV,
         )
+
+
+@contextmanager
+def _waiting_briefly(connection: Connection, schema: str | None, lock_timeout: float) -> Generator[None]:
+    """Bound the waits for locks inside the block, in this transaction alone.
+
+    :raises LockTimeout: with whoever holds the locks now, and did so when the wait began.
+    """
+    settings = text("SELECT set_config('lock_timeout', :wanted, true)")
+    before = connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one()
+    try:
+        with connection.begin_nested():  # after the error the transaction can then still ask who it was
+            connection.execute(settings, {"wanted": f"{max(1, round(lock_timeout * 1000))}ms"})
+            yield
+            connection.execute(settings, {"wanted": before})
+    except DATABASE_ERRORS as error:
+        if not is_lock_timeout(error):
+            raise
+        place = "" if schema is None else f"{quoted(schema)}."
+        asked = {"tables": [place + name for name in (*metadata.tables, VERSION_TABLE)], "seconds": lock_timeout}
+        holders = connection.execute(text(MIGRATION_BLOCKERS), asked).all()
+        raise LockTimeout(
+            f"could not lock the tables within {lock_timeout:g} s; nothing was changed",
+            found="; ".join(map(_holder, holders)) or "a lock whose holder has gone since",
+            next_step="Migrate again when they have ended, or end them: SELECT pg_terminate_backend(pid).",
+        ) from None
+
+
+def _holder(one: Any) -> str:
+    since = "" if one.seconds is None else f" for {one.seconds:.0f} s"
+    who = f"{described(one)}{since}" if one.pid else "a prepared transaction"
+    return f"{who} has a lock on {one.relname}"
+
+
+def _run(what: Any, connection: Connection, schema: str | None, revision: str, lock_timeout: float) -> None:
     made = config()
+    made.attributes["lock_timeout"] = lock_timeout
     made.attributes["connection"] = connection
     made.attributes["schema"] = schema
     with _restoring_alembic():
@@ -130,10 +187,13 @@ def upgrade_as_sql(*, schema: str | None = None, since: str = "base") -> str:
 def run_environment(context: EnvironmentContext | Any) -> None:
     """Migrate for ``migrations/env.py``, on the given connection or on one to OFFSETSTORE_URL.
 
-    Alembic's command line takes the schema as ``-x schema=...``, and writes SQL instead of running it with ``--sql``.
+    Alembic's command line takes the schema as ``-x schema=...`` or from OFFSETSTORE_SCHEMA, and writes SQL instead of
+    running it with ``--sql``.
     """
     attributes = context.config.attributes
-    schema: str | None = attributes.get("schema") or context.get_x_argument(as_dictionary=True).get("schema")
+    schema: str | None = attributes.get("schema")
+    if "schema" not in attributes:
+        schema = schema_or_default(context.get_x_argument(as_dictionary=True).get("schema"))
     if context.is_offline_mode():
         _write_sql(context, schema)
         return
@@ -142,7 +202,10 @@ def run_environment(context: EnvironmentContext | Any) -> None:
         _migrate(context, connection, schema)
         return
     with _own_connection(context.config.get_alembic_option("sqlalchemy.url")) as own:
-        _migrate(context, own, schema)
+        try:
+            _migrate(context, own, schema)
+        except LockTimeout as error:
+            raise CommandError(str(error)) from None
 
 
 @contextmanager
@@ -168,15 +231,16 @@ def _own_connection(url: str | None) -> Generator[Connection]:
         engine.dispose()
 
 
-def wait_for_others(connection: Connection) -> None:
+def _wait_for_others(connection: Connection) -> None:
     """Wait until no other migration runs, and make others wait until the end of the transaction."""
     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
 
 
 def _migrate(context: EnvironmentContext | Any, connection: Connection, schema: str | None) -> None:
     check_encoding(connection)
-    wait_for_others(connection)
-    with _in_schema(connection, schema):
+    _wait_for_others(connection)
+    lock_timeout = context.config.attributes.get("lock_timeout", LOCK_TIMEOUT)
+    with _waiting_briefly(connection, schema, lock_timeout), _in_schema(connection, schema):
         context.configure(
             connection=connection,
             target_metadata=metadata,
@@ -193,6 +257,7 @@ def _write_sql(context: EnvironmentContext | Any, schema: str | None) -> None:
     context.configure(dialect_name="postgresql", version_table=VERSION_TABLE, literal_binds=True)
     with context.begin_transaction():
         context.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        context.execute(f"SET LOCAL lock_timeout TO '{LOCK_TIMEOUT:g}s'")
         if schema is not None:
             context.execute(CreateSchema(schema, if_not_exists=True))
             context.execute(f"SET LOCAL search_path TO {quoted(schema)}")

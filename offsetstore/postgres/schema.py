@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from sqlalchemy import TextClause
 
 HEAD = "0008"
-"""The Alembic revision that this version works with."""
+"""The Alembic revision that this version works with.
+
+Its number says what it does to earlier code (decision 0056). One that *expands* only adds what earlier code can do
+without, and counts on: 0009. One that *contracts*, and takes away or changes what earlier code needs, begins another
+series: 1.0010; the next one that expands is then 1.0011. Code runs on its own revision and on later ones of its series.
+"""
 
 VERSION_TABLE = "offsetstore_version"
 """Our own version table, so that an application's Alembic and ours can share a database."""

@@ -405,6 +405,19 @@ SAVE_IDENTITY = "SAVEPOINT offsetstore_identity"
 KEEP_IDENTITY = "RELEASE SAVEPOINT offsetstore_identity"
 LEAVE_IDENTITY = "ROLLBACK TO SAVEPOINT offsetstore_identity"
 
+# A right on the whole table is one on each of its columns; DELETE is one on the whole table alone.
+MISSING_GRANTS = """
+SELECT current_user AS role, found.schema, in_table, privilege
+FROM unnest(CAST(:tables AS text[]), CAST(:privileges AS text[]), CAST(:columns AS text[]))
+     AS needed (in_table, privilege, in_column),
+     LATERAL (SELECT c.oid, n.nspname FROM pg_catalog.pg_class AS c
+              JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+              WHERE c.oid = to_regclass(:place || in_table)) AS found (oid, schema)
+WHERE NOT CASE privilege WHEN 'DELETE' THEN has_table_privilege(found.oid, privilege)
+                         ELSE has_column_privilege(found.oid, in_column, privilege) END
+GROUP BY found.schema, in_table, privilege ORDER BY in_table, privilege
+"""
+
 # A claim inserts or updates a row before it reads the identity.
 LOCK_CLAIMS = "LOCK TABLE {s}consumer_groups IN SHARE ROW EXCLUSIVE MODE"
 TAKE_HOME = f"UPDATE {{s}}store_identity SET home = {_HERE}"  # noqa: S608 - constants alone
@@ -457,6 +470,20 @@ ORDER BY l.pid
 LIMIT 1
 """
 
+# Who may hold what a migration waited for, the longest first: what began after the wait was not in its way.
+MIGRATION_BLOCKERS = """
+SELECT DISTINCT ON (a.xact_start, l.pid) l.pid, a.state, c.relname,
+       coalesce(nullif(a.application_name, ''), a.backend_type) AS application_name,
+       extract(epoch FROM clock_timestamp() - a.xact_start) AS seconds
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid JOIN pg_class AS c ON c.oid = l.relation
+WHERE l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.relation IN (SELECT to_regclass(name) FROM unnest(CAST(:tables AS text[])) AS asked (name))
+  AND (a.xact_start IS NULL OR a.xact_start < clock_timestamp() - make_interval(secs => :seconds))
+ORDER BY a.xact_start, l.pid
+LIMIT 3
+"""
+
 # A role's statement_timeout could end the wait before the blockers are terminated.
 UNBLOCKED = "SELECT pg_backend_pid(), set_config('statement_timeout', '0', true)"
 
@@ -471,6 +498,16 @@ SCHEMA_OF = """
 SELECT n.nspname
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = to_regclass(:table)
+"""
+
+# Everyone may read this of any schema.
+SCHEMAS_WITH_TABLES = """
+SELECT n.nspname
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relname = 'kafka_partitions' AND c.relkind = 'r'
+  AND EXISTS (SELECT FROM pg_catalog.pg_class AS v
+              WHERE v.relnamespace = n.oid AND v.relname = 'offsetstore_version' AND v.relkind = 'r')
+ORDER BY n.nspname
 """
 
 REVISION = "SELECT version_num FROM {s}offsetstore_version"

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from offsetstore.errors import SchemaNotAtHead
+from offsetstore.errors import MissingPrivilege, SchemaNotAtHead
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import DATABASE_ERRORS, needing, translated
-from offsetstore.postgres.schema import HEAD, metadata
+from offsetstore.postgres.grants import needed_columns
+from offsetstore.postgres.schema import HEAD, metadata, quoted
 from offsetstore.postgres.statements import OLDEST_TRANSACTION, REVISION
 from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity, TableFacts
+from offsetstore.text import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +47,7 @@ class StoreFactsStatements:
     _place: str
     _send_together: Callable[..., list[Result]]
     _run: Callable[..., int]
+    _rows: Callable[..., list[Any]]
 
     @property
     def connection(self) -> Connection: ...
@@ -77,6 +80,22 @@ class StoreFactsStatements:
             last.oldest,
             of_server.sees_all,
             of_server.is_standby,
+        )
+
+    def expect_grants(self) -> None:
+        tables, needed, columns = zip(*needed_columns(), strict=True)
+        with translated():
+            missing = self._rows(
+                sql.MISSING_GRANTS, place=self._place, tables=[*tables], privileges=[*needed], columns=[*columns]
+            )
+        if not missing:
+            return
+        role, schema = missing[0].role, missing[0].schema
+        raise MissingPrivilege(
+            "the role may not do all that a job does; no job was fenced",
+            found=f"role {quoted(role)} lacks {', '.join(f'{one.privilege} on {one.in_table}' for one in missing)}",
+            next_step="As the owner of the tables, pass to psql what this prints: "
+            f"`{command('grants', '--role', role, schema=schema)}`.",
         )
 
     def identity(self) -> StoreIdentity:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 VARIABLE = "OFFSETSTORE_URL"
+SCHEMA_VARIABLE: Final = "OFFSETSTORE_SCHEMA"
 _EXPECTED = (
     "postgresql://user@host:5432/database, postgresql+psycopg://..., jdbc:postgresql://... or host=... dbname=..."
 )
@@ -94,6 +95,11 @@ def _check_address(parameters: dict[str, Any]) -> None:
             raise ConfigurationError(
                 f"the database URL has parameters in its {name}", expected=_EXPECTED, next_step=_QUERY
             )
+
+
+def schema_or_default(schema: str | None) -> str | None:
+    """The schema, by default the environment variable's; ``None`` for the connection's search path."""
+    return schema or os.environ.get(SCHEMA_VARIABLE) or None
 
 
 def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -> Engine:

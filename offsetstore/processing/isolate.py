@@ -17,7 +17,6 @@ several kinds, and its parts are then refused for different reasons.
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from offsetstore.errors import FunctionFailed, RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.cycle import lock_as_planned
 from offsetstore.processing.plan import PlanOutdated, Ranges
+from offsetstore.text import command
 from offsetstore.writers.append import Append
 from offsetstore.writers.staging import StagedRowsLost
 from offsetstore.writers.upsert import Upsert
@@ -343,7 +343,6 @@ def schema_of(claim: Claim) -> str | None:
 def _reset_command(group: str, schema: str | None, record: Record) -> str:
     """The command that moves the partition's stored offset past the record, if it is still at the record."""
     tp, offset = record
-    words = ["offsetstore", "reset", "-g", group, "-t", f"{tp.topic}:{tp.partition}"]
+    words = ["reset", "-g", group, "-t", f"{tp.topic}:{tp.partition}"]
     words += ["--from-offset", str(offset), "--to-offset", str(offset + 1)]
-    words += [] if schema in {None, "public"} else ["--schema", schema or ""]
-    return f'{shlex.join(words)} --reason "…" --execute'
+    return f'{command(*words, schema=schema)} --reason "…" --execute'

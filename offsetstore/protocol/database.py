@@ -499,7 +499,7 @@ class Database(Protocol):
         ...
 
     def check_schema(self) -> None:
-        """Check that the tables are those of this version, and read the store's identity.
+        """Check that this version runs on the tables, and read the store's identity.
 
         :raises SchemaMissing, SchemaNotAtHead: they are not.
         """

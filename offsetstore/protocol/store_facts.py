@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from offsetstore.errors import StoreMoved
+from offsetstore.text import command
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from uuid import UUID
+
+_REVISION: Final = re.compile(r"(?:([0-9]+)\.)?([0-9]{4})")
+
+
+def runs_on(code: str, tables: str | None) -> bool:
+    """Whether code that was written for one revision runs on tables of another (decision 0056).
+
+    It does on its own revision and on later ones of the same series: these only add to it.
+    """
+    (series, number), (found_series, found) = _parts(code), _parts(tables)
+    return series == found_series and number <= found
+
+
+def is_earlier(revision: str, than: str) -> bool:
+    """Whether one revision comes before the other; a text that is no revision comes before none."""
+    return _parts(revision)[1] < _parts(than)[1]
+
+
+def _parts(revision: str | None) -> tuple[str, float]:
+    """The series and the number: of ``"1.0010"`` they are 1 and 10, and ``"0008"`` is of the first series."""
+    found = _REVISION.fullmatch(revision or "")
+    return ("", float("inf")) if found is None else (found[1] or "0", int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +62,10 @@ class StoreIdentity:
         """Whether the tables are known to be in another database than their home."""
         return self.is_compared and self.home != self.here
 
-    def expect_home(self) -> None:
+    def expect_home(self, schema: str | None) -> None:
         """Refuse to go on elsewhere.
 
+        :param schema: of the tables, for the commands that the error names.
         :raises StoreMoved: it is another database.
         """
         if self.is_elsewhere:
@@ -49,6 +74,10 @@ class StoreIdentity:
                 "this is a copy",
                 found=f"database {self.here} (the server's system identifier, and the database's oid)",
                 expected=f"{self.home}, the home of store {self.store_id}",
+                next_step="If the store was moved, or restored in place, and no job runs on the other database any "
+                f"more: `{command('store', 'moved', '--reason', '...', schema=schema)}`. If this is a copy, and the "
+                f"original goes on: `{command('store', 'new-id', '--reason', '...', schema=schema)}`, and give each "
+                "job of the copy a kafka_group= of its own.",
             )
 
 
@@ -104,8 +133,8 @@ class StoreFacts:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether the tables are those of this version."""
-        return self.revision == self.expected
+        """Whether this version runs on the tables."""
+        return self.revision == self.expected or (self.expected is not None and runs_on(self.expected, self.revision))
 
 
 class StoreFactsSession(Protocol):
@@ -113,6 +142,13 @@ class StoreFactsSession(Protocol):
 
     def store_facts(self) -> StoreFacts:
         """Read them, in one round trip."""
+        ...
+
+    def expect_grants(self) -> None:
+        """Expect that the role may do all that a job does; a new revision may have added to it.
+
+        :raises MissingPrivilege: it may not, with what is missing and the command that prints it.
+        """
         ...
 
     def identity(self) -> StoreIdentity:

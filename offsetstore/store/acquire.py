@@ -173,7 +173,7 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evide
     # Find errors here if possible, before this waits for another job's transaction, or ends it.
     if request.takeover != "fence":
         _check_owner(read(store.database, lambda session: session.group(request.group)), request, claim_id)
-    identity = expect_home(store.database)
+    identity = read(store.database, lambda session: _look_around(session, store.database.schema))
     # Read before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
     stored = read_offsets(store.database, request.group)
     view = request.view()
@@ -191,19 +191,21 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evide
         looked.expect_told()
     has_members = _has_members(request)
     with fencing(store.database, request.group, request.takeover_timeout, name="claim", again=_AGAIN) as session:
-        acquired = _write_claim(request, session, claim_id, checkpoint, evidence=evidence)
+        acquired = _write_claim(request, session, claim_id, checkpoint, evidence=evidence, schema=store.database.schema)
         failpoints.reach("in_claim")
     _warn_of_copy(request, acquired.starting)
     return Claim(store, request, acquired, has_members=has_members)
 
 
-def expect_home(database: Database) -> StoreIdentity:
+def _look_around(session: Session, schema: str | None) -> StoreIdentity:
     """Read which store it is.
 
     :raises StoreMoved: its tables are in another database than before.
+    :raises MissingPrivilege: the role may not do all that a job does.
     """
-    identity = read(database, lambda session: session.identity())
-    identity.expect_home()
+    identity = session.identity()
+    identity.expect_home(schema)
+    session.expect_grants()
     return identity
 
 
@@ -247,12 +249,13 @@ def _write_claim(
     checkpoint: QueryCheckpoint | None,
     *,
     evidence: _Evidence,
+    schema: str | None,
 ) -> Acquired:
     group = request.group
     before = session.lock_group(group)
     # Once more: the connection may be another one, and the id may have been changed.
     identity = session.identity()
-    identity.expect_home()
+    identity.expect_home(schema)
     store_id = identity.store_id
     if request.takeover != "fence":
         _check_owner(session.group(group), request, claim_id)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from offsetstore.errors import TopicRecreated
 from offsetstore.offsets import TopicPartition
 from offsetstore.store.group_health import last_advance
-from offsetstore.text import counted
+from offsetstore.text import command, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,23 +68,29 @@ class Check:
     next_step: str = ""
 
 
-def check_group(group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None = None) -> list[Check]:
+def check_group(
+    group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None = None, *, schema: str | None = None
+) -> list[Check]:
     """Look at all that can be wrong with a group.
 
     :param lag: as `OffsetStore.lag` returns it, with this group.
     :param run: the group's last, as `OffsetStore.runs` returns it; ``None`` if none was recorded.
     :param paused_by: the last ``pause`` of the group's history.
+    :param schema: of the tables, for the commands.
     """
-    return list(_Checks(group, lag, run, paused_by).all())
+    return list(_Checks(group, lag, run, paused_by, schema).all())
 
 
 class _Checks:
-    def __init__(self, group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None) -> None:
+    def __init__(
+        self, group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None, schema: str | None
+    ) -> None:
         self._group = group
         self._lag = lag
         self._of: GroupLag = lag.groups[group]
         self._run = run
         self._paused_by = paused_by
+        self._schema = schema
 
     def all(self) -> Iterator[Check]:
         yield self._claim()
@@ -357,7 +363,7 @@ class _Checks:
         return self._command("resolve", *(f"-t {shlex.quote(topic)}" for topic in topics[:_NAMED]), _KAFKA)
 
     def _command(self, name: str, *options: str) -> str:
-        return " ".join(("offsetstore", name, "-g", shlex.quote(self._group), *options))
+        return " ".join((command(*name.split(), "-g", self._group, schema=self._schema), *options))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -40,8 +40,8 @@ def resolve_starting_offsets(
         )
     stored = store.offsets(group) if store else {}
     identity = store.database.identity() if store else None
-    if identity is not None:
-        identity.expect_home()
+    if store is not None and identity is not None:
+        identity.expect_home(store.database.schema)
     timestamp_ms = policy.timestamp_ms if policy else None
     view = broker.view(kafka_group or group, tuple(names), timestamp_ms=timestamp_ms)
     if store is None or identity is None:

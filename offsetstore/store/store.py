@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
-from offsetstore.postgres.url import check_engine, make_engine
+from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
 from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
 from offsetstore.protocol.metadata import load
 from offsetstore.protocol.observers import Observers
@@ -99,18 +99,20 @@ class OffsetStore:
         """Connect, and check that the tables are there.
 
         :param url: libpq's, SQLAlchemy's or JDBC's form, an ``Engine`` on psycopg 3, or ``None`` for OFFSETSTORE_URL.
-        :param schema: the schema of our tables, ``None`` for the connection's search path.
+        :param schema: the schema of our tables, by default OFFSETSTORE_SCHEMA. Without either, the connection's search
+            path is used.
         :param credentials: returns the password for each new connection, for tokens that expire.
         :param observers: get every event of the store and its claims, see `offsetstore.protocol.events`. Log lines are
             written all the same.
         :raises ConfigurationError: the URL is invalid.
         :raises StoreUnavailable: no connection.
-        :raises SchemaMissing, SchemaNotAtHead: run ``offsetstore migrate``.
+        :raises SchemaMissing: run ``offsetstore migrate``, or name the schema that has the tables.
+        :raises SchemaNotAtHead: this version does not run on the tables: run ``offsetstore migrate``, or update it.
         """
         timeouts = timeouts or Timeouts()
         owned = not isinstance(url, Engine)
         engine = check_engine(url) if isinstance(url, Engine) else make_engine(url, credentials)
-        database = PostgresDatabase(engine, schema=schema, idle_timeout=timeouts.idle, owned=owned)
+        database = PostgresDatabase(engine, schema=schema_or_default(schema), idle_timeout=timeouts.idle, owned=owned)
         try:
             database.check_schema()
         except BaseException:

@@ -13,12 +13,15 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.postgres.migrate import config, current_revision, downgrade, upgrade
+from offsetstore.postgres.migrate import config, current_revision, downgrade, revisions, upgrade
 from offsetstore.postgres.schema import HEAD, VERSION_TABLE, metadata
+from offsetstore.protocol.store_facts import runs_on
 from tests.migration.conftest import shape, tables
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+
+    from tests.migration.conftest import Rows
 
 SEARCH_PATH = text("SELECT current_setting('search_path')")
 
@@ -28,10 +31,36 @@ def test_head_is_the_last_of_the_migrations() -> None:
 
 
 def test_the_revisions_are_numbered() -> None:
-    """`OffsetStore.connect` tells an older one from a newer one by that."""
-    revisions = [script.revision for script in ScriptDirectory.from_config(config()).walk_revisions("base", "heads")]
+    """`OffsetStore.connect` tells by that which are later, and which of these it runs on."""
+    series = 0
+    for number, revision in enumerate(revisions(), 1):
+        in_series, _dot, counted = revision.rpartition(".")
+        assert int(counted) == number
+        assert int(in_series or "0") in {series, series + 1}, "one that contracts begins the next series"
+        series = int(in_series or "0")
 
-    assert revisions == [f"{number:04}" for number in range(len(revisions), 0, -1)]
+
+@pytest.mark.behaviour("OPS-17")
+def test_within_a_series_revisions_only_add_what_earlier_code_can_do_without(
+    engine: Engine, offsetstore_empty_database: str
+) -> None:
+    known: dict[str, Rows] = {"columns": [], "constraints": [], "indexes": []}
+    before = "0000"
+    for revision in revisions():
+        with engine.begin() as connection:
+            upgrade(connection, revision=revision)
+        found = shape(offsetstore_empty_database)
+        if runs_on(before, revision):
+            old_tables = {row[0] for row in known["columns"]}
+            added = {name: [row for row in found[name] if row not in known[name]] for name in known}
+            assert all(row in found[name] for name in known for row in known[name]), f"{revision} takes away"
+            for table, _position, column, _type, _collation, default, is_nullable, _identity in added["columns"]:
+                is_free = table not in old_tables or is_nullable == "YES" or default is not None
+                assert is_free, f"earlier code does not fill {table}.{column} of {revision}"
+            refusing = [row for row in added["constraints"] if row[0] in old_tables and "NOT NULL" not in row[2]]
+            assert not refusing, f"{revision} may refuse earlier code's rows"
+            assert not [row for row in added["indexes"] if row[0] in old_tables and "UNIQUE" in row[2]], revision
+        known, before = {name: found[name] for name in known}, revision
 
 
 def test_the_migrations_make_the_tables_that_the_code_declares(

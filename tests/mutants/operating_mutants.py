@@ -24,6 +24,7 @@ _ON_A_PAGE: Final = (
     "tests/unit/monitoring/dashboard/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first"
 )
 _THEN: Final = "            ),\n            "
+_REVISIONS: Final = "tests/integration/postgres/test_schema_check.py::"
 _ABANDONED: Final = "tests/integration/writers/test_abandoned_staging.py::"
 _IDS: Final = (
     "tests/integration/postgres/test_history_ids.py::"
@@ -420,5 +421,15 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         ),
         tests=(_IDS,),
         why="After a failover of logical replication no claim could be made.",
+    ),
+    mutant(
+        "contracted-tables",
+        (
+            "offsetstore/protocol/store_facts.py",
+            "    return series == found_series and number <= found\n",
+            "    return number <= found\n",
+        ),
+        tests=(f"{_REVISIONS}test_a_later_revision_that_contracts_asks_for_a_later_package",),
+        why="A job would write to tables that no longer have what its guarantee rests on.",
     ),
 )

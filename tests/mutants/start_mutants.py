@@ -227,15 +227,21 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "home-before-anybody-is-asked",
-        (_TAKING, "    identity.expect_home()\n    return identity\n", "    return identity\n"),
+        (_TAKING, "    identity.expect_home(schema)\n    session.expect", "    session.expect"),
         tests=(f"{_ADMIN}test_a_store_in_another_database_starts_no_job_before_somebody_says_why",),
         why="A clone's job would wait for, and terminate, what holds its locks, before it is told that it is a clone.",
+    ),
+    mutant(
+        "grants-before-anybody-is-fenced",
+        (_TAKING, "    session.expect_grants()\n", ""),
+        tests=(f"{_GRANTS}test_what_the_role_lacks_since_the_last_revision_is_named_before_anyone_is_fenced",),
+        why="After a deploy without its grants the job that ran would be fenced, and the new one would fail later.",
     ),
     mutant(
         "home-under-the-lock",
         (
             _TAKING,
-            "    identity.expect_home()\n    store_id = identity.store_id\n",
+            "    identity.expect_home(schema)\n    store_id = identity.store_id\n",
             "    store_id = identity.store_id\n",
         ),
         tests=(f"{_ADMIN}test_a_store_in_another_database_starts_no_job_before_somebody_says_why",),
@@ -554,7 +560,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "home-before-a-dry-run",
-        ("offsetstore/store/resolving.py", "        identity.expect_home()\n", "        pass\n"),
+        ("offsetstore/store/resolving.py", "        identity.expect_home(store.database.schema)\n", "        pass\n"),
         tests=(f"{_ADMIN}test_a_store_in_another_database_starts_no_job_before_somebody_says_why",),
         why="A clone would be told where its job would start, although it would not.",
     ),

@@ -71,14 +71,16 @@ async def _login(request: Request) -> Response:
     # What the browser speaks, also with a proxy before us; the guard has compared it with the host.
     is_https = request.headers["origin"].startswith("https:")
     answer.set_cookie(
-        access.cookie, access.session(), max_age=SESSION, httponly=True, samesite="strict", secure=is_https
+        access.cookie, access.begin_session(), max_age=SESSION, httponly=True, samesite="strict", secure=is_https
     )
     return answer
 
 
 def _logout(request: Request) -> Response:
+    access = dashboard_of(request).access
+    access.end_session(request.cookies.get(access.cookie, ""))
     answer = RedirectResponse("/login", 303)
-    answer.delete_cookie(dashboard_of(request).access.cookie, httponly=True, samesite="strict")
+    answer.delete_cookie(access.cookie, httponly=True, samesite="strict")
     return answer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
@@ -12,6 +13,7 @@ from offsetstore.monitoring.dashboard.forms import Tickets
 from offsetstore.monitoring.dashboard.rendering import respond
 from offsetstore.monitoring.dashboard.security import is_open
 from offsetstore.monitoring.dashboard.snapshots import Snapshot
+from offsetstore.text import command
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -70,6 +72,11 @@ def dashboard_of(request: Request) -> Dashboard:
     return request.app.state.dashboard
 
 
+def schema_of(request: Request) -> str | None:
+    """The schema of the tables, for the commands that the page names."""
+    return dashboard_of(request).store.database.schema
+
+
 def snapshot_of(request: Request) -> Snapshot:
     """The snapshot of the whole page: one that is taken meanwhile is the next page's."""
     if "offsetstore.snapshot" not in request.scope:
@@ -86,6 +93,7 @@ def show(request: Request, template: str, *, status: int = 200, **values: Any) -
         "status": status,
         "has_login": dashboard_of(request).access.token is not None,
         "has_actions": dashboard_of(request).actions is not None,
+        "command": partial(command, schema=schema_of(request)),
     }
     return respond(request, template, common | values, status=status)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import re
+import secrets
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -60,30 +62,35 @@ class Access:
 
     hosts: Collection[str] = LOCAL
     token: str | None = field(default=None, repr=False)
+    _sessions: dict[str, float] = field(default_factory=dict[str, float], init=False, repr=False, compare=False)
+    """When each ends. They are in this process's memory alone: a restart signs everyone out."""
 
     @property
     def cookie(self) -> str:
         """The cookie's name. Browsers don't tell ports apart: dashboards on one host would take each other's away."""
-        return f"offsetstore-{self._sign('cookie')[:8]}"
+        key = (self.token or "").encode()
+        return f"offsetstore-{hmac.new(key, b'cookie', hashlib.sha256).hexdigest()[:8]}"
 
-    def session(self) -> str:
-        """The value of a cookie that proves that the token was entered, until its time is over."""
-        until = str(int(time.time()) + SESSION)
-        return f"{until}.{self._sign(f'session {until}')}"
+    def begin_session(self) -> str:
+        """Remember that the token was entered, and return the value of a cookie that proves it."""
+        now = time.monotonic()
+        for over in [one for one, until in list(self._sessions.items()) if until <= now]:
+            self._sessions.pop(over, None)
+        session = secrets.token_urlsafe(32)
+        self._sessions[session] = now + SESSION
+        return session
+
+    def end_session(self, cookie: str) -> None:
+        """Forget the session, if it is one."""
+        self._sessions.pop(cookie, None)
 
     def has_session(self, cookie: str) -> bool:
-        """Whether the cookie is one of ours, and its time is not over."""
-        until, _dot, signature = cookie.partition(".")
-        is_ours = hmac.compare_digest(signature.encode(errors="replace"), self._sign(f"session {until}").encode())
-        return is_ours and int(until) > time.time()
+        """Whether the cookie is one of ours that has neither been ended, nor is its time over."""
+        return self._sessions.get(cookie, -math.inf) > time.monotonic()
 
     def is_token(self, text: str) -> bool:
         """Whether it is the token."""
         return self.token is not None and hmac.compare_digest(text.encode(errors="replace"), self.token.encode())
-
-    def _sign(self, text: str) -> str:
-        key = (self.token or "").encode()
-        return hmac.new(key, text.encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 class Guard:

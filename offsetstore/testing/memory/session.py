@@ -316,6 +316,9 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
         tables = tuple(TableFacts(name, rows, 0) for name, rows in sorted(counts.items()))
         return StoreFacts(self.now(), "memory", None, None, None, tables, timedelta(0), sees_all=True)
 
+    def expect_grants(self) -> None:
+        """There are no roles."""
+
     def identity(self) -> StoreIdentity:
         with self._statement() as committed:
             written = self._changes.identity or committed.identity

@@ -1,29 +1,36 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from offsetstore import OffsetStore
+from offsetstore.cli import migrate
 from offsetstore.local.free_ports import free_port
-from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.migrate import LOCK_TIMEOUT, config, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
-from tests.migration.conftest import shape
+from tests.migration.conftest import ROOT, shape, tables
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from offsetstore.local.postgres.server import PostgresServer
     from tests.integration.cli.conftest import Run
 
 
-def _name(url: str) -> str:
-    return url.rpartition("/")[2]
+def later(server: PostgresServer, url: str, revision: str) -> None:
+    """As if a later version had migrated the database."""
+    server.sql(f"UPDATE offsetstore_version SET version_num = '{revision}'", database=url.rpartition("/")[2])
 
 
 def test_on_a_fresh_database_it_makes_the_tables_and_says_so(run: Run, offsetstore_empty_database: str) -> None:
@@ -54,6 +61,41 @@ def test_after_another_deploy_was_waited_for_it_claims_none_of_the_work(
     assert waiting.result(30).stdout == f"The tables are already at revision {HEAD}, which is head.\n"
 
 
+@pytest.fixture
+def reader(offsetstore_empty_database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection]:
+    """A transaction that stays open, and is in the way of the last revision."""
+    monkeypatch.setattr(migrate, "_PAUSE", 0.1)
+    engine = make_engine(offsetstore_empty_database)
+    with engine.begin() as connection:
+        upgrade(connection, revision="0007")
+    engine.dispose()
+    with psycopg.connect(offsetstore_empty_database, application_name="a long report") as connection:
+        connection.execute("SELECT 1 FROM store_identity")
+        yield connection
+
+
+@pytest.mark.behaviour("OPS-18")
+def test_it_tries_again_and_says_whom_it_waits_for(
+    run: Run, offsetstore_empty_database: str, reader: psycopg.Connection
+) -> None:
+    waiting = in_background(lambda: run("migrate", url=offsetstore_empty_database))
+    time.sleep(LOCK_TIMEOUT + 0.5)
+    reader.rollback()
+    done = waiting.result(30)
+    assert done.stdout == f"Migrated from revision 0007 to revision {HEAD}, which is head.\n"
+    assert done.stderr.startswith(f"Waiting: pid {reader.info.backend_pid} (a long report, idle in transaction) for ")
+
+
+@pytest.mark.behaviour("OPS-18")
+def test_it_gives_up_in_the_end(
+    run: Run, offsetstore_empty_database: str, reader: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "_PATIENCE", 0.5)
+    done = run("migrate", url=offsetstore_empty_database)
+    assert done.exit_code == 3
+    assert f"found:     pid {reader.info.backend_pid} (a long report" in done.stderr
+
+
 def test_a_schema_of_ones_own_has_the_tables_alone(run: Run, offsetstore_empty_database: str) -> None:
     url = offsetstore_empty_database
     assert run("migrate", "--schema", "Our Offsets", url=url).exit_code == 0
@@ -63,21 +105,78 @@ def test_a_schema_of_ones_own_has_the_tables_alone(run: Run, offsetstore_empty_d
     assert result.stderr == "The store has no group 'nobody'.\n"
 
 
+@pytest.mark.behaviour("OPS-23")
+def test_a_second_store_in_one_database_has_to_be_meant(run: Run, offsetstore_database: str) -> None:
+    url = offsetstore_database
+    refused = run("migrate", "--schema", "jobs", url=url)
+    assert refused.exit_code == 3
+    assert 'found:     tables in "public"\n' in refused.stderr
+    assert "--schema public; to make a second one, add --force." in refused.stderr
+    assert run("migrate", "--schema", "jobs", "--check", url=url).exit_code == 1
+    assert run("migrate", "--schema", "public", url=url).exit_code == 0
+    assert run("migrate", "--schema", "jobs", "--force", url=url).exit_code == 0
+    assert run("migrate", "--schema", "jobs", url=url).exit_code == 0
+    assert run("migrate", "--schema", "jobs", "--check", url=url).exit_code == 0
+
+
+@pytest.mark.behaviour("OPS-23")
+def test_schema_and_group_may_be_variables(
+    run: Run, offsetstore_empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFSETSTORE_SCHEMA", "jobs")
+    monkeypatch.setenv("OFFSETSTORE_GROUP", "billing")
+    assert run("migrate", url=offsetstore_empty_database).exit_code == 0
+    assert "kafka_partitions" in tables(offsetstore_empty_database, "jobs")
+    assert 'SET LOCAL search_path TO "jobs"' in run("migrate", "--sql").stdout
+    assert 'GRANT USAGE ON SCHEMA "jobs" TO "job";' in run("grants", "--role", "job").stdout
+    with OffsetStore.connect(offsetstore_empty_database) as store:
+        store.claim("billing", topics=["payments"])
+    assert "takeover=fence" in run("history", url=offsetstore_empty_database).stdout
+
+
 def test_the_url_may_be_an_option(run: Run, offsetstore_database: str) -> None:
     result = run("migrate", "--check", "--url", offsetstore_database)
     assert result.stdout == f"The tables are at revision {HEAD}, which is head.\n"
 
 
-def test_tables_of_a_newer_version_are_left_alone(
+@pytest.mark.behaviour("OPS-17")
+def test_tables_that_a_later_version_has_expanded_are_left_alone(
     run: Run, offsetstore_database: str, offsetstore_postgres: PostgresServer
 ) -> None:
-    offsetstore_postgres.sql(
-        "UPDATE offsetstore_version SET version_num = '9999'", database=_name(offsetstore_database)
-    )
+    later(offsetstore_postgres, offsetstore_database, "9999")
+    words = "revision 9999, a later one, on which this version runs.\n"
+    for arguments, printed in ((), "already at"), (("--check",), "at"):
+        result = run("migrate", *arguments, url=offsetstore_database)
+        assert (result.exit_code, result.stdout) == (0, f"The tables are {printed} {words}")
+
+
+def test_tables_that_a_later_version_has_contracted_are_left_alone_and_refused(
+    run: Run, offsetstore_database: str, offsetstore_postgres: PostgresServer
+) -> None:
+    later(offsetstore_postgres, offsetstore_database, "1.9999")
     result = run("migrate", url=offsetstore_database)
     assert result.exit_code == 3
-    assert "  found:     revision 9999\n" in result.stderr
-    assert "Upgrade offsetstore" in result.stderr
+    assert "  found:     revision 1.9999\n" in result.stderr
+    assert "Update offsetstore" in result.stderr
+    assert run("migrate", "--check", url=offsetstore_database).exit_code == 1
+
+
+@pytest.mark.behaviour("OPS-17")
+def test_a_revision_that_contracts_says_so(
+    run: Run, offsetstore_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "migrations", tmp_path / "migrations")
+    (tmp_path / "migrations" / "versions" / "9999.py").write_text(
+        f"revision, down_revision = '1.9999', '{HEAD}'\ndef upgrade(): pass\n"
+    )
+    made = config()
+    made.set_main_option("script_location", str(tmp_path / "migrations"))
+    monkeypatch.setattr("offsetstore.postgres.migrate.config", lambda: made)
+    monkeypatch.setattr(migrate, "HEAD", "1.9999")
+    assert run("migrate", url=offsetstore_database).stdout == (
+        f"Migrated from revision {HEAD} to revision 1.9999, which is head.\n"
+        "Earlier versions of offsetstore do not run on these tables: start every job with this one.\n"
+    )
 
 
 def test_where_the_role_may_not_it_changes_nothing_and_says_what_the_database_said(

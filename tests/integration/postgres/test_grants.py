@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from offsetstore import Claim
     from offsetstore.local.postgres.server import PostgresServer
 
 FORBIDDEN = (
@@ -316,19 +318,42 @@ def test_a_dashboard_keeps_samples_and_goes_on_without_them_if_it_may_not(
 
 @pytest.mark.behaviour("DLQ-2")
 def test_without_its_grant_a_letter_takes_the_offset_with_it(deploy: Deploy) -> None:
-    deploy.run("migrator", f"REVOKE INSERT ON dead_letters FROM {quoted(deploy.role('job'))}")
     with deploy.store() as store:
+        claim = store.claim(GROUP, broker())
+        deploy.run("migrator", f"REVOKE INSERT ON dead_letters FROM {quoted(deploy.role('job'))}")
         with pytest.raises(SinkError, match="refused to store dead letters") as caught:
-            bury(store)
+            bury(store, claim)
         assert "offsetstore grants" in caught.value.next_step
         assert store.offsets(GROUP)[P0].next_offset == 0
         assert store.letter_counts(GROUP) == {}
 
 
-def bury(store: OffsetStore) -> None:
+@pytest.mark.behaviour("OPS-19")
+def test_what_the_role_lacks_since_the_last_revision_is_named_before_anyone_is_fenced(deploy: Deploy) -> None:
+    job = quoted(deploy.role("job"))
+    with deploy.store() as store, deploy.store() as other:
+        claim = store.claim(GROUP, broker())
+        deploy.run(
+            "migrator",
+            f"REVOKE DELETE ON failures FROM {job}; REVOKE UPDATE ON kafka_partitions FROM {job};"
+            f"GRANT UPDATE (next_offset) ON kafka_partitions TO {job};"
+            f"REVOKE INSERT (reason) ON offset_history FROM {job}",
+        )
+        with pytest.raises(MissingPrivilege, match="no job was fenced") as caught:
+            other.claim(GROUP, broker())
+        assert caught.value.found == (
+            f"role {job} lacks DELETE on failures, UPDATE on kafka_partitions, INSERT on offset_history"
+        )
+        [_, printed, _] = caught.value.next_step.split("`")
+        deploy.run("migrator", offsetstore(*shlex.split(printed)[1:]))
+        bury(store, claim)
+        other.claim(GROUP, broker())
+
+
+def bury(store: OffsetStore, claim: Claim | None = None) -> None:
     """Keep offset 1 as a letter."""
     error = LetterError("ValueError", "not a number")
-    with store.transaction(store.claim(GROUP, broker())) as tx:
+    with store.transaction(claim or store.claim(GROUP, broker())) as tx:
         left = tx.lock({P0: OffsetRange(0, 4)})[P0].remaining
         tx.write_letters([NewLetter(P0, 1, "raised", error, 1, None, Payload(b"k", b"v", None, 0, 0))])
         tx.advance({P0: left})

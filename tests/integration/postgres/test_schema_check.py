@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -9,7 +10,7 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.errors import SchemaMissing, SchemaNotAtHead, StoreUnavailable
-from offsetstore.postgres.migrate import downgrade
+from offsetstore.postgres.migrate import downgrade, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
 
@@ -29,6 +30,45 @@ def test_no_tables(offsetstore_empty_database: str) -> None:
 def test_no_tables_in_the_schema_that_was_named(offsetstore_database: str) -> None:
     with pytest.raises(SchemaMissing, match=r'"elsewhere"\.offsetstore_version'):
         OffsetStore.connect(offsetstore_database, schema="elsewhere")
+
+
+@pytest.fixture
+def elsewhere(offsetstore_empty_database: str) -> str:
+    """A database whose tables are in a schema of their own, named "our jobs"."""
+    engine = make_engine(offsetstore_empty_database)
+    with engine.begin() as connection:
+        upgrade(connection, schema="our jobs")
+    engine.dispose()
+    return offsetstore_empty_database
+
+
+@pytest.mark.behaviour("OPS-23")
+@pytest.mark.parametrize("asked", [None, "public"])
+def test_tables_in_another_schema_are_named(elsewhere: str, monkeypatch: pytest.MonkeyPatch, asked: str | None) -> None:
+    with pytest.raises(SchemaMissing, match=r'another schema.*tables in "our jobs"') as caught:
+        OffsetStore.connect(elsewhere, schema=asked)
+
+    step = caught.value.next_step
+    assert "offsetstore migrate" not in step
+    assert "schema='our jobs' in Python, --schema 'our jobs' for a command" in step
+    [variable, value] = shlex.split(step.partition(" or ")[2])[0].split("=")
+    monkeypatch.setenv(variable, value)
+    with OffsetStore.connect(elsewhere) as store:
+        assert store.facts().schema == "our jobs"
+    with pytest.raises(SchemaMissing):
+        OffsetStore.connect(elsewhere, schema="public")
+
+
+@pytest.mark.behaviour("OPS-23")
+def test_the_command_that_is_named_has_the_schema(elsewhere: str) -> None:
+    with psycopg.connect(elsewhere, autocommit=True) as connection:
+        connection.execute("""UPDATE "our jobs".offsetstore_version SET version_num = '0007'""")
+    with pytest.raises(SchemaNotAtHead, match="Run `offsetstore migrate --schema 'our jobs'`"):
+        OffsetStore.connect(elsewhere, schema="our jobs")
+    with psycopg.connect(elsewhere, autocommit=True) as connection:
+        connection.execute("""DROP SCHEMA "our jobs" CASCADE""")
+    with pytest.raises(SchemaMissing, match="Run `offsetstore migrate --schema 'our jobs'`"):
+        OffsetStore.connect(elsewhere, schema="our jobs")
 
 
 @pytest.mark.behaviour("START-17")
@@ -54,12 +94,35 @@ def test_an_older_revision(offsetstore_database: str, query: Query) -> None:
     assert "`offsetstore migrate`" in caught.value.next_step
 
 
+@pytest.mark.behaviour("OPS-17")
+def test_a_later_revision_that_only_expands_is_fine(offsetstore_database: str, query: Query) -> None:
+    query("ALTER TABLE kafka_partitions ADD COLUMN of_a_later_version text")
+    query(f"UPDATE offsetstore_version SET version_num = '{HEAD[:-4]}9999'")
+
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.claim("billing", topics=["payments"])
+        assert store.facts().is_as_expected
+    engine = make_engine(offsetstore_database)
+    with engine.begin() as connection:
+        upgrade(connection)
+        upgrade(connection, revision="0007")
+    engine.dispose()
+    assert query("SELECT 1 FROM kafka_partitions WHERE of_a_later_version IS NOT NULL") == []
+
+
 @pytest.mark.behaviour("START-17")
-def test_a_newer_revision_asks_for_a_newer_package_instead(offsetstore_database: str, query: Query) -> None:
-    query("UPDATE offsetstore_version SET version_num = '9999'")
+@pytest.mark.parametrize("revision", ["1.9999", "another"])
+def test_a_later_revision_that_contracts_asks_for_a_later_package(
+    offsetstore_database: str, query: Query, revision: str
+) -> None:
+    query(f"UPDATE offsetstore_version SET version_num = '{revision}'")
 
     with pytest.raises(SchemaNotAtHead, match="Update offsetstore"):
         OffsetStore.connect(offsetstore_database)
+    engine = make_engine(offsetstore_database)
+    with engine.begin() as connection, pytest.raises(SchemaNotAtHead, match="Update offsetstore"):
+        upgrade(connection)
+    engine.dispose()
 
 
 def test_a_role_that_may_not_read_the_tables(offsetstore_database: str, query: Query) -> None:

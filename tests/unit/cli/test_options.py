@@ -12,7 +12,12 @@ from offsetstore.cli.commands import cli
 from offsetstore.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from click.testing import Result
+
+    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 
 @click.command()
@@ -88,6 +93,21 @@ def test_without_a_database_the_variable_and_the_option_are_named(command: list[
     result = CliRunner(env={"OFFSETSTORE_URL": None}).invoke(cli, command)
     assert result.exit_code == 2
     assert "found:     neither --url nor OFFSETSTORE_URL\n" in result.stderr
+
+
+@pytest.mark.behaviour("OPS-23")
+def test_the_variable_names_the_group_where_nothing_else_says_whose_it_is(
+    run: Callable[..., Result], store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group in ("billing", "invoicing"):
+        store.claim(group, broker, topics=["payments"], mirror_every=None)
+    monkeypatch.setenv("OFFSETSTORE_GROUP", "billing")
+    assert "invoicing" not in run("lag", "-b", "b:1").stdout
+    assert "invoicing" in run("lag", "-b", "b:1", "-g", "invoicing").stdout
+    assert "invoicing" in run("lag", "-b", "b:1", "--all").stdout
+    assert run("health").stdout == "Group billing is well.\n"
+    assert "No answer from a job at 127.0.0.1:1:" in run("health", "--port", "1").stderr
+    assert run("health", "--port", "1", "-g", "billing").exit_code == 2
 
 
 @pytest.mark.parametrize(

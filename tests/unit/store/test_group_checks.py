@@ -315,5 +315,9 @@ def test_commands_can_be_copied_whatever_the_names_are() -> None:
     lag = lag_of(part(None))
     group = "my group; rm"
     renamed = replace(lag, groups={group: lag.groups["billing"]})
-    [found] = [one for one in check_group(group, renamed, None) if one.name == "unread partitions"]
-    assert found.next_step == "offsetstore resolve -g 'my group; rm' -t payments -b HOST:PORT"
+    found = {one.name: one.next_step for one in check_group(group, renamed, None)}
+    assert found["unread partitions"] == "offsetstore resolve -g 'my group; rm' -t payments -b HOST:PORT"
+    found = {one.name: one.next_step for one in check_group(group, renamed, None, schema="our jobs")}
+    assert found["unread partitions"].startswith(
+        "offsetstore resolve -g 'my group; rm' --schema 'our jobs' -t payments"
+    )

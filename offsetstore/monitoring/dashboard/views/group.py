@@ -15,6 +15,7 @@ from offsetstore.monitoring.dashboard.context import (
     lag_of,
     number_of,
     page_of,
+    schema_of,
     show,
     snapshot_of,
     span_of,
@@ -169,7 +170,7 @@ def group(request: Request) -> Response:
     pages = max(1, -(-len(partitions) // ON_A_PAGE))
     page = min(page_of(request), pages)
     summary = snapshot_of(request).groups[name]
-    checks = check_group(name, lag, last, next(iter(pauses), None))
+    checks = check_group(name, lag, last, next(iter(pauses), None), schema=schema_of(request))
     return show(
         request,
         "group.html",

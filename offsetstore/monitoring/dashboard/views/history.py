@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -48,7 +47,6 @@ def history(request: Request) -> Response:
         newest=None if before is None else link("/history", **same),
         older=link("/history", **same, before=shown[-1].id) if len(lines) > ON_A_PAGE else None,
         is_whole=event is None and since is None and before is None,
-        follow=shlex.join(["offsetstore", "history", "-g", name, "--follow"]),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
@@ -78,7 +77,6 @@ def letters(request: Request) -> Response:
         newest=link("/letters", **same) if query.get("after") else None,
         older=link("/letters", **same, after=page.next) if page.next else None,
         without_error=link("/letters", group=name, state=state),
-        replay=shlex.join(["offsetstore", "dead-letters", "replay", "-g", name]),
     )
 
 
@@ -101,7 +99,6 @@ def letter(request: Request) -> Response:
         )
     except (UnknownLetter, UnknownGroup) as error:
         raise HTTPException(404, error.what) from None
-    command = ["offsetstore", "dead-letters", "show", "-g", name, f"{topic}:{partition}:{offset}"]
     return show(
         request,
         "letter.html",
@@ -109,7 +106,7 @@ def letter(request: Request) -> Response:
         letter=found,
         is_open=found.state in OPEN,
         words=STATE_WORDS,
-        command=shlex.join([*command, f"--topic-id={found.topic_id}"] if found.topic_id else command),
+        named=[str(found.key), *([f"--topic-id={found.topic_id}"] if found.topic_id else [])],
     )
 
 

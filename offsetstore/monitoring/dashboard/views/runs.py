@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -99,7 +98,6 @@ def runs(request: Request) -> Response:
         source=same["source"],
         sources=SOURCES,
         words=WORDS,
-        follow=shlex.join(["offsetstore", "errors", "-g", name, "--follow"]),
         kept=KEPT,
     )
 

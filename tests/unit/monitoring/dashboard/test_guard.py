@@ -15,7 +15,7 @@ import pytest
 from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.monitoring.dashboard import application, forms, security
 from offsetstore.monitoring.dashboard.forms import LONGEST
-from offsetstore.monitoring.dashboard.security import HEADERS, Access
+from offsetstore.monitoring.dashboard.security import HEADERS
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import groups
 from tests.support import page_forms
@@ -243,31 +243,44 @@ def test_a_long_login_is_not_read_to_its_end(stranger: httpx.Client) -> None:
     assert answer.status_code == 413
 
 
+def cookie_of(client: httpx.Client) -> str:
+    """The cookie of a browser that has signed in, as it would be sent once more by whoever has copied it."""
+    [(name, value)] = client.cookies.items()
+    return f"{name}={value}"
+
+
+@pytest.mark.behaviour("DASH-6")
+def test_who_signs_out_ends_the_session_on_the_server_and_no_other(stranger: httpx.Client) -> None:
+    with httpx.Client(base_url=str(stranger.base_url), headers=HTML) as other:
+        sign_in(stranger)
+        sign_in(other)
+        copied = {"Cookie": cookie_of(stranger), "Accept": "*/*"}
+        assert httpx.get(f"{origin(stranger)}/", headers=copied).status_code == 200
+        stranger.post("/logout", headers={"Origin": origin(stranger)})
+        assert httpx.get(f"{origin(stranger)}/", headers=copied).status_code == 401
+        assert other.get("/").status_code == 200
+
+
+@pytest.mark.behaviour("DASH-6")
+def test_a_restart_signs_everyone_out(store: OffsetStore, broker: StaticBroker, stranger: httpx.Client) -> None:
+    sign_in(stranger)
+    with DashboardServer(store, broker, Settings(port=0, token=TOKEN)) as restarted:
+        assert raw(restarted, "/", Cookie=cookie_of(stranger))[0] == 401
+
+
 def test_only_a_cookie_of_ours_counts_and_only_for_its_time(
-    stranger: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    guarded: DashboardServer, stranger: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    access = Access(token=TOKEN)
-    until, _dot, signature = access.session().partition(".")
-    forged = [
-        "",
-        ".",
-        until,
-        f"{int(until) + 1}.{signature}",
-        f"{until}.{signature[:-1]}0" if signature[-1] != "0" else f"{until}.{signature[:-1]}1",
-        Access(token="o" * 32).session(),
-        Access(token=None).session(),
-        TOKEN,
-        "ÿ.ÿ",
-        f"{until}.{'é' * 64}",
-    ]
-    for cookie in forged:
-        sent = {b"Cookie": f"{access.cookie}={cookie}".encode("latin-1"), b"Accept": b"*/*"}
-        assert stranger.get("/", headers=sent).status_code == 401, cookie
+    sign_in(stranger)
+    cookie = cookie_of(stranger)
+    name, _equals, session = cookie.partition("=")
+    for forged in ("", ".", session[:-1], session + "0", session.swapcase(), TOKEN, "ÿ.ÿ"):
+        sent = {b"Cookie": f"{name}={forged}".encode("latin-1"), b"Accept": b"*/*"}
+        assert httpx.get(guarded.url, headers=sent).status_code == 401, forged
     monkeypatch.setattr(security, "SESSION", -1)
-    late = {"Cookie": f"{access.cookie}={access.session()}", "Accept": "*/*"}
-    assert stranger.get("/", headers=late).status_code == 401
-    good = {"Cookie": f"{access.cookie}={until}.{signature}", "Accept": "*/*"}
-    assert stranger.get("/", headers=good).status_code == 200
+    sign_in(stranger)
+    assert raw(guarded, "/", Cookie=cookie_of(stranger))[0] == 401
+    assert raw(guarded, "/", Cookie=cookie)[0] == 200
 
 
 # --- hosts and origins -------------------------------------------------------------------------------------------

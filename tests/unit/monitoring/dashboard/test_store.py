@@ -30,7 +30,7 @@ def test_it_shows_the_store_and_its_tables(store: OffsetStore, server: Dashboard
 
     assert str(store.database.store_id()) in page
     assert "Server memory" in page
-    assert "as this version of offsetstore expects it" in page
+    assert "on which this version of offsetstore runs" in page
     assert "the database's and this machine's agree" in page
     assert "younger than a second" in page
     assert "kafka_partitions 1 " in page

@@ -1,0 +1,97 @@
+"""A deploy one by one: the tables first, then each job, while the others go on with the code from before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from offsetstore import OffsetStore
+from offsetstore.errors import SchemaNotAtHead
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.schema import HEAD
+from tests.migration.conftest import ROOT
+from tests.support.earlier_job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+    from sqlalchemy import Engine
+
+# By the revision of its code. The last of them is that of the code before decision 0056.
+COMMITS = {"0006": "c8d9c61c8d8bbf80fb51de3afedd27bfc755e159", "0008": "f084d2b18a6196ad5f6f13c5c703fe5199c2d568"}
+
+
+@contextmanager
+def running(code: Path, url: str) -> Generator[Callable[[str], str]]:
+    """A process with a job on that code; yields what takes a step of it."""
+    command = [sys.executable, "-P", str(ROOT / "tests" / "support" / "earlier_job.py"), url, HEAD]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(code)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def step(name: str) -> str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(name, file=process.stdin, flush=True)
+        return process.stdout.readline().strip()
+
+    try:
+        yield step
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.needs_program("history")
+@pytest.mark.behaviour("OPS-17")
+@pytest.mark.parametrize("revision", COMMITS)
+def test_a_job_of_earlier_code_goes_on_while_the_tables_are_expanded_and_can_come_back(
+    engine: Engine, offsetstore_empty_database: str, tmp_path: Path, revision: str
+) -> None:
+    url = offsetstore_empty_database
+    archive = tmp_path / "archive.tar"
+    subprocess.run(
+        ["git", "-C", str(ROOT), "archive", f"--output={archive}", COMMITS[revision], "offsetstore"], check=True
+    )
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "code", filter="data")
+    with engine.begin() as connection:
+        upgrade(connection, revision=revision)
+        connection.execute(text("CREATE TABLE results (record bigint)"))
+
+    with running(tmp_path / "code", url) as earlier:
+        assert [earlier("start"), earlier("write")] == ["done", "done"]
+        if revision != HEAD:
+            with pytest.raises(SchemaNotAtHead, match="offsetstore migrate"):
+                OffsetStore.connect(url)
+        with engine.begin() as connection:
+            upgrade(connection)
+        assert [earlier("write"), earlier("decide"), earlier("trust")] == ["done"] * 3
+
+        later = Job(url, HEAD)
+        later.start()
+        assert earlier("write") == "StaleClaim"
+        later.write()
+        later.decide()
+
+        assert [earlier("stop"), earlier("start"), earlier("write"), earlier("stop")] == ["done"] * 4
+        later.stop()
+
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT record FROM results ORDER BY 1").fetchall()
+        letters = connection.execute("SELECT record_offset FROM dead_letters ORDER BY 1").fetchall()
+    assert rows == [(number,) for number in range(40) if number % 10]
+    assert letters == [(0,), (10,), (20,), (30,)]

@@ -1,0 +1,102 @@
+"""A migration meets transactions that hold the tables' locks."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from offsetstore.errors import LockTimeout
+from offsetstore.postgres.migrate import current_revision, downgrade, upgrade
+from offsetstore.postgres.schema import HEAD
+from tests.support.background import in_background
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Engine
+
+pytestmark = pytest.mark.behaviour("OPS-18")
+
+BEFORE = "0007"
+WAITING = """
+SELECT 1 FROM pg_locks
+WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+@pytest.fixture
+def earlier(engine: Engine) -> Engine:
+    """A database where a migration has something to do."""
+    with engine.begin() as connection:
+        upgrade(connection, revision=BEFORE)
+    return engine
+
+
+@pytest.fixture
+def reader(earlier: Engine, offsetstore_empty_database: str) -> Iterator[psycopg.Connection]:
+    """A long report, say, in a transaction that stays open."""
+    with psycopg.connect(offsetstore_empty_database, application_name="a long report") as connection:
+        connection.execute("SELECT 1 FROM store_identity")
+        yield connection
+
+
+def test_upgrade_gives_up_soon_and_names_who_was_in_its_way(earlier: Engine, reader: psycopg.Connection) -> None:
+    with earlier.connect() as connection:
+        with pytest.raises(LockTimeout) as caught:
+            upgrade(connection, lock_timeout=0.1)
+        # The application's transaction goes on as it was.
+        assert connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one() == "0"
+        assert current_revision(connection) == BEFORE
+    pid = reader.info.backend_pid
+    found = str(caught.value.found)
+    assert found.startswith(f"pid {pid} (a long report, idle in transaction) for ")
+    assert found.endswith(" s has a lock on store_identity")
+    assert "pg_terminate_backend" in caught.value.next_step
+
+
+def test_by_itself_it_holds_others_up_for_two_seconds_at_most(
+    earlier: Engine, reader: psycopg.Connection, offsetstore_empty_database: str
+) -> None:
+    with (
+        psycopg.connect(offsetstore_empty_database, autocommit=True) as job,
+        earlier.connect() as connection,
+    ):
+        migrating = in_background(lambda: upgrade(connection))
+        wait_until(lambda: job.execute(WAITING).fetchall())
+        began = time.monotonic()
+        job.execute("SELECT 1 FROM store_identity")
+        assert 0.5 < time.monotonic() - began < 5
+        with pytest.raises(LockTimeout):
+            migrating.result(10)
+
+
+def test_a_downgrade_does_not_queue_either(earlier: Engine, reader: psycopg.Connection) -> None:
+    with earlier.connect() as connection, pytest.raises(LockTimeout, match="a long report"):
+        downgrade(connection, lock_timeout=0.1)
+
+
+def test_a_setting_of_the_callers_own_is_put_back(earlier: Engine) -> None:
+    with earlier.begin() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '7s'"))
+        upgrade(connection)
+        assert connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one() == "7s"
+        assert current_revision(connection) == HEAD
+
+
+def test_waiting_for_another_migration_takes_as_long_as_that_takes(
+    earlier: Engine, offsetstore_empty_database: str
+) -> None:
+    """Nobody but migrations waits behind it."""
+    with psycopg.connect(offsetstore_empty_database, autocommit=True) as looking, earlier.connect() as other:
+        upgrade(other)
+        with earlier.connect() as connection:
+            waiting = in_background(lambda: upgrade(connection, lock_timeout=0.1))
+            wait_until(lambda: looking.execute(WAITING).fetchall())
+            time.sleep(0.3)
+            other.commit()
+            assert waiting.result(10) == HEAD
