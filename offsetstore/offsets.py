@@ -191,6 +191,11 @@ class StoredOffset:
     pair: EpochPair | None = None
     suspect: Suspect | None = None
 
+    @property
+    def advanced_at(self) -> datetime | None:
+        """When it last changed, ``None`` if no job has stored it: a claim or a decision alone is no advance."""
+        return None if self.transaction_id is None else self.updated_at
+
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:

@@ -43,9 +43,10 @@ def groups() -> None:
 def list_groups(*, url: str | None, schema: str | None, format_: str) -> None:
     """List all consumer groups of the store.
 
-    A group is "live" while its job sends heartbeats, "silent" if they have stopped, "left" if the last job has closed
-    its claim or an operator has decided something since. "changed" is the time since a stored offset last changed.
-    "epoch" is the number of the last claim or decision: `offsetstore status --help`.
+    A group is "live" while its job sends heartbeats, "failed" if an error has ended the last job, "silent" if its
+    heartbeats have stopped without notice, "left" if it has ended in good order or an operator has decided something
+    since. "changed" is the time since a stored offset last changed. "epoch" is the number of the last claim or
+    decision: `offsetstore status --help`.
     "letters" counts open dead letters. A name that was given up, or deleted, has no partitions.
 
     \b
@@ -339,7 +340,9 @@ def _offsets(done: NewName | DeletedGroup) -> list[dict[str, object]]:
 
 
 def _state(one: ListedGroup) -> str:
-    if one.owner.alive_for is None:
+    if one.owner.ending == "failed":
+        return "failed"
+    if one.owner.ending is not None or one.owner.alive_for is None:
         return "left"
     return "live" if one.owner.is_live else "silent"
 

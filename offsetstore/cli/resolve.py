@@ -141,6 +141,8 @@ def resolve(
       partitions[]      topic, partition, start, reason, explanation, stored,
                         committed, beginning, end, skips {from, until} or null
       vanished[]        topic, partition: stored, but no longer in Kafka
+      warning           what to check if the store has no offsets of the group,
+                        or null
       starting_offsets  what --format spark prints
 
     \b
@@ -199,6 +201,7 @@ def _print(group: str, start: StartingOffsets) -> None:
         more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
         print_lines(f"Would skip {counted(records, 'offset')} that the store has not seen: {first}{more}.")
     print_lines(*(f"{tp} has vanished from Kafka: its stored offset would go to 0." for tp in start.vanished))
+    print_lines(*([] if start.warning is None else [f"A warning: {start.warning}"]))
     left, partitions = counted(_records(start), "offset"), counted(len(start.starts), "partition")
     print_lines(f"{group} would start with {left} to read in {partitions}.")
 
@@ -224,6 +227,7 @@ def _document(group: str, kafka_group: str, start: StartingOffsets) -> dict[str,
             for tp, one in start.starts.items()
         ],
         "vanished": [{"topic": tp.topic, "partition": tp.partition} for tp in start.vanished],
+        "warning": start.warning,
         "starting_offsets": json.loads(start.json()),
     }
 

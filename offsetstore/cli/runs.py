@@ -46,8 +46,11 @@ def runs(*, group: str, limit: int | None, url: str | None, schema: str | None, 
       failed   its last batch ended the query, or another error the job;
                see offsetstore errors
       fenced   another claim, a reset or a rename took the group from it
-      silent   its heartbeats stopped without notice: it was killed, or it hangs,
-               or it can't reach the database
+      silent   its heartbeats stopped without notice: it was killed (for memory,
+               for example), hangs, or can't reach the database. A run that was
+               silent when the next one replaced it stays silent
+
+    The figures of a silent run are as of its last heartbeat.
 
     The exit code is 1 if the store does not know the group.
 
@@ -55,7 +58,8 @@ def runs(*, group: str, limit: int | None, url: str | None, schema: str | None, 
     Keys of --format json; all times are the database's:
       group
       runs[]  epoch, claim_id, owner, topics, versions, state,
-              started_at, seen_at (its last heartbeat), ended_at,
+              started_at, seen_at (its last heartbeat; what follows is as of
+              then), ended_at,
               phase (starting, idle, batch, paused, failed), phase_seconds,
               batch, batch_offsets, last_batch_seconds (since one ended well),
               counters, memory_bytes (of the driver's Python process),
@@ -74,6 +78,8 @@ def runs(*, group: str, limit: int | None, url: str | None, schema: str | None, 
         print_json({"group": group, "runs": [_document(run) for run in found]})
         return
     print_table(_COLUMNS, [_cells(run) for run in found])
+    if any(run.state == "silent" for run in found):
+        print_lines("", "The figures of a silent run are as of its last heartbeat.")
     if found and (error := found[-1].status.mirror_error) is not None:
         print_lines("", f"The last run could not copy the offsets to Kafka: {error}")
     if not found:

@@ -77,7 +77,8 @@ def status(
     Keys of --format json:
       group
       owner         name, epoch, claim_id, claimed_at, heartbeat_age_seconds,
-                    live; null if the group was never claimed
+                    live, ending ("closed" or "failed" once its run has recorded
+                    that); null if the group was never claimed
       paused        at, until, reason; null if the group is not paused
       database      "home", "moved" if the tables were in another database,
                     "unknown" if that can't be told
@@ -160,7 +161,9 @@ def _owner_in_words(state: GroupState) -> str:
     if state.decision is not None:
         done = _DECIDED[state.decision]
         return f"epoch {owner.token.epoch}, {done} by {owner.owner} {since}; no job has claimed it since"
-    if owner.alive_for is None:
+    if owner.ending == "failed":
+        life = "has failed"
+    elif owner.alive_for is None:
         life = "has left"
     elif owner.alive_for < timedelta(0) and not owner.is_live:
         life = f"silent, last heartbeat {short(-owner.alive_for)} ahead of the database's clock"
@@ -182,6 +185,7 @@ def _document(state: GroupState, identity: StoreIdentity) -> dict[str, object]:
             "claimed_at": owner.claimed_at.isoformat(),
             "heartbeat_age_seconds": owner.alive_for.total_seconds() if owner.alive_for is not None else None,
             "live": owner.is_live,
+            "ending": owner.ending,
         }
         if owner is not None
         else None,

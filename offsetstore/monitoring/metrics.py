@@ -160,6 +160,7 @@ class Metrics:
         if isinstance(event, BatchFailed):
             self._errors.labels(group, type(event.error).__name__).inc()
         if isinstance(event, BatchFailed | BatchInterrupted):
+            self._store(event)
             return
         for topic, ranges in _by_topic(event.ranges):
             self._offsets.labels(group, topic, outcome).inc(count_offsets(ranges))
@@ -168,6 +169,11 @@ class Metrics:
             self._duration.labels(group).observe(time.monotonic() - began)
         if isinstance(event, BatchWritten):
             self._write(group, event.rows, event.seconds)
+
+    def _store(self, event: BatchFailed | BatchInterrupted) -> None:
+        for topic, ranges in _by_topic(event.stored):
+            self._offsets.labels(event.group, topic, "written").inc(count_offsets(ranges))
+        self._write(event.group, event.rows, {})
 
     def _write(self, group: str, rows: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         for output, count in rows.items():

@@ -583,7 +583,7 @@ def _group(rows: Sequence[Any]) -> GroupRow | None:
     [row] = rows
     pause = None if row.paused_at is None else Pause(row.paused_at, row.paused_until, row.pause_reason)
     pauses = (None, pause) if row.pause_ended else (pause, None)
-    return GroupRow(Token(row.epoch, row.claim_id), row.owner, row.claimed_at, row.alive_for, *pauses)
+    return GroupRow(Token(row.epoch, row.claim_id), row.owner, row.claimed_at, row.alive_for, *pauses, row.ending)
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:

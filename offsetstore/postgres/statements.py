@@ -95,19 +95,21 @@ SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_gro
 
 _OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for,
        g.paused_at, g.paused_until, g.pause_reason,
-       coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended"""
+       coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended, r.ending"""
+
+_OWNERS = """{s}consumer_groups AS g
+LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
+LEFT JOIN {s}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id"""
 
 GROUP = f"""
 SELECT {_OWNER}
-FROM {{s}}consumer_groups AS g
-LEFT JOIN {{s}}heartbeats AS h ON h.claim_id = g.claim_id
+FROM {_OWNERS}
 WHERE g.consumer_group = :group AND g.epoch > 0
 """  # noqa: S608 - constants alone
 
 GROUPS = f"""
 SELECT g.consumer_group, {_OWNER}, p.partitions, p.topics, p.advanced_for, l.dead_letters
-FROM {{s}}consumer_groups AS g
-LEFT JOIN {{s}}heartbeats AS h ON h.claim_id = g.claim_id
+FROM {_OWNERS}
 CROSS JOIN LATERAL (SELECT count(*) AS partitions, array_agg(DISTINCT p.topic ORDER BY p.topic) AS topics,
                            clock_timestamp() - max(p.updated_at) AS advanced_for
                     FROM {{s}}kafka_partitions AS p WHERE p.consumer_group = g.consumer_group) AS p
@@ -121,8 +123,7 @@ _ASKED = "(CAST(:groups AS text[]) IS NULL OR {group} = ANY(CAST(:groups AS text
 
 OVERVIEW_GROUPS = f"""
 SELECT g.consumer_group, {_OWNER}
-FROM {{s}}consumer_groups AS g
-LEFT JOIN {{s}}heartbeats AS h ON h.claim_id = g.claim_id
+FROM {_OWNERS}
 WHERE g.epoch > 0 AND {_ASKED.format(group="g.consumer_group")}
 ORDER BY g.consumer_group
 """  # noqa: S608 - constants alone

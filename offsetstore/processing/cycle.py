@@ -8,11 +8,13 @@ its state even if nothing of it remains to be written.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from offsetstore.errors import RowsRefused, SinkError
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome
@@ -21,7 +23,6 @@ from offsetstore.protocol.retries import may_pass
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Mapping
 
-    from offsetstore.offsets import TopicPartition
     from offsetstore.processing.plan import Decisions, Plan, Ranges
     from offsetstore.protocol.marking import Marking
     from offsetstore.protocol.metadata import Text
@@ -53,6 +54,24 @@ class Written:
     rows: Mapping[str, int]
     seconds: Mapping[str, float]
     is_kept: bool = False
+
+
+@dataclass(slots=True)
+class Stored:
+    """What is committed of a batch so far, where that takes several transactions: it stays if the batch then fails."""
+
+    ranges: dict[TopicPartition, OffsetRange] = field(default_factory=dict[TopicPartition, OffsetRange])
+    rows: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, ranges: Ranges, rows: Mapping[str, int]) -> None:
+        """Add what a transaction has stored; each of its ranges begins where that partition's last one ends."""
+        for tp, range_ in ranges.items():
+            self.ranges[tp] = OffsetRange(self.ranges.get(tp, range_).from_, range_.until)
+        self.rows.update(rows)
+
+    def written(self, seconds: Mapping[str, float]) -> Written | None:
+        """The outcome if that was all; ``None`` if it is nothing."""
+        return Written(dict(self.rows), seconds) if self.ranges else None
 
 
 class Stopwatch:

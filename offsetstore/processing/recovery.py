@@ -20,7 +20,7 @@ from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, Sin
 from offsetstore.offsets import OffsetRange, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.computing import NoneComputed
-from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, write_all
+from offsetstore.processing.cycle import Stopwatch, Stored, commit_plan, write_all
 from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, cause_of, described, name_of, rejected
 from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover, now_and_then
 from offsetstore.processing.isolate import cut, speaks_for_itself
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from offsetstore.offsets import TopicPartition
     from offsetstore.processing.batch_metadata import BatchMetadata
+    from offsetstore.processing.cycle import Written
     from offsetstore.processing.dead_letters import DeadLetters
     from offsetstore.processing.discovery import Found
     from offsetstore.processing.isolate import Record
@@ -212,20 +213,13 @@ class _Run:
     ranges: Ranges
     compute: Compute
     sleep: Callable[[float], None]
+    stored: Stored
     suspects: dict[Record, FunctionFailed | None] = field(default_factory=dict["Record", "FunctionFailed | None"])
     failing: int = 0
     watch: Stopwatch = field(default_factory=Stopwatch)
-    rows: Counter[str] = field(default_factory=Counter[str])
     letters: int = 0
-    stored: dict[TopicPartition, OffsetRange] = field(default_factory=dict["TopicPartition", OffsetRange])
     ending: _Ending | None = None
     """Why the query ends, while what comes before is written: nothing is decided there any more."""
-
-    def add(self, written: Written, ranges: Ranges) -> None:
-        """Add what a part has written."""
-        self.rows.update(written.rows)
-        for tp, range_ in ranges.items():
-            self.stored[tp] = OffsetRange(self.stored.get(tp, range_).from_, range_.until)
 
 
 class Recovery:
@@ -275,12 +269,14 @@ class Recovery:
         ranges: Ranges,
         compute: Compute,
         sleep: Callable[[float], None],
+        stored: Stored,
     ) -> Written | None:
         """Write what remains of a batch; see the module.
 
-        If it raises, the same batch may be given again; what was stored of it then counts as written too.
+        If it raises, the same batch may be given again; what was ``stored`` of it then counts as written too.
 
         :param sleep: sleeps, and raises if the query is being stopped.
+        :param stored: what is stored of the batch is added here.
         :return: ``None`` if all of it was in the results already.
         :raises TooManyLetters: see `DeadLetters`; parts before it are stored.
         :raises RowsRefused: of a single record that discovery accepts and the real transaction refuses, or that may be
@@ -288,7 +284,7 @@ class Recovery:
             then stored.
         :raises PlanOutdated: the stored offsets have changed.
         """
-        run = self._begin(number, ranges, compute, sleep)
+        run = self._begin(number, ranges, compute, sleep, stored)
         if self._open:
             self._open = None  # letters may have been discarded meanwhile
         size = count_offsets(ranges)
@@ -307,18 +303,27 @@ class Recovery:
                 run.number,
                 run.failing,
             )
-        return Written(dict(run.rows), run.watch.seconds) if run.stored else None
+        return run.stored.written(run.watch.seconds)
 
-    def _begin(self, number: int, ranges: Ranges, compute: Compute, sleep: Callable[[float], None]) -> _Run:
+    def _begin(
+        self, number: int, ranges: Ranges, compute: Compute, sleep: Callable[[float], None], stored: Stored
+    ) -> _Run:
         """Begin a batch, or go on with it."""
         before = self._run
         if before is None or before.number != number:
             self._careful = max(0, self._careful - 1)
-            self._run = _Run(number, ranges, compute, sleep)
+            self._run = _Run(number, ranges, compute, sleep, stored)
         else:
             watch, suspects = Stopwatch(before.watch.seconds), dict.fromkeys(before.suspects)
             self._run = replace(
-                before, ranges=ranges, compute=compute, sleep=sleep, watch=watch, suspects=suspects, ending=None
+                before,
+                ranges=ranges,
+                compute=compute,
+                sleep=sleep,
+                stored=stored,
+                watch=watch,
+                suspects=suspects,
+                ending=None,
             )
         return self._run
 
@@ -454,7 +459,7 @@ class Recovery:
         )
         if written is None:
             return
-        run.add(written, remaining)
+        run.stored.add(remaining, written.rows)
         if waiting_behind := {one for one in gone.values() if one is not None}:
             self._open_sequences().update(waiting_behind)
         if dead:
@@ -768,11 +773,13 @@ def _end(run: _Run) -> Never:
     error, (tp, offset) = run.ending.error, run.ending.record
     at = {tp: OffsetRange(offset, offset + 1)}
     place = f"{run.ending.why} {tp}@{offset}"
-    raise error.among(at, place, stored=run.stored, next_step=error.next_step) from error.__cause__
+    raise error.among(at, place, stored=run.stored.ranges, next_step=error.next_step) from error.__cause__
 
 
 def _of_record(why: Exception, ranges: Ranges, run: _Run) -> Exception:
     """The error of the one record that is left."""
     if not isinstance(why, RowsRefused):
         return why
-    return why.among(ranges, f"the only record of {describe(ranges)}", stored=run.stored, next_step=why.next_step)
+    return why.among(
+        ranges, f"the only record of {describe(ranges)}", stored=run.stored.ranges, next_step=why.next_step
+    )

@@ -104,7 +104,8 @@ class GroupRow:
     """One row of ``consumer_groups``.
 
     ``alive_for`` is the time since the owner's last heartbeat, if there is one. ``pause`` is ``None`` if the group is
-    not paused, or no longer; ``ended`` is a pause that has ended by itself, until the history has that.
+    not paused, or no longer; ``ended`` is a pause that has ended by itself, until the history has that. ``ending`` is
+    how the owner's run ended, ``None`` if no end is recorded.
     """
 
     token: Token
@@ -113,11 +114,12 @@ class GroupRow:
     alive_for: timedelta | None
     pause: Pause | None = None
     ended: Pause | None = None
+    ending: Ending | None = None
 
     @property
     def is_live(self) -> bool:
         """Whether a running job owns the group; see `offsetstore.protocol.liveness.is_live`."""
-        return is_live(self.alive_for)
+        return self.ending is None and is_live(self.alive_for)
 
     def in_words(self) -> str:
         """Describe the owner, for an error message."""

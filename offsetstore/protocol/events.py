@@ -5,7 +5,7 @@ Ranges are of next offsets. Times are in seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
@@ -162,7 +162,11 @@ class IdleWorkFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """A micro-batch failed and ended the query. ``error`` holds no values of rows if it is an `OffsetStoreError`."""
+    """A micro-batch failed and ended the query. ``error`` holds no values of rows if it is an `OffsetStoreError`.
+
+    :param stored: what was committed of its ranges before, as the records before a refused one.
+    :param rows: how many rows were written with that, by output; those of tasks that Spark has ended are not known.
+    """
 
     outcome: ClassVar = "failed"
 
@@ -170,17 +174,24 @@ class BatchFailed:
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
     error: BaseException
+    stored: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict["TopicPartition", "OffsetRange"])
+    rows: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchInterrupted:
-    """The query was stopped in the middle of a micro-batch. What is not written of it is left to the next start."""
+    """The query was stopped in the middle of a micro-batch. What is not written of it is left to the next start.
+
+    :param stored: as in `BatchFailed`, also ``rows``.
+    """
 
     outcome: ClassVar = "interrupted"
 
     group: str
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
+    stored: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict["TopicPartition", "OffsetRange"])
+    rows: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ class LogObserver:
                 tp = event.topic_partition
                 _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)
             case ClaimTaken():
-                _log_skipped(event)
+                _log_start(event)
             case ClaimLost():
                 _log.warning("the claim of group %r has been taken over", event.group)
             case MirrorFailed() | MirrorCopied():
@@ -137,7 +137,9 @@ def _log_letters(event: LettersWritten | LettersReplayed) -> None:
     _log.warning(what, event.batch, event.group, causes)
 
 
-def _log_skipped(event: ClaimTaken) -> None:
+def _log_start(event: ClaimTaken) -> None:
     for tp, start in event.starting.starts.items() if event.starting else ():
         if start.skipped:
             _log.warning("%s starts at %d and skips %s: %s", tp, start.offset, start.skipped, start.reason.value)
+    if event.starting is not None and event.starting.warning is not None:
+        _log.warning("%s", event.starting.warning)

@@ -86,7 +86,7 @@ def resolve(
                 raise
             starts |= _restart(topic, log, rows, view)
             vanished += sorted(tp for tp in rows if not log.has(tp.partition))
-    return StartingOffsets(starts, tuple(vanished), asked.policy.timestamp_ms)
+    return StartingOffsets(starts, tuple(vanished), asked.policy.timestamp_ms, None if stored else group)
 
 
 def _without_deleted(view: BrokerView, store_id: UUID | None, group: str | None, deleted: int) -> BrokerView:

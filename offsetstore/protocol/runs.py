@@ -6,6 +6,7 @@ A job writes its own run, with each heartbeat, and reads none: nothing that it d
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
 from offsetstore.errors import next_step_after
@@ -34,6 +35,9 @@ RunState: TypeAlias = Literal["running", "silent", "closed", "failed", "fenced"]
 Source: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirror"]
 """Where an error came from: a micro-batch, the job's own code or Spark, a flush, idle work, an operation that was
 repeated, the copy to Kafka."""
+
+_LATE: Final = timedelta(seconds=8)
+"""A heartbeat comes every five seconds; a run without one for so long was probably silent when it was replaced."""
 
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 
@@ -139,14 +143,16 @@ class Run:
     def state(self) -> RunState:
         """How it ended, or whether it runs.
 
-        A run that was fenced and never noticed, because its process was killed or is frozen, is ``fenced`` if it was
-        alive until then, else ``silent``.
+        A run that was replaced says so with its next heartbeat: it is ``fenced``. If it says nothing, it was ``silent``
+        by then: its process was killed or is frozen. Until it can be expected to have said so, its last heartbeat
+        tells.
         """
         if self.ending is not None:
             return self.ending
-        if self.next_at is not None:
-            return "fenced" if is_live(self.next_at - self.seen_at) else "silent"
-        return "running" if is_live(self.read_at - self.seen_at) else "silent"
+        if self.next_at is None:
+            return "running" if is_live(self.read_at - self.seen_at) else "silent"
+        is_fenced = self.next_at - self.seen_at < _LATE and is_live(self.read_at - self.next_at)
+        return "fenced" if is_fenced else "silent"
 
     @property
     def until(self) -> datetime:

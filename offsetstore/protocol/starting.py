@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import CommittedOffset, OffsetRange, StoredOffset, TopicPartition, Watermarks
+from offsetstore.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 class Reason(Enum):
@@ -33,6 +35,9 @@ class Reason(Enum):
     NEW_PARTITION = "a new partition of a known topic: its beginning"
     DATA_LOSS_ACCEPTED = "the next records are gone, and the loss was accepted: the beginning of the log"
     RECREATED_RESTART = "the topic was recreated, and a restart was asked for: the beginning of the log"
+
+
+_NOWHERE: Final = frozenset({Reason.EARLIEST, Reason.LATEST, Reason.TIMESTAMP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +72,38 @@ class Start:
 class StartingOffsets:
     """The start of every partition of every topic of the job, as Spark requires.
 
-    ``vanished`` are stored partitions that Kafka no longer has, after a restart: their rows go to 0.
+    ``vanished`` are stored partitions that Kafka no longer has, after a restart: their rows go to 0. ``unknown`` is the
+    group's name if the store has no offset of it, and ``similar`` are the names of groups that it may be mistaken for.
     """
 
     starts: Mapping[TopicPartition, Start]
     vanished: tuple[TopicPartition, ...] = ()
     timestamp_ms: int | None = None
+    unknown: str | None = None
+    similar: tuple[str, ...] = ()
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
         """The next offset per partition."""
         return {tp: start.offset for tp, start in self.starts.items()}
+
+    @property
+    def warning(self) -> str | None:
+        """What to check before an unknown group starts in logs that have records; ``None`` if there is nothing."""
+        starts = {tp: start for tp, start in self.starts.items() if start.reason in _NOWHERE}
+        reads = sum((start.log.high or start.log.end) - start.offset for start in starts.values())
+        leaves = sum(start.offset - start.log.beginning for start in starts.values())
+        if self.unknown is None or not reads + leaves:
+            return None
+        does = [f"reads at most {counted(reads, 'record')}"] if reads else []
+        does += [f"leaves out at most {counted(leaves, 'record')}"] if leaves else []
+        names = f" Groups with similar names: {', '.join(map(repr, self.similar))}." if self.similar else ""
+        return (
+            f"the store has no offsets of group {self.unknown!r}: it {' and '.join(does)} of "
+            f"{', '.join(sorted({tp.topic for tp in starts}))}.{names} If an earlier job has written them, stop this "
+            "one. Then correct the name; or delete this group (delete_group), and take over the earlier job's offsets "
+            'with rename_group or adopt_checkpoint=. StartPolicy(auto_offset_reset="none") refuses such starts.'
+        )
 
     def json(self) -> str:
         """Spark's ``startingOffsets``: ``{"topic": {"0": 42}}``."""
@@ -99,11 +125,18 @@ class StartingOffsets:
         return _spark_json(dict.fromkeys(self.starts, self.timestamp_ms))
 
     def explain(self) -> str:
-        """One line per partition, for people: where it starts, why, and the known offsets."""
+        """One line per partition, for people: where it starts, why, and the known offsets; then the `warning`."""
         width = max((len(str(tp)) for tp in self.starts), default=0)
         lines = [_line(tp, start, width) for tp, start in self.starts.items()]
         lines += [f"{tp!s:<{width}}  vanished from Kafka: its stored offset goes to 0" for tp in self.vanished]
+        lines += [] if self.warning is None else [self.warning]
         return "\n".join(lines)
+
+
+def similar_names(name: str, others: Iterable[str]) -> tuple[str, ...]:
+    """Return at most three of the other names that are close to this one, the closest first."""
+    by_lower = {other.lower(): other for other in others}
+    return tuple(by_lower[one] for one in get_close_matches(name.lower(), by_lower))
 
 
 def _line(tp: TopicPartition, start: Start, width: int) -> str:

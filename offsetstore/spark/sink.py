@@ -24,7 +24,7 @@ from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.between import Between
-from offsetstore.processing.cycle import with_replanning
+from offsetstore.processing.cycle import Stored, with_replanning
 from offsetstore.processing.pause import when_not_paused
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol import failpoints
@@ -189,6 +189,7 @@ class TransactionalSink:
         self._execution: Any = None
         self._is_running: Callable[[], bool] = lambda: True
         self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchFailed`
+        self._stored = Stored()  # of the batch
         self._query = SinkQuery(claim)
         claim.observers.on(
             SinkMade(
@@ -237,7 +238,7 @@ class TransactionalSink:
 
     def _call(self, batch: DataFrame, batch_id: int) -> None:
         self.error = None
-        self._ranges = {}
+        self._ranges, self._stored = {}, Stored()
         try:
             self._process(batch, batch_id)
         except BaseException as error:  # noqa: BLE001 - raised below, without the database's error as its context
@@ -245,14 +246,18 @@ class TransactionalSink:
             self.error = stripped(error)
         if self._between is not None:
             self._between.batch_ended(self._is_running)
+        group, ranges, stored, rows = self._claim.group, self._ranges, self._stored.ranges, self._stored.rows
         if self._is_stopping():
             self.error = None
-            self._claim.observers.on(BatchInterrupted(group=self._claim.group, batch=batch_id, ranges=self._ranges))
+            self._claim.observers.on(
+                BatchInterrupted(group=group, batch=batch_id, ranges=ranges, stored=stored, rows=rows)
+            )
             raise _Interrupted(_INTERRUPTED)
         if self.error is not None:
             self._claim.observers.on(
-                BatchFailed(group=self._claim.group, batch=batch_id, ranges=self._ranges, error=self.error)
+                BatchFailed(group=group, batch=batch_id, ranges=ranges, error=self.error, stored=stored, rows=rows)
             )
+            self._claim.record_run()
             raise self.error
         failpoints.reach("after_sink")
 
@@ -291,7 +296,7 @@ class TransactionalSink:
                 return
             finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
             with finding:
-                self._write_batch(MicroBatch(batch, batch_id, query, ranges))
+                self._write_batch(MicroBatch(batch, batch_id, query, ranges, self._stored))
         except OffsetStoreError as error:
             error.while_(f"writing batch {batch_id}: {describe(ranges)}")
             raise

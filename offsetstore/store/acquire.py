@@ -32,7 +32,7 @@ from offsetstore.protocol.log_evidence import LogLook, log_truncated, look, same
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, latest_epoch
-from offsetstore.protocol.starting import Reason, Start, StartingOffsets
+from offsetstore.protocol.starting import Reason, Start, StartingOffsets, similar_names
 from offsetstore.store import adoption
 from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
@@ -177,21 +177,24 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evide
     # Read before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
     stored = read_offsets(store.database, request.group)
     view = request.view()
+    similar: tuple[str, ...] = ()
     checkpoint = adoption.read_for(request.checkpoint, stored, view)
     if view is not None:
         # Asked here, where no lock waits for the answer, and no job was fenced if a log is truncated.
         looked = evidence.unlocked = look(stored, same_logs(stored, view), request.find_truncated)
         evidence.note(stored, looked)
         adopted = checkpoint and checkpoint.starts(request.policy, stored, view.topics)
-        resolve_unlocked(
+        similar = resolve_unlocked(
             store.database, request.group, stored, view, request.policy, store_id=identity.store_id, adopted=adopted
-        )
+        ).similar
         for tp, what in looked.truncated.items():
             raise log_truncated(tp, Suspect(what))
         looked.expect_told()
     has_members = _has_members(request)
     with fencing(store.database, request.group, request.takeover_timeout, name="claim", again=_AGAIN) as session:
         acquired = _write_claim(request, session, claim_id, checkpoint, evidence=evidence, schema=store.database.schema)
+        if acquired.starting is not None:
+            acquired = replace(acquired, starting=replace(acquired.starting, similar=similar))
         failpoints.reach("in_claim")
     _warn_of_copy(request, acquired.starting)
     return Claim(store, request, acquired, has_members=has_members)
@@ -327,16 +330,22 @@ def resolve_unlocked(
 
     A live job advances its row, and then copies it to Kafka. If both happened in between, the copy is above the row
     that we read, as after a restore. Reading the rows again tells the two apart.
+
+    If the group is unknown, groups with similar names are looked up.
     """
     is_behind = _is_behind(stored, view, store_id)
     deleted = read(database, lambda session: session.deleted_epoch(group)) if is_behind else 0
     try:
-        return resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
+        starting = resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
     except StoreRewound:
         caught_up = _caught_up(stored, read_offsets(database, group), view)
         if caught_up == stored:
             raise
         return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
+    if starting.warning is None:
+        return starting
+    others = [one.group for one in read(database, lambda session: session.groups()) if one.partitions]
+    return replace(starting, similar=similar_names(group, others))
 
 
 def _is_behind(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView, store_id: uuid.UUID) -> bool:

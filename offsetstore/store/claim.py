@@ -465,6 +465,13 @@ class Claim:
         if isinstance(error, Exception) and not self.is_closed:
             self._run.end_with(error)
 
+    def record_run(self) -> None:
+        """Write what the run has done and met to the database: the process may end before the next heartbeat.
+
+        If the database does not answer, this waits five seconds at most. It raises nothing.
+        """
+        self._heartbeat.record_run()
+
     def __repr__(self) -> str:
         return f"<Claim of {self.group!r}, {self.token}>"
 

@@ -109,8 +109,12 @@ class _Checks:
         who = f"{owner.owner}, epoch {owner.token.epoch}"
         if owner.is_live:
             return Check("claim", "ok", f"A job owns the group: {who}. Its last heartbeat:", self._seen_at(owner))
-        if owner.alive_for is not None:
-            return self._vanished(owner, who)
+        if owner.ending is None and owner.alive_for is not None:
+            text = (
+                f"The job of {who}, was killed, hangs, or can't reach the database. If its process no longer runs "
+                "there, start it again. Its last heartbeat:"
+            )
+            return Check("claim", "bad", text, self._seen_at(owner), self._command("runs", "-n 5"))
         run = self._run
         if run is None or run.token != owner.token:
             text = f"No job is running; start one. Last claimed by {who}, at:"
@@ -119,18 +123,6 @@ class _Checks:
         if run.state in {"failed", "silent"}:
             return Check("claim", "bad", text, run.until, self._command("errors", "-n 5"))
         return Check("claim", "attention", text, run.until, self._command("runs", "-n 5"))
-
-    def _vanished(self, owner: GroupRow, who: str) -> Check:
-        """No heartbeats, and no end: it was killed, it hangs, or it can't reach the database."""
-        run = self._run
-        if run is not None and run.token == owner.token and run.state == "failed":
-            text = f"The job of {who} has failed, and its process still held the claim at its last heartbeat:"
-            return Check("claim", "bad", text, run.until, self._command("errors", "-n 5"))
-        text = (
-            f"The job of {who}, was killed, hangs, or can't reach the database. If its process no longer runs there, "
-            "start it again. Its last heartbeat:"
-        )
-        return Check("claim", "bad", text, self._seen_at(owner), self._command("runs", "-n 5"))
 
     def _seen_at(self, owner: GroupRow) -> datetime | None:
         return None if owner.alive_for is None else _whole(self._lag.store.at - owner.alive_for)

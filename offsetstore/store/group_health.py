@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from offsetstore.offsets import StoredOffset
     from offsetstore.store.lag import GroupLag
     from offsetstore.store.reads import GroupState
 
 Problem: TypeAlias = Literal["no-live-job", "lag-too-high", "lag-unknown", "log-lost-records"]
 
-Condition: TypeAlias = Literal["stalled", "silent", "paused", "live"]
-"""``stalled``: there are unread records, and no progress. ``silent``: no job sends heartbeats."""
+Condition: TypeAlias = Literal["stalled", "failed", "silent", "paused", "live"]
+"""``stalled``: there are unread records, and no progress. ``failed``: an error has ended the job. ``silent``: no job
+sends heartbeats."""
 
 STALLED: Final = timedelta(minutes=15)
 """The time without progress after which the alert ``Stalled`` fires, too."""
@@ -76,8 +78,8 @@ def judge_group(state: GroupState, lag: GroupLag | None = None, *, limit: LagLim
 def condition(lag: GroupLag, at: datetime) -> Condition:
     """Say in one word how a group is.
 
-    It is stalled if its job fell silent without having closed its claim, unless all records are known to be read; and
-    if an unread record and the last advance are known to be older than `STALLED`. So a record that comes after an idle
+    It is stalled if its job fell silent and recorded no end, unless all records are known to be read; and if an unread
+    record and the last change of an offset are known to be older than `STALLED`. So a record that comes after an idle
     time makes no job stalled, unless its timestamp is old, nor does a deploy.
 
     :param at: when the lag was measured, by the database's clock.
@@ -85,15 +87,18 @@ def condition(lag: GroupLag, at: datetime) -> Condition:
     owner = lag.owner
     if owner.pause is not None:
         return "paused"
-    has_vanished = owner.alive_for is not None and not owner.is_live
+    if owner.ending == "failed":
+        return "failed"
+    has_vanished = owner.ending is None and owner.alive_for is not None and not owner.is_live
     if (has_vanished and (lag.records != 0 or lag.is_part)) or _is_behind(lag, at):
         return "stalled"
     return "live" if owner.is_live else "silent"
 
 
 def _is_behind(lag: GroupLag, at: datetime) -> bool:
-    advanced = last_advance(lag)
-    if advanced is not None and at - advanced <= STALLED:
+    rows = _rows(lag)
+    changed = max((row.updated_at for row in rows if row.updated_at is not None), default=None)
+    if changed is not None and at - changed <= STALLED:
         return False
     parts = (part for topic in lag.topics.values() for part in topic.partitions.values() if part.stored is not None)
     most = STALLED.total_seconds()
@@ -101,6 +106,10 @@ def _is_behind(lag: GroupLag, at: datetime) -> bool:
 
 
 def last_advance(lag: GroupLag) -> datetime | None:
-    """When a stored offset of the group last changed."""
-    rows = (part.stored for topic in lag.topics.values() for part in topic.partitions.values())
-    return max((row.updated_at for row in rows if row is not None and row.updated_at is not None), default=None)
+    """When a stored offset of the group last advanced, ``None`` if none ever did."""
+    return max((row.advanced_at for row in _rows(lag) if row.advanced_at is not None), default=None)
+
+
+def _rows(lag: GroupLag) -> list[StoredOffset]:
+    parts = (part for topic in lag.topics.values() for part in topic.partitions.values())
+    return [part.stored for part in parts if part.stored is not None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from offsetstore.protocol.background import Background
@@ -77,6 +79,15 @@ class Heartbeat:
     def _has_ended(self) -> bool:
         """Whether the current query has ended: an answer about an earlier one does not count."""
         return self._ended is not None and self._ended is self._query
+
+    def record_run(self) -> None:
+        """Save the record of the run now, not with the next heartbeat. Wait at most `INTERVAL`; raise nothing."""
+        saving = threading.Thread(
+            target=self._run.save, args=(self._transaction,), name="offsetstore-run-record", daemon=True
+        )
+        with suppress(RuntimeError):  # there can be no more threads
+            saving.start()
+            saving.join(INTERVAL)
 
     def stop(self) -> None:
         """Stop, and remove the heartbeat from the database, so that the next claim need not wait."""

@@ -103,6 +103,9 @@ class RunRecord:
     def on(self, event: Event) -> None:
         """Record the event."""
         with self._lock:
+            if isinstance(event, BatchFailed | BatchInterrupted) and event.stored:  # that stays
+                self._count("offsets", count_offsets(event.stored))
+                self._count("rows", sum(event.rows.values()))
             match event:
                 case QueryStarted():
                     self._status = replace(
@@ -233,7 +236,7 @@ class RunRecord:
 
     def _save(self, transaction: Callable[[], AbstractContextManager[Session]], *, is_over: bool) -> None:
         with self._lock:
-            ending = self._ending() if is_over or self._is_lost else None
+            ending = self._ending() if is_over or self._is_lost or self._phase == "failed" else None
             if ending is not None and ending == self._saved_end and not self._errors:
                 return
             errors, self._errors = self._errors, {}

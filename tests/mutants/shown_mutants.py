@@ -213,4 +213,27 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-SHOWN: Final = (*LOSS, *REQUESTS)
+ENDS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "failure-recorded-with-the-next-heartbeat",
+        ("offsetstore/spark/sink.py", "            self._claim.record_run()\n", ""),
+        tests=("tests/unit/spark/test_sink.py::test_the_failure_is_in_the_database_before_the_sink_raises",),
+        why="A job that dies of a batch's error would look killed.",
+    ),
+    mutant(
+        "killed-and-replaced-at-once",
+        ("offsetstore/protocol/runs.py", " and is_live(self.read_at - self.next_at)", ""),
+        tests=("tests/unit/protocol/test_runs.py::test_a_run_that_was_replaced_was_fenced_only_if_it_was_alive",),
+        why="A job that is killed and restarted again and again would look like two that fight.",
+    ),
+    mutant(
+        "first-claim-without-a-word",
+        ("offsetstore/protocol/resolver.py", "None if stored else group", "None"),
+        tests=(
+            "tests/unit/store/test_first_claims.py::test_a_misspelt_group_is_told_what_it_reads_again_and_whom_it_resembles",
+        ),
+        why="A misspelt group would read the whole topic again without a word.",
+    ),
+)
+
+SHOWN: Final = (*LOSS, *REQUESTS, *ENDS)

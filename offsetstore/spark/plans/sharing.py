@@ -57,6 +57,7 @@ class _Sharing:
         self._batch = batch
         self._level = level
         self._rdds: list[Any] = []
+        self._cut: list[Any] = []
         self._blocks: list[str] = []
         self._patterns = _jvm(batch).org.apache.spark.sql.catalyst.trees.TreePattern
         self._persisted = [batch.persist(level)]
@@ -86,6 +87,8 @@ class _Sharing:
 
     def end(self) -> None:
         """Unpersist all parts, those made from other parts first."""
+        for rdd in self._cut:  # else Spark warns of each that it can't be computed again, which nobody wants
+            getattr(rdd, "checkpointData_$eq")(_jvm(self._batch).scala.Option.empty())
         for frame in reversed(self._persisted):
             frame.unpersist()
 
@@ -104,6 +107,7 @@ class _Sharing:
             rows, is_ours = self._cached(plan), True
         rdd = rows.cachedColumnBuffers()
         if is_ours:  # else the user persisted it, perhaps for later batches, and must not lose it
+            self._cut.append(rdd)
             rdd.localCheckpoint()  # a lost block is then an error, and is not computed again
         rdd.count()
         self._rdds.append(rdd)

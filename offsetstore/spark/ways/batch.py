@@ -199,7 +199,8 @@ class BatchWay:
                 check=lambda: batch.sleep(self._claim, 0),
             )
 
-        return self._recovery.write(batch.number, batch.ranges, compute, partial(batch.sleep, self._claim))
+        sleep = partial(batch.sleep, self._claim)
+        return self._recovery.write(batch.number, batch.ranges, compute, sleep, batch.stored)
 
     @contextmanager
     def _naming_record(self, batch: MicroBatch) -> Generator[None]:
@@ -237,7 +238,7 @@ class BatchWay:
             return try_out(self._claim, plan.decisions, lambda work: sum(write_all(computed, work).values()))
 
         def store(part: Ranges) -> None:
-            self._compute_and_commit(plan.up_to(part), within(batch.frame, part), batch.number, Stopwatch())
+            self._store(batch, plan, part)
 
         remaining = plan.remaining()
         verdict = isolate(refused, remaining, attempt, proof=lambda found: self._proof(found, batch))
@@ -270,7 +271,7 @@ class BatchWay:
 
         def store(part: Ranges) -> None:
             if plan is not None:
-                self._compute_and_commit(plan.up_to(part), within(frame, part), batch.number, Stopwatch())
+                self._store(batch, plan, part)
 
         attempt = partial(self._count_rows, batch)
         try:
@@ -283,6 +284,13 @@ class BatchWay:
         return conclude(
             verdict, ranges, store, group=claim.group, schema=schema_of(claim), by_partition=self._by_partition
         )
+
+    def _store(self, batch: MicroBatch, plan: Plan, part: Ranges) -> None:
+        """Store the first of the remaining records."""
+        frame = within(batch.frame, part)
+        written = self._compute_and_commit(plan.up_to(part), frame, batch.number, Stopwatch())
+        if written is not None:
+            batch.stored.add(part, written.rows)
 
     def _count_rows(self, batch: MicroBatch, part: Ranges, without: Collection[Record]) -> int:
         """Compute a part, and forget its rows."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from offsetstore.processing.cycle import Stored
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -16,12 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch, with the exact ranges that it reads."""
+    """A micro-batch, with the exact ranges that it reads, and what is stored of it in several transactions."""
 
     frame: DataFrame = field(repr=False)
     number: int
     query: RunningQuery
     ranges: dict[TopicPartition, OffsetRange]
+    stored: Stored = field(default_factory=Stored)
 
     def sleep(self, claim: Claim, seconds: float) -> None:
         """Sleep as `RunningQuery.sleep` does.

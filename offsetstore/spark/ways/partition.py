@@ -135,7 +135,7 @@ class PartitionWay:
         plan = Plan.of(self._claim, batch.ranges)
         if not plan.is_worth_computing(self._claim):
             self._advance(plan.decisions, batch.ranges, {})
-            return None
+            return batch.stored.written(watch.seconds)
         create_rows(self._claim, plan)
         watch.lap("plan")
         remaining = plan.remaining()
@@ -154,7 +154,7 @@ class PartitionWay:
             self._retryable = _raise_failed(results)
         except RowsRefused as refused:
             if self._recovery is not None:
-                return _with_rows_of(results, self._driver.write_carefully(batch), watch.seconds)
+                return _with_seconds(self._driver.write_carefully(batch), watch.seconds)
             raise self._isolate(refused, batch, plan) from None
         if self._retryable is not None:
             raise self._retryable
@@ -163,8 +163,9 @@ class PartitionWay:
         left = [tp for tp in remaining if tp not in done]
         if left:
             self._advance(plan.decisions, left, texts, empty=True)
+            batch.stored.add({tp: remaining[tp] for tp in left}, {})
         watch.lap("tasks")
-        return Written({UNNAMED: sum(result.rows for result in results)}, watch.seconds)
+        return batch.stored.written(watch.seconds)
 
     def _advance(
         self,
@@ -209,7 +210,9 @@ class PartitionWay:
         def store(part: Ranges) -> None:
             computed = rows(part)
             texts = self._metadata.texts(BatchInfo(batch.number, part, {UNNAMED: computed.rows}))
-            commit_plan(self._claim, plan.up_to(part), {UNNAMED: computed}, Stopwatch(), texts)
+            written = commit_plan(self._claim, plan.up_to(part), {UNNAMED: computed}, Stopwatch(), texts)
+            if written is not None:
+                batch.stored.add(part, written.rows)
 
         def proof(found: RowsRefused) -> Proof:
             [frame] = self._outputs.transform(with_coordinates(batch.frame), keep_kafka=True).values()
@@ -251,22 +254,28 @@ class PartitionWay:
                 results = _collect(placed, tasks)
         except Exception as error:
             if self._recovery is not None or function_failed(error) is not None:
-                self._forget_stored(claim, plan)
+                self._forget_stored(claim, plan, batch)
             raise
-        self._note_stored(claim, plan, [result.topic_partition for result in results if result.is_stored])
+        done = {result.topic_partition: result.rows for result in results if result.is_stored}
+        self._note_stored(claim, plan, batch, done)
         return results
 
-    def _note_stored(self, claim: TaskClaim, plan: Plan, done: Collection[TopicPartition]) -> None:
-        """Do for the claim what tasks that have stored these partitions did for their copies of it."""
+    def _note_stored(self, claim: TaskClaim, plan: Plan, batch: MicroBatch, done: Mapping[TopicPartition, int]) -> None:
+        """Do for the claim what tasks that have stored these partitions did for their copies of it.
+
+        :param done: their rows.
+        """
         self._claim.claim_metadata.forget(claim.claim_metadata.next(done))
         remaining = plan.remaining()
-        self._claim.ahead.passed({tp: remaining[tp] for tp in done if tp in remaining})
+        ranges = {tp: remaining[tp] for tp in done if tp in remaining}
+        self._claim.ahead.passed(ranges)
+        batch.stored.add(ranges, {UNNAMED: sum(done.values())})
 
-    def _forget_stored(self, claim: TaskClaim, plan: Plan) -> None:
-        """Record what tasks stored before the others were ended: the batch goes on."""
+    def _forget_stored(self, claim: TaskClaim, plan: Plan, batch: MicroBatch) -> None:
+        """Record what tasks have stored before the others were ended: the batch goes on. Their rows are not known."""
         rows, remaining = self._claim.offsets(), plan.remaining()
         done = [tp for tp, range_ in remaining.items() if tp in rows and rows[tp].next_offset >= range_.until]
-        self._note_stored(claim, plan, done)
+        self._note_stored(claim, plan, batch, dict.fromkeys(done, 0))
 
     def _rows(self, records: DataFrame) -> DataFrame:
         """Call transform, and check that each row is made from one record."""
@@ -304,16 +313,12 @@ def _collect(placed: Placed, tasks: Tasks) -> Sequence[Result]:
     return sorted(results, key=lambda result: result.topic_partition)
 
 
-def _with_rows_of(results: Sequence[Result], later: Written | None, seconds: Mapping[str, float]) -> Written | None:
-    """Add what tasks have stored of a batch, and their time, to what the driver has written of it."""
-    stored = [result.rows for result in results if result.is_stored]
-    if later is None and not stored:
+def _with_seconds(later: Written | None, seconds: Mapping[str, float]) -> Written | None:
+    """Add the tasks' time to the driver's."""
+    if later is None:
         return None
-    written = later or Written({UNNAMED: 0}, {})
-    total = {
-        phase: seconds.get(phase, 0.0) + written.seconds.get(phase, 0.0) for phase in {**seconds, **written.seconds}
-    }
-    return Written({UNNAMED: sum(stored) + written.rows[UNNAMED]}, total)
+    phases = {**seconds, **later.seconds}
+    return Written(later.rows, {one: seconds.get(one, 0.0) + later.seconds.get(one, 0.0) for one in phases})
 
 
 def _raise_failed(results: Sequence[Result]) -> Exception | None:

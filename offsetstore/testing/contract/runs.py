@@ -93,13 +93,17 @@ class RunContract(ContractParts):
     def test_a_run_that_failed_says_so_and_with_what(self, store: OffsetStore, claim: Claim) -> None:
         gap = OffsetGap("a gap", topic_partition=P1, found=3, expected=2)
         claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))
-        claim.observers.on(BatchFailed(group=GROUP, batch=7, ranges=RANGES, error=gap))
+        claim.observers.on(
+            BatchFailed(
+                group=GROUP, batch=7, ranges=RANGES, error=gap, stored={P0: OffsetRange(0, 7)}, rows={"": 5, "audit": 1}
+            )
+        )
         claim.observers.on(Retried(group=GROUP, attempt=1, error=ValueError("of a row: 4711"), wait=0.1))
         claim.close()
 
         run = last(store)
         assert (run.state, run.status.phase) == ("failed", "failed")
-        assert run.status.counters == {"failed": 1, "retries": 1}
+        assert run.status.counters == {"failed": 1, "offsets": 7, "rows": 6, "retries": 1}
         first, second = store.errors(GROUP)
         assert first.at is not None
         assert replace(first, at=None) == JobError(
@@ -112,6 +116,26 @@ class RunContract(ContractParts):
             epoch=claim.token.epoch,
         )
         assert (second.source, second.error_class, second.text) == ("retry", "ValueError", None)
+
+    @pytest.mark.behaviour("OPS-22")
+    def test_a_job_whose_failure_is_recorded_is_not_live_although_its_claim_is_open(
+        self, store: OffsetStore, claim: Claim
+    ) -> None:
+        def told() -> set[tuple[str | None, bool]]:
+            listed = next(one.owner for one in store.groups() if one.group == GROUP)
+            overview = read(store.database, lambda session: session.overview([GROUP]))
+            rows = (store.owner(GROUP), listed, overview.groups[GROUP])
+            return {(row.ending, row.is_live) for row in rows if row is not None}
+
+        claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))
+        claim.record_run()
+        assert told() == {(None, True)}
+        claim.observers.on(BatchFailed(group=GROUP, batch=7, ranges=RANGES, error=OffsetGap("a gap")))
+        claim.record_run()
+        assert told() == {("failed", False)}
+        claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))  # the query was started again
+        claim.record_run()
+        assert told() == {(None, True)}
 
     @pytest.mark.behaviour("OPS-11")
     def test_the_same_error_again_between_two_heartbeats_is_one_line(

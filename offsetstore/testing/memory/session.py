@@ -253,6 +253,7 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
             if row is None or row.token.epoch == 0:
                 return None
             beat, now = self._beat(row.token.claim_id), self._shared.clock()
+            run = self._all_runs().get((group, row.token.epoch))
             is_over = row.pause is not None and row.pause.until is not None and row.pause.until <= now
             return GroupRow(
                 row.token,
@@ -260,6 +261,7 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
                 row.claimed_at,
                 None if beat is None else now - beat,
                 *((None, row.pause) if is_over else (row.pause, None)),
+                run.ending if run is not None and run.token == row.token else None,
             )
 
     def groups(self) -> list[ListedGroup]:

@@ -61,7 +61,8 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
     arguments = ["resolve", "-g", billing, "-t", payments, "--format", "json"]
     result = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
     found: dict[str, Any] = json.loads(result.stdout)
-    assert found.keys() == {"group", "kafka_group", "records", "partitions", "vanished", "starting_offsets"}
+    assert found.keys() == {"group", "kafka_group", "records", "partitions", "vanished", "warning", "starting_offsets"}
+    assert found["warning"] is None
     assert found["starting_offsets"] == {payments: {"0": 4, "1": 8, "2": 0}}
     assert found["records"] == 18
     assert found["partitions"][1] == {

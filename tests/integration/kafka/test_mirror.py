@@ -297,6 +297,7 @@ def test_a_broker_that_goes_away_costs_a_job_nothing_but_seconds_at_its_end(  # 
     wait_until(lambda: seen.of(MirrorCopied))
     stubborn = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=60)
     ending = store.claim(f"{offsetstore_group}-b", stubborn, topics=[topic], mirror_every=SELDOM)
+    caplog.clear()
     offsetstore_kafka.stop()
     try:
         process(store, claim, p0, 10)

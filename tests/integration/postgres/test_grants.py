@@ -299,6 +299,7 @@ def test_a_dashboard_keeps_samples_and_goes_on_without_them_if_it_may_not(
 ) -> None:
     with deploy.store() as store:
         bury(store)
+    caplog.clear()
     with OffsetStore.connect(deploy.url_of("reader"), schema=deploy.schema) as store:
         snapshots = Snapshots(store, broker())
         snapshots.take()

@@ -20,7 +20,7 @@ from offsetstore import Append, DeadLetters, Execute, OffsetRange, OffsetStore, 
 from offsetstore.errors import LockTimeout, RowsRefused, StoreUnavailable, TransactionLost
 from offsetstore.postgres.grants import grant_runtime
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.cycle import with_replanning
+from offsetstore.processing.cycle import Stored, with_replanning
 from offsetstore.processing.recovery import Recovery
 from tests.support.careful_part import FakePart
 from tests.support.recovering_job import compute
@@ -355,4 +355,4 @@ def test_an_error_that_a_function_raises_from_an_outage_is_no_records(
 def write(store: OffsetStore, compute: Compute = compute) -> None:
     claim = store.claim("billing", topics=["payments"])
     recovery = Recovery(claim, DeadLetters(max_retries=0), BatchMetadata(claim, None))
-    with_replanning(lambda: recovery.write(0, {P0: OffsetRange(0, 5)}, compute, lambda _: None), "batch 0")
+    with_replanning(lambda: recovery.write(0, {P0: OffsetRange(0, 5)}, compute, lambda _: None, Stored()), "batch 0")

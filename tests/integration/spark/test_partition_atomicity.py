@@ -68,8 +68,10 @@ def test_each_partitions_rows_and_offset_come_in_a_transaction_of_their_own(
     for partition in range(3):
         world.produce(topic, [f"{partition}{letter}" for letter in "abc"[: partition + 1]], partition=partition)
 
+    claim = world.claim(topic)
+    caplog.clear()
     with caplog.at_level(logging.WARNING, "offsetstore"):
-        world.run(world.claim(topic), traced, Append("events"), atomicity="partition")
+        world.run(claim, traced, Append("events"), atomicity="partition")
 
     assert world.database.column(VALUES) == ["0a", "1a", "1b", "2a", "2b", "2c"]
     # Which transaction has written a row, PostgreSQL itself knows.
@@ -262,9 +264,12 @@ def test_what_may_pass_is_repeated_from_kafka_and_only_where_it_has_to_be(
         if rows[0]["partition"] == 0 and times < 3:
             work.connection.execute(text("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)"))
 
-    world.run(world.claim(topic), traced, Execute(write), atomicity="partition")
+    claim = world.claim(topic)
+    world.run(claim, traced, Execute(write), atomicity="partition")
+    claim.record_run()
 
     assert world.database.column(VALUES) == ["0a", "0b", "1a"]
+    assert world.store.runs(world.group)[-1].status.counters["rows"] == 3
     assert world.database.column("SELECT partition FROM attempts ORDER BY partition") == [0, 0, 0, 1]
     assert world.stored(topic) == {0: 2, 1: 1}
 
@@ -296,6 +301,8 @@ def test_the_users_own_error_is_the_sinks_and_the_other_partitions_are_stored(
     assert failed.error.args == words
     assert "raise kind" in str(failed.error.__notes__)
     assert world.database.column(VALUES) == ["a", "b"]
+    counters = world.store.runs(world.group)[-1].status.counters
+    assert (counters["rows"], counters["offsets"]) == (2, 2)
     assert world.stored(topic) == {0: 2, 1: 0}
 
     kind = Unpicklable  # it pickles, and does not come back

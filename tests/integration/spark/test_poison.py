@@ -32,7 +32,7 @@ CONSTRAINTS = {
 }
 
 
-@pytest.mark.behaviour("TX-17")
+@pytest.mark.behaviour("TX-17", "OPS-22")
 @pytest.mark.parametrize("atomicity", ["batch", "partition"])
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_the_command_in_the_error_passes_over_the_named_record_alone(
@@ -57,6 +57,9 @@ def test_the_command_in_the_error_passes_over_the_named_record_alone(
     assert failed.error.stored[record] == OffsetRange(0, 2)
     assert world.stored(topic) == {0: 2, 1: 2}
     assert world.database.column(VALUES) == ["a", "b", "c", "d", "toxic"]
+    [run], [error] = world.store.runs(world.group), world.store.errors(world.group, sources=["batch"])
+    assert (run.state, run.status.counters["rows"], run.status.counters["offsets"]) == ("failed", 4, 4)
+    assert (error.error_class, error.topic_partition) == ("RowsRefused", record)
 
     claim.close()
     done = run_recipe(world, failed.error)

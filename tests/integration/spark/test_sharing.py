@@ -165,6 +165,23 @@ def test_what_the_user_keeps_over_batches_can_be_computed_again(given: Given) ->
     lookup.unpersist()
 
 
+def test_spark_does_not_warn_of_what_is_given_up_on_purpose(given: Given) -> None:
+    jvm = given.session._jvm
+    written = jvm.java.io.StringWriter()
+    log4j = jvm.org.apache.logging.log4j
+    appender = log4j.core.appender.WriterAppender.createAppender(None, None, written, "test", False, True)  # noqa: FBT003 - Java
+    appender.start()
+    logger = log4j.LogManager.getRootLogger()
+    logger.addAppender(appender)
+    try:
+        given.compute(from_a_function(given))
+        logger.error("heard")
+    finally:
+        logger.removeAppender(appender)
+    assert written.toString().splitlines() == ["heard"]
+    assert given.persisted() == 0
+
+
 @pytest.mark.parametrize("level", [StorageLevel.MEMORY_AND_DISK_DESER, StorageLevel.DISK_ONLY])
 def test_what_has_no_rows_is_not_lost(given: Given, level: StorageLevel) -> None:
     orders = given.batch.where("k > 100").select("k", new_id().alias("id"))

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offsetstore import OffsetRange, TopicPartition
-from offsetstore.errors import BrokerUnavailable
+from offsetstore.errors import BrokerUnavailable, OffsetGap
 from offsetstore.offsets import CommittedOffset
+from offsetstore.protocol import liveness
+from offsetstore.protocol.events import BatchFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +69,19 @@ def test_status_shows_what_is_pinned_and_what_is_contested(
         (False, True),
         (False, False),
     ]
+
+
+@pytest.mark.behaviour("OPS-22")
+def test_a_job_that_has_failed_is_told_as_failed_while_its_claim_is_open(
+    run: Callable[..., Result], claim: Claim
+) -> None:
+    failed = BatchFailed(group="billing", batch=3, ranges={P0: OffsetRange(4, 9)}, error=OffsetGap("a gap"))
+    claim.observers.on(failed)
+    claim.record_run()
+    assert run("status", "-g", "billing").stdout.splitlines()[0].endswith(", has failed")
+    owner = json.loads(run("status", "-g", "billing", "--format", "json").stdout)["owner"]
+    assert (owner["live"], owner["ending"]) == (False, "failed")
+    assert run("groups", "list").stdout.splitlines()[1].split()[:2] == ["billing", "failed"]
 
 
 @pytest.mark.behaviour("OPS-16")
@@ -291,3 +306,25 @@ def test_resolve_counts_what_the_job_would_read(run: Callable[..., Result], clai
         "Would skip 3 offsets that the store has not seen: payments-1 [5, 8).",
         "billing would start with 18 offsets to read in 3 partitions.",
     ]
+
+
+@pytest.mark.behaviour("START-29")
+@pytest.mark.usefixtures("claim")
+def test_resolve_warns_of_a_group_that_the_store_does_not_know(run: Callable[..., Result]) -> None:
+    arguments = ("resolve", "-g", "biling", "-t", "payments", "-b", "kafka:1")
+    found = json.loads(run(*arguments, "--format", "json").stdout)["warning"]
+    assert found.startswith("the store has no offsets of group 'biling': ")
+    assert "'billing'" in found
+    assert f"A warning: {found}" in run(*arguments).stdout.splitlines()
+
+
+@pytest.mark.behaviour("OPS-22")
+def test_the_figures_of_a_run_that_was_killed_are_said_to_be_old(
+    run: Callable[..., Result], store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.claim("billing", topics=["payments"])
+    assert len(run("runs", "-g", "billing").stdout.splitlines()) == 2
+    monkeypatch.setattr(liveness, "LIVE", timedelta(0))
+    *_, silent, empty, said = run("runs", "-g", "billing").stdout.splitlines()
+    assert (silent.split()[2], empty) == ("silent", "")
+    assert said == "The figures of a silent run are as of its last heartbeat."

@@ -71,6 +71,8 @@ EVENTS: list[Event] = [
     BatchFailed(**BATCH, error=ERROR),
     BatchStarted(**BATCH),
     BatchInterrupted(**BATCH),
+    BatchFailed(**BATCH, error=ERROR, stored={Q0: OffsetRange(0, 1)}, rows={"": 100}),
+    BatchInterrupted(**BATCH, stored={P1: OffsetRange(2, 3)}, rows={"": 200}),
     LettersWritten(group=GROUP, batch=3, ranges=RANGES, letters={"refused": 2, "rejected": 1}),
     LettersReplayed(group=GROUP, replayed=4, failed=1),
     Paused(group=GROUP, pause=PAUSE),
@@ -89,22 +91,22 @@ COUNTED = {
     "batches_total written": 1,
     "batches_total skipped": 1,
     "batches_total kept": 1,
-    "batches_total failed": 1,
-    "batches_total interrupted": 1,
+    "batches_total failed": 2,
+    "batches_total interrupted": 2,
     "batch_duration_seconds_count": 3,
     "batch_started_timestamp_seconds": 0,
     "batch_phase_seconds_sum plan": 0.5,
     "batch_phase_seconds_sum write": 2.0,
     "batch_phase_seconds_count write": 2,
-    "offsets_total payments written": 7,
-    "offsets_total refunds written": 1,
+    "offsets_total payments written": 8,
+    "offsets_total refunds written": 2,
     "offsets_total payments skipped": 7,
     "offsets_total payments kept": 7,
-    "rows_written_total ": 18,
+    "rows_written_total ": 318,
     "rows_written_total sums": 2,
     "flushes_total written": 1,
     "flushes_total failed": 1,
-    "errors_total RowsRefused": 2,
+    "errors_total RowsRefused": 3,
     "errors_total ValueError": 1,
     "dead_letters_total refused": 2,
     "dead_letters_total rejected": 1,
@@ -179,7 +181,7 @@ def test_a_closed_claim_leaves_its_counters_and_no_gauge() -> None:
     in_mid_batch = after(*EVENTS, BatchStarted(**BATCH), closed, BatchFailed(**BATCH, error=ERROR))
     gauges = {family.name for family in in_mid_batch.registry.collect() if family.type == "gauge" and family.samples}
     assert gauges == {"offsetstore_build_info"}
-    assert values(in_mid_batch)["batches_total failed"] == 2
+    assert values(in_mid_batch)["batches_total failed"] == 3
     again = after(EVENTS[0], ClaimTaken(group=GROUP, token=Token(8, uuid4()), owner="host", starting=None), closed)
     assert values(again)["claim_held"] == 1, "it is about the next claim"
 

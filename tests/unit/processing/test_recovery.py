@@ -30,7 +30,7 @@ from offsetstore.errors import (
 from offsetstore.processing import recovery as module
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.computing import NoneComputed, TimeIsUp, find_failing
-from offsetstore.processing.cycle import UNNAMED, with_replanning
+from offsetstore.processing.cycle import UNNAMED, Stored, with_replanning
 from offsetstore.processing.pause import GroupPaused
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.recovery import CAREFUL, Halve, Recovery
@@ -100,6 +100,7 @@ class Job:
         self.suspects: list[set[tuple[TopicPartition, int]]] = []
         self.waits: list[float] = []
         self.read_again: list[Row] = []
+        self.stored_parts = Stored()
         self.restart()
 
     def restart(self) -> None:
@@ -108,6 +109,7 @@ class Job:
 
     def write(self, ranges: Ranges, number: int = 0) -> Written | None:
         """As the sink does."""
+        self.stored_parts = Stored()
         return with_replanning(lambda: self.write_once(ranges, number), f"batch {number}")
 
     def write_each(self, batches: int, *, size: int = 1) -> None:
@@ -116,7 +118,7 @@ class Job:
             self.write(up_to(size * (number + 1), size * number), number)
 
     def write_once(self, ranges: Ranges, number: int = 0) -> Written | None:
-        return self.recovery.write(number, ranges, self.compute, self.sleep)
+        return self.recovery.write(number, ranges, self.compute, self.sleep, self.stored_parts)
 
     @contextmanager
     def compute(self, ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
@@ -989,7 +991,8 @@ def test_a_strategy_that_stops_leaves_the_records_before_it_stored_and_says_so(
     with pytest.raises(RowsRefused) as stopped:
         job.write(up_to(12))
 
-    assert stopped.value.stored == up_to(9)
+    assert stopped.value.stored == job.stored_parts.ranges == up_to(9)
+    assert job.stored_parts.rows == {UNNAMED: 9}
     assert job.results == rows(*range(9))
 
 

@@ -11,6 +11,7 @@ import pytest
 from offsetstore import DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition
 from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
 from offsetstore.processing.batch_metadata import BatchMetadata
+from offsetstore.processing.cycle import Stored
 from offsetstore.processing.dead_letters import rejected
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol.letters import Payload, digest
@@ -104,7 +105,7 @@ class Job:
             left = [number for number in range(range_.size) if range_.from_ + number not in self.compacted]
             yield Part(range_.from_, left, self.bad)
 
-        self.recovery.write(0, {P0: OffsetRange(begin, end)}, compute, lambda _: None)
+        self.recovery.write(0, {P0: OffsetRange(begin, end)}, compute, lambda _: None, Stored())
 
 
 @pytest.fixture

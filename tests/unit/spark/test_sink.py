@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from offsetstore import Append, TopicPartition, TransactionalSink
 from offsetstore.errors import LogTruncated
 from offsetstore.spark import sink as module
-from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.store import heartbeat
+from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase
+
+if TYPE_CHECKING:
+    from offsetstore.protocol.database import Session
 
 
 @pytest.mark.behaviour("START-25", "START-26")
@@ -29,3 +34,53 @@ def test_no_batch_begins_once_the_mirror_has_seen_that_a_log_lost_records(monkey
         claim.note_lost({TopicPartition("payments", 0): "the log parts at offset 35, below the stored offset 40"})
         with pytest.raises(LogTruncated, match=r"payments-0.*parts at offset 35"):
             sink(batch, 0)
+
+
+def fail(store: InMemoryOffsetStore, database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch, begin: Any) -> None:
+    """Let a sink fail in its first batch while the database begins a transaction in that way. Its claim is not closed.
+
+    :raises LogTruncated: the batch's error.
+    """
+    claim = store.claim("billing", topics=["payments"])
+    sink = TransactionalSink(claim, lambda frame: frame, into=Append("events"))
+    claim.note_lost({TopicPartition("payments", 0): "the log parts at offset 35, below the stored offset 40"})
+    batch: Any = object()
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "begin", begin)
+        sink(batch, 7)
+
+
+@pytest.mark.behaviour("OPS-22")
+def test_the_failure_is_in_the_database_before_the_sink_raises() -> None:
+    database = MemoryDatabase()
+    with InMemoryOffsetStore(database) as store, pytest.MonkeyPatch.context() as monkeypatch:
+        with pytest.raises(LogTruncated):
+            fail(store, database, monkeypatch, database.begin)
+
+        [run], [error] = store.runs("billing"), store.errors("billing")
+        assert (run.state, run.ended_at) == ("failed", run.seen_at)
+        assert (error.source, error.error_class, error.batch) == ("batch", "LogTruncated", 7)
+
+
+@pytest.mark.behaviour("OPS-22")
+def test_a_database_that_hangs_holds_a_failure_up_for_five_seconds_and_one_that_refuses_hides_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert heartbeat.INTERVAL == 5.0
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.2)
+    database, answers = MemoryDatabase(), Event()
+    begin = database.begin
+
+    def hangs(**options: Any) -> Session:
+        answers.wait(60)
+        return begin(**options)
+
+    def refuses(**_options: Any) -> Session:
+        raise RuntimeError
+
+    with InMemoryOffsetStore(database) as store:
+        for answer in (hangs, refuses):
+            with pytest.raises(LogTruncated):
+                fail(store, database, monkeypatch, answer)
+        assert not answers.is_set()
+        answers.set()

@@ -97,10 +97,13 @@ def test_a_job_that_vanished_is_bad() -> None:
     assert found.next_step == "offsetstore runs -g billing -n 5"
 
 
-def test_a_claim_that_is_held_after_the_query_failed_is_told_as_such() -> None:
-    found = check("claim", lag_of(owner=replace(OWNER, alive_for=60 * SECOND)), run_of("failed", phase="failed"))
+@pytest.mark.behaviour("OPS-22")
+@pytest.mark.parametrize("silence", [3, 60])
+def test_a_claim_that_is_held_after_the_query_failed_is_told_as_such(silence: int) -> None:
+    owner = replace(OWNER, alive_for=silence * SECOND, ending="failed")
+    found = check("claim", lag_of(owner=owner), run_of("failed", phase="failed"))
     assert (found.verdict, found.next_step) == ("bad", "offsetstore errors -g billing -n 5")
-    assert "has failed" in found.text
+    assert found.text == "No job owns the group. The last run, of ana@host:7, epoch 3, failed:"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +252,7 @@ def test_a_pause_says_why_until_when_and_by_whom() -> None:
 
 def test_a_pause_that_a_job_does_not_heed_is_bad() -> None:
     owner = replace(OWNER, pause=Pause(NOW - timedelta(hours=1), None, "a load"))
-    goes_on = check("pause", lag_of(part(40, updated_at=NOW - SECOND), owner=owner))
+    goes_on = check("pause", lag_of(part(40, updated_at=NOW - SECOND, transaction_id=UUID(int=1)), owner=owner))
     assert goes_on.verdict == "bad"
     assert "But the job goes on" in goes_on.text
     last_batch = check("pause", lag_of(part(40, updated_at=NOW - timedelta(minutes=59)), owner=owner))
@@ -257,9 +260,12 @@ def test_a_pause_that_a_job_does_not_heed_is_bad() -> None:
 
 
 def test_a_job_with_transactions_of_its_own_is_not_said_to_have_had_no_batch() -> None:
-    found = check("batch", lag_of(part(40, updated_at=NOW - SECOND)), run_of(phase="starting"))
+    advanced = part(40, updated_at=NOW - SECOND, transaction_id=UUID(int=1))
+    found = check("batch", lag_of(advanced), run_of(phase="starting"))
     assert found.verdict == "ok"
     assert "The job reports no batches" in found.text
+    never = check("batch", lag_of(part(40, updated_at=NOW - SECOND)), run_of(phase="starting"))
+    assert never.text == "The job has had no batch yet; it claimed the group:"
 
 
 def test_dead_letters_that_wait_for_a_decision_need_attention() -> None:

@@ -251,6 +251,7 @@ def test_an_outage_costs_a_warning_at_its_beginning_and_its_end_and_is_counted(
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: broker.commits)
     assert not seen.of(MirrorFailed)
+    caplog.clear()
     before = len(seen.of(MirrorCopied))
     broker.error = BrokerUnavailable("no answer")
     advance(store, claim, P0, 40)

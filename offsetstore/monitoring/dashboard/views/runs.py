@@ -30,7 +30,10 @@ WORDS: Final[Mapping[RunState, str]] = {
     "closed": "it ended in good order",
     "failed": "an error ended it",
     "fenced": "another claim, a reset or a rename took the group from it",
-    "silent": "its heartbeats stopped without notice: it was killed, it hangs, or it can't reach the database",
+    "silent": (
+        "its heartbeats stopped without notice: it was killed (for memory, for example), it hangs, or it can't reach "
+        "the database; its figures are as of its last heartbeat"
+    ),
 }
 
 

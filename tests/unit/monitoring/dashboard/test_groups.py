@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from offsetstore import OffsetStore
     from offsetstore.monitoring.dashboard.serving import DashboardServer
+    from offsetstore.protocol.runs import Ending
     from offsetstore.testing import MemoryDatabase, StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-1")
@@ -59,6 +60,7 @@ def one(
     advanced: timedelta = MINUTE,
     is_bound: bool = False,
     is_known: bool = True,
+    ending: Ending | None = None,
 ) -> GroupLag:
     """A group with one partition.
 
@@ -71,7 +73,8 @@ def one(
     part = PartitionLag(stored, LogEnds(0, 100, 100), age if lag else 0.0, is_bound)
     if not is_known:
         part = PartitionLag(stored, None)
-    return GroupLag(GroupRow(TOKEN, "ana@host:7", NOW - 60 * MINUTE, alive), {"payments": TopicLag({0: part})})
+    owner = GroupRow(TOKEN, "ana@host:7", NOW - 60 * MINUTE, alive, ending=ending)
+    return GroupLag(owner, {"payments": TopicLag({0: part})})
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,10 @@ def one(
         (one(alive=MINUTE, lag=0), "silent"),
         (one(alive=None), "silent"),
         (one(alive=None, age=901, advanced=16 * MINUTE), "stalled"),
+        (one(ending="failed"), "failed"),
+        (one(alive=MINUTE, ending="failed"), "failed"),
+        (one(alive=None, ending="failed", age=901, advanced=16 * MINUTE), "failed"),
+        (one(alive=MINUTE, ending="closed"), "silent"),
     ],
     ids=[
         "it reads",
@@ -103,6 +110,10 @@ def one(
         "vanished, with nothing to read",
         "left",
         "left long ago, with old records",
+        "failed a moment ago",
+        "failed, and the claim was never closed",
+        "failed long ago",
+        "its query has ended in good order, and the claim was never closed",
     ],
 )
 def test_a_group_is_in_one_word(lag: GroupLag, expected: Condition) -> None:
@@ -141,6 +152,17 @@ def test_each_group_has_its_state_lag_and_last_advance(
     assert re.fullmatch(r"paused Ⅱ paused 0 0s 0 - - .* UTC", paused)
     assert paused_left.startswith("paused-left Ⅱ paused , no job 0")
     assert "4 groups, 1 silent, 2 paused, 1 live." in text_of(page)
+
+
+def test_a_group_that_never_advanced_says_so(
+    store: OffsetStore, broker: StaticBroker, server: DashboardServer, client: httpx.Client
+) -> None:
+    store.claim("billing", broker, mirror_every=None)
+    server.snapshots.take()
+    [billing] = rows_of(show(client), "groups")
+    assert re.fullmatch(r"billing ● live 30 10m 0 - - never", billing)
+    for address in (f"/group?group=billing&topic={P0.topic}", f"/partition?group=billing&topic={P0.topic}&partition=0"):
+        assert " never " in text_of(client.get(address))
 
 
 @pytest.mark.behaviour("DASH-2")

@@ -1,0 +1,110 @@
+"""The first claim of a group that the store does not know: what it warns of, and the ways out."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
+from offsetstore.offsets import CommittedOffset
+from offsetstore.protocol.starting import similar_names
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.unit.store.test_adoption import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.behaviour("START-29")
+
+P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
+
+
+@pytest.fixture
+def broker() -> StaticBroker:
+    """Records 10 to 99 in the first of two logs, 0 to 49 in the second."""
+    return StaticBroker.with_logs({"payments": {0: (10, 100), 1: (0, 50)}})
+
+
+@pytest.fixture
+def store(broker: StaticBroker, caplog: pytest.LogCaptureFixture) -> Iterator[OffsetStore]:
+    """With a group ``billing`` that has read all of this, and two others."""
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", broker, mirror_every=None)
+        ranges = {P0: OffsetRange(10, 100), P1: OffsetRange(0, 50)}
+        with store.transaction(claim) as tx:
+            tx.lock(ranges)
+            tx.advance(ranges)
+        claim.close()
+        store.claim("refunds", broker, mirror_every=None).close()
+        store.claim("shipping", topics=["payments"]).close()
+        caplog.clear()
+        yield store
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def test_a_misspelt_group_is_told_what_it_reads_again_and_whom_it_resembles(
+    store: OffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    beforehand = resolve_starting_offsets(broker, group="biling", store=store)
+    claim = store.claim("biling", broker, mirror_every=None)
+
+    [warning] = warnings(caplog)
+    assert warning.startswith("the store has no offsets of group 'biling': it reads at most 140 records of payments. ")
+    assert "Groups with similar names: 'billing'. " in warning
+    for way_out in ("correct the name", "rename_group", "adopt_checkpoint=", 'auto_offset_reset="none"'):
+        assert way_out in warning
+    assert claim.starting is not None
+    assert claim.starting.explain().splitlines()[-1] == beforehand.explain().splitlines()[-1] == warning
+
+    store.claim("biling", broker, mirror_every=None)
+    assert warnings(caplog) == [warning], "the group is known now"
+
+
+def test_the_ways_out_work(store: OffsetStore, broker: StaticBroker, tmp_path: Path) -> None:
+    store.claim("invoices", broker, mirror_every=None).close()
+    store.delete_group("invoices", reason="a new name")
+    store.rename_group("billing", "invoices", reason="a new name")
+    renamed = store.claim("invoices", broker, mirror_every=None)
+    store.claim("old job", broker, mirror_every=None).close()
+    store.delete_group("old job", reason="its offsets are in its checkpoint")
+    Checkpoint(tmp_path).batch(0, {"payments": {"0": 60, "1": 40}})
+    adopted = store.claim("old job", broker, adopt_checkpoint=str(tmp_path), mirror_every=None)
+
+    assert renamed.starting is not None
+    assert renamed.starting.offsets == {P0: 100, P1: 50}
+    assert adopted.starting is not None
+    assert adopted.starting.offsets == {P0: 60, P1: 40}
+
+
+def test_a_start_at_the_end_says_what_it_leaves_out(
+    store: OffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.claim("biling", broker, policy=StartPolicy(auto_offset_reset="latest"), mirror_every=None)
+
+    [warning] = warnings(caplog)
+    assert "it leaves out at most 140 records of payments. " in warning
+
+
+def test_nothing_is_told_without_records_or_where_kafka_has_the_group(
+    store: OffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.claim("new", StaticBroker.with_topics({"refunds": 2}), mirror_every=None)
+    store.claim("billing", StaticBroker.with_topics({"refunds": 2}, end=9), mirror_every=None)
+    broker.current.committed.update({P0: CommittedOffset(40), P1: CommittedOffset(0)})
+    store.claim("of another tool", broker, mirror_every=None)
+
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "similar"),
+    [("Billing-V2", ("billing",)), ("payments-prod", ("payments-production",)), ("x", ()), ("billings", ("billing",))],
+)
+def test_names_are_similar_as_a_person_sees_it(name: str, similar: tuple[str, ...]) -> None:
+    assert similar_names(name, ["billing", "payments-production", "refunds"]) == similar
