@@ -4,6 +4,7 @@
 
     OffsetStoreError
      +-- ConfigurationError          an argument, option or URL is invalid
+     |    +-- InvalidText            a name, a reason or another text that no database can store, or that is too long
      |    +-- UnknownGroup           the store has no offsets of the group
      |    +-- OffsetMoved            the stored offset does not match the reset's from_offset
      |    +-- UnsupportedQuery       Spark Connect, real-time mode, failOnDataLoss=false, ...
@@ -80,7 +81,7 @@ from __future__ import annotations
 
 from copy import copy
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -153,6 +154,12 @@ class ConfigurationError(OffsetStoreError):
     """An argument, option or URL is invalid."""
 
 
+class InvalidText(ConfigurationError, ValueError):
+    """A name, a reason, an actor or another text has a character that PostgreSQL can't store, or is too long."""
+
+    default_next_step = "Correct the text; nothing was written."
+
+
 class UnknownGroup(ConfigurationError):
     """The store has no offsets of the group."""
 
@@ -180,9 +187,23 @@ class StoreUnavailable(OffsetStoreError):
 
 
 class MissingPrivilege(OffsetStoreError):
-    """The role lacks a privilege in the database; nothing was written."""
+    """The role lacks a privilege in the database; nothing was written.
+
+    ``grants`` are the arguments of `offsetstore grants` that print it, but for the role and the store's schema;
+    ``None`` if that command doesn't grant it, or the error's next step has the whole command.
+    """
+
+    grants: str | None = None
 
     default_next_step = "Connect as the owner of the tables, or as a role that is granted it."
+
+    def granted_by(self, arguments: str, *, role: str = "ROLE") -> Self:
+        """Say which command prints what is missing; return the error."""
+        command = " ".join(filter(None, ("offsetstore grants --role", role, arguments)))
+        of_readers = "" if self.grants else " A dashboard's role, which only reads, is given as --dashboard-role."
+        self.next_step = f"Run in psql, as the owner of the tables, what this prints: `{command}`.{of_readers}"
+        self.args = (self._text(),)
+        return self
 
 
 class PlanChanged(OffsetStoreError):
@@ -578,7 +599,7 @@ class PayloadMissing(DeadLetterError):
     default_next_step = "If Kafka still has the record, read it again with `offsetstore reset`; or discard the letter."
 
 
-class MetadataError(OffsetStoreError):
+class MetadataError(OffsetStoreError, ValueError):
     """Metadata can't be serialized, can't be read back, or is too large. Nothing was written."""
 
 
@@ -636,6 +657,13 @@ class RowsRefused(SinkError):
         self.offsets = offsets
         self.stored = dict(stored or {})
         super().__init__(what, **fields)
+
+    def because(self, why: str, next_step: str) -> Self:
+        """Say more about the cause; return the error."""
+        self.what = f"{self.what}, {why}"
+        self.next_step = next_step
+        self.args = (self._text(),)
+        return self
 
     def among(
         self,

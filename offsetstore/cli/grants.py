@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, TypeVar
+
 import click
 
 from offsetstore.cli.options import names
-from offsetstore.postgres.grants import grant_dashboard, grant_runtime
+from offsetstore.errors import ConfigurationError
+from offsetstore.postgres.grants import grant_dashboard, grant_runtime, grant_target
 from offsetstore.postgres.url import SCHEMA_VARIABLE
+from offsetstore.writers.table.names import TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 
 # Comments, because these depend on the user's own tables, or concern all roles of the database.
 _NOTES = """\
--- Not included: privileges on the tables of your results (Append: INSERT; Upsert: SELECT, INSERT, UPDATE), and those
--- that PUBLIC has by default: CONNECT and TEMPORARY on the database (an Upsert creates a temporary table).
+-- Not included: the tables of your results that --append and --upsert do not name, what their triggers and policies
+-- need, and CONNECT on the database, which PUBLIC has by default.
 -- On PostgreSQL 14, PUBLIC may also create tables in the schema public: REVOKE CREATE ON SCHEMA public FROM PUBLIC."""
+
+
+def _tables(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[TableName, ...]:
+    names(context, parameter, given)
+    try:
+        return tuple(map(TableName.parse, given))
+    except ConfigurationError as error:
+        raise click.BadParameter(f"{error.what}: {error.found}; expected {error.expected}.") from None
+
+
+def _table_option(name: str, writer: str) -> Callable[[_F], _F]:
+    return click.option(
+        f"--{name}",
+        multiple=True,
+        callback=_tables,
+        metavar="TABLE",
+        help=f"A table that the job writes to by {writer}: TABLE or SCHEMA.TABLE, as in the job. May be repeated.",
+    )
 
 
 def _name_or_none(context: click.Context, parameter: click.Parameter, value: str | None) -> object:
@@ -29,6 +56,8 @@ def _name_or_none(context: click.Context, parameter: click.Parameter, value: str
     metavar="ROLE",
     help="Another role, which may only read, and write samples.",
 )
+@_table_option("append", "Append")
+@_table_option("upsert", "Upsert")
 @click.option(
     "--schema",
     default="public",
@@ -39,7 +68,14 @@ def _name_or_none(context: click.Context, parameter: click.Parameter, value: str
     metavar="NAME",
     help="Schema of the tables.",
 )
-def grants(*, role: str, dashboard_role: str | None, schema: str) -> None:
+def grants(
+    *,
+    role: str,
+    dashboard_role: str | None,
+    append: tuple[TableName, ...],
+    upsert: tuple[TableName, ...],
+    schema: str,
+) -> None:
     """Print the GRANT statements for the job's role.
 
     Runs nothing and needs no database. Pass the output to psql, as the owner of the tables, after every
@@ -48,11 +84,20 @@ def grants(*, role: str, dashboard_role: str | None, schema: str) -> None:
     The job's role reads and writes offsetstore's tables, and creates and drops its own tables in the schema
     offsetstore_staging; it may run no DDL elsewhere. If each job has a role of its own, run this for each role.
 
+    --append and --upsert add what the role needs on the tables of its results: USAGE on the schema, the privileges on
+    the table, USAGE on the sequences of its defaults, and TEMPORARY on the database where rows go through a temporary
+    table (an Upsert; an Append under row-level security). The owner of these tables must run them.
+
     \b
     Example:
-      offsetstore grants --role billing_job | psql -1 -v ON_ERROR_STOP=1 sales
+      offsetstore grants --role billing_job --append app.orders --upsert app.totals |
+          psql -1 -v ON_ERROR_STOP=1 sales
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     lines = [*grant_runtime(role, schema=schema)]
+    for table in append:
+        lines += grant_target(role, table.schema, table.name, upsert=False)
+    for table in upsert:
+        lines += grant_target(role, table.schema, table.name, upsert=True)
     if dashboard_role is not None:
         lines += grant_dashboard(dashboard_role, schema=schema)
     # Never wrapped or escaped, not even at a terminal: it is SQL, and the names are the user's own.

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.url import SCHEMA_VARIABLE
+from offsetstore.protocol.texts import misplaced
 from offsetstore.store.group_health import LagLimit
 from offsetstore.store.store import OffsetStore
 from offsetstore.text import parse_duration, parse_time
@@ -264,8 +265,11 @@ def _is_plain(name: str, beginning: str) -> bool:
 
 def names(_context: click.Context, _parameter: click.Parameter, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     """Check the name of a group, a topic or a role; a click callback."""
-    if any(not name or "\0" in name for name in ([value] if isinstance(value, str) else value)):
-        raise click.BadParameter("a name must not be empty.")
+    for name in [value] if isinstance(value, str) else value:
+        if not name:
+            raise click.BadParameter("a name must not be empty.")
+        if (found := misplaced(name)) is not None:
+            raise click.BadParameter(f"a name can't have {found}.")
     return value
 
 

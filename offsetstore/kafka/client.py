@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, broker_error, describe, no_answer
+from offsetstore.kafka.settings.mechanisms import instead_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -273,5 +274,6 @@ def refused_setting(error: Exception, settings: Mapping[str, Any]) -> Configurat
     return ConfigurationError(
         f"librdkafka refuses the setting {key}" if key else "librdkafka refuses the settings",
         found=text,
-        next_step="Correct it: librdkafka's CONFIGURATION.md lists the settings and their values.",
+        next_step=(None if key else instead_of(settings.get("sasl.mechanism", settings.get("sasl.mechanisms"))))
+        or "Correct it: librdkafka's CONFIGURATION.md lists the settings and their values.",
     )

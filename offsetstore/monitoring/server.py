@@ -111,15 +111,21 @@ class Monitoring(Metrics):
         self.close()
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        failure = _FAILURES.get(environ["PATH_INFO"])
-        if failure is None or environ["REQUEST_METHOD"] != "GET":
+        path, method = environ["PATH_INFO"].removesuffix("/"), environ["REQUEST_METHOD"]
+        if path == "/metrics":
             return self._metrics(environ, start_response)
-        verdict = self.health()
-        is_good = verdict.is_live if environ["PATH_INFO"] == "/livez" else verdict.is_ready
-        status = HTTPStatus.OK if is_good else failure
+        if path not in _FAILURES:  # a mistyped probe must not succeed
+            status, found = HTTPStatus.NOT_FOUND, {"paths": [*_FAILURES, "/metrics"]}
+        elif method not in {"GET", "HEAD"}:
+            status, found = HTTPStatus.METHOD_NOT_ALLOWED, {"methods": ["GET", "HEAD"]}
+        else:
+            verdict = self.health()
+            is_good = verdict.is_live if path == "/livez" else verdict.is_ready
+            status = HTTPStatus.OK if is_good else _FAILURES[path]
+            found = document(verdict, details=self._may_see_details(environ))
         headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
         start_response(f"{status.value} {status.phrase}", headers)
-        return [json.dumps(document(verdict, details=self._may_see_details(environ))).encode() + b"\n"]
+        return [] if method == "HEAD" else [json.dumps(found).encode() + b"\n"]
 
     def _may_see_details(self, environ: WSGIEnvironment) -> bool:
         if self._token is None:

@@ -13,7 +13,9 @@ from sqlalchemy import Engine, text
 
 from offsetstore.errors import (
     ConfigurationError,
+    ConnectionLost,
     LockTimeout,
+    MissingPrivilege,
     OffsetStoreError,
     SchemaMissing,
     SchemaNotAtHead,
@@ -115,7 +117,20 @@ class PostgresDatabase:
         ours = errors.translate(error)
         if isinstance(ours, LockTimeout) and ours.table is not None and (holder := self._table_holder(ours.table)):
             ours.name_holder(holder)
+        if isinstance(ours, MissingPrivilege) and ours.grants is not None:
+            schema = "" if self.schema in {None, "public"} else f"--schema {shlex.quote(str(self.schema))}"
+            ours.granted_by(" ".join(filter(None, (schema, ours.grants))), role=self._role())
+            ours.grants = None
         return ours
+
+    def _role(self) -> str:
+        """The role that has the connections' privileges, for a shell."""
+        try:
+            with self._asking(self._dedicated) as connection:
+                found = connection.execute(text("SELECT current_user")).scalar_one()
+        except (*DATABASE_ERRORS, OffsetStoreError):
+            return "ROLE"
+        return shlex.quote(cast("str", found))
 
     def _table_holder(self, table: str) -> str | None:
         """Who has locked the table against writes, if that is still so."""
@@ -303,7 +318,12 @@ def _milliseconds(seconds: float | None) -> int:
     return 0 if seconds is None else min(2**31 - 1, max(1, round(seconds * 1000)))
 
 
-def _unreachable(error: Exception) -> StoreUnavailable:
+def _unreachable(error: Exception) -> OffsetStoreError:
+    inner = errors.driver_error(error)
+    if inner is not None and inner.sqlstate is not None:
+        ours = errors.of_database(error)
+        if ours is not None and not isinstance(ours, ConnectionLost):
+            return ours  # it was reached
     # libpq writes separate lines for each host.
     lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
     found = " ".join(filter(None, lines)) or type(error).__name__

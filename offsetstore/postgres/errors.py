@@ -1,8 +1,9 @@
 """The one place that names drivers' errors and turns them into ours.
 
-They come wrapped by SQLAlchemy, or from psycopg itself (COPY). `translated` is for the store's statements, `refusals`
-for those that write results: there an SQLSTATE tells about the server only if the server itself raised the error, since
-triggers and functions can raise any.
+They come wrapped by SQLAlchemy, or from psycopg itself (COPY). `translated` is for the store's statements, of which
+all errors become ours, `refusals` for those that write results: there an SQLSTATE tells about the server only if the
+server itself raised the error, since triggers and functions can raise any. What else the job's own SQL raises stays the
+database's, without row values.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 from offsetstore.errors import (
     ConnectionLost,
     FunctionFailed,
+    InvalidText,
     LockTimeout,
     MissingPrivilege,
     OffsetStoreError,
     RowsRefused,
+    SchemaError,
+    SchemaMissing,
     SinkError,
     StoreUnavailable,
     TransactionConflict,
 )
 from offsetstore.protocol.outages import chain
+from offsetstore.protocol.texts import misplaced
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator
+    from collections.abc import Collection, Generator, Mapping
 
 DATABASE_ERRORS: Final = (psycopg.Error, SQLAlchemyError)
 """What SQLAlchemy and psycopg raise."""
@@ -57,8 +62,25 @@ _SYNTAX_ERROR = "42601"
 _NEXT_STEPS = {
     "23": "Correct the rows in the transform, or the table's constraint.",
     "22": "Correct or cast the values in the transform.",
-    "42501": "Grant the role INSERT; for an Upsert also SELECT and UPDATE, and TEMPORARY on the database.",
+    "42501": (
+        "The role may write to the table, so a policy (row-level security) or a trigger refuses the row, or the "
+        "privilege was revoked just now: correct the rows in the transform, the policy, or what the trigger's function "
+        "may do."
+    ),
+    "55000": (
+        "If the table, or a partition of it, is published for logical replication, give it a replica identity: ALTER "
+        "TABLE ... REPLICA IDENTITY USING INDEX ..., or FULL."
+    ),
 }
+_FITS_NO_PARTITION = (
+    "Create the partition, or one that is DEFAULT: CREATE TABLE ... PARTITION OF {table} ...; or correct the rows in "
+    "the transform."
+)
+_OF_A_FUNCTION = (
+    "PostgreSQL's log has its message, which may quote the row: correct such rows in the transform, or the function or "
+    "trigger."
+)
+_CHANGED_TABLES = "Undo what was changed in offsetstore's tables (names, columns, constraints, triggers, rules)."
 
 # Source files of PostgreSQL's languages: a function or trigger raised the error, and its author wrote the message.
 _LANGUAGES = ("pl_", "plperl", "plpy", "pltcl")
@@ -95,13 +117,41 @@ def translate(error: BaseException) -> BaseException:
 
 @contextmanager
 def translated() -> Generator[None]:
-    """Raise what `translate` returns."""
+    """Raise our error for any error of a statement of the store's own."""
     try:
         yield
-    except Exception as error:
-        if (ours := translate(error)) is not error:
-            raise ours from ours.__cause__
+    except DATABASE_ERRORS as error:
+        if (ours := of_database(error)) is None:
+            raise
+        raise ours from stripped(error)
+
+
+@contextmanager
+def naming_texts(values: Mapping[str, object]) -> Generator[None]:
+    """Say which of these values has a text that can't be sent.
+
+    :raises InvalidText: one has a character that PostgreSQL can't store.
+    """
+    try:
+        yield
+    except (psycopg.DataError, UnicodeEncodeError):
+        for name, value in values.items():
+            for text in cast("list[object]", value if isinstance(value, list) else [value]):
+                if isinstance(text, str) and (found := misplaced(text)) is not None:
+                    raise InvalidText(f"{name} can't be stored, and nothing has it", found=found) from None
         raise
+
+
+@contextmanager
+def refused_at_commit() -> Generator[None]:
+    """Turn what COMMIT refuses of rows, which are checked then, into `RowsRefused`; it is inside of `translated`."""
+    try:
+        yield
+    except (psycopg.Error, StatementError) as error:
+        inner = driver_error(error)
+        if inner is None or inner.sqlstate is None or _ours(error) is not None:
+            raise
+        raise _refused(inner, inner.sqlstate, None, ()) from None
 
 
 @contextmanager
@@ -112,6 +162,7 @@ def refusals(
     sql_of: str | None = None,
     is_splittable: bool = False,
     copied: str | None = None,
+    grants: str | None = None,
 ) -> Generator[None]:
     """Turn what the database refuses into `RowsRefused`.
 
@@ -122,6 +173,7 @@ def refusals(
     :param sql_of: whose SQL it is, if it is the user's own.
     :param is_splittable: whether that SQL can be given the rows of single records, so that trying them tells.
     :param copied: the name of the table that the rows are copied to, in their order: the error gets the hint.
+    :param grants: what `offsetstore grants` needs to print the privileges on the table.
     :raises RowsRefused: the database refuses the data or the statement, or the driver can't send a value. PostgreSQL
         quotes values in messages, DETAIL and CONTEXT, so nothing of the original is kept.
     :raises SinkError: the database refuses the user's own SQL, or that has swallowed an error.
@@ -137,6 +189,9 @@ def refusals(
             refused.row = _row_in_context(inner.diag.context, copied)
         raise refused from None
     except Exception as error:
+        if isinstance(error, MissingPrivilege) and grants is not None:
+            error.grants = grants
+            error.granted_by(grants)
         strip_chain(error)  # the user's own may have been raised from the database's
         raise_stripped(error)  # or be a group of them
         raise
@@ -148,6 +203,7 @@ def before_rows(table: object, quoted: str) -> Generator[None]:
 
     :param table: the one that is to be written.
     :param quoted: its name, as SQL has it.
+    :raises MissingPrivilege: the role may not do that.
     :raises SinkError: the database refuses it.
     :raises LockTimeout: it is locked.
     """
@@ -162,6 +218,10 @@ def before_rows(table: object, quoted: str) -> Generator[None]:
             raise locked from None
         if state is None or is_of_server(error):
             raise
+        if state == _NOT_GRANTED:
+            raise MissingPrivilege(
+                f"the role may not write to {table}; nothing was written", found=words(error)
+            ) from None
         raise SinkError(
             f"the database lets no row into {table}; nothing was written",
             found=f"SQLSTATE {state}, {words(error)}",
@@ -173,54 +233,55 @@ def before_rows(table: object, quoted: str) -> Generator[None]:
 def refusing_letters() -> Generator[None]:
     """Turn what the database refuses of dead letters into `SinkError`: no record is to blame for that.
 
+    It is around a block with `translated`.
+
     :raises SinkError: the database refuses them.
     """
     try:
         yield
-    except (psycopg.Error, StatementError) as error:
-        inner = driver_error(error)
-        state = None if inner is None else inner.sqlstate
-        if state is None or is_of_server(error):
+    except OffsetStoreError as ours:
+        inner = driver_error(ours.__cause__)
+        is_known = isinstance(ours, (MissingPrivilege, SinkError))
+        if is_known or inner is None or inner.sqlstate is None or _ours(inner) is not None:
             raise
         raise SinkError(
             "the database refused to store dead letters; nothing was written",
-            found=f"SQLSTATE {state}, {words(error)}",
-            next_step="Grant the role what `offsetstore grants` prints."
-            if state == _NOT_GRANTED
-            else "Look for triggers and constraints of your own on the table dead_letters.",
+            found=f"SQLSTATE {inner.sqlstate}, {words(inner)}",
+            next_step="Look for triggers and constraints of your own on the table dead_letters.",
         ) from None
 
 
 @contextmanager
 def needing(right: str) -> Generator[None]:
-    """Turn a missing privilege into our error.
+    """Say what a missing privilege prevents, which not every role is granted. It is around a block with `translated`.
 
     :param right: what the role has to be allowed to do, as in "read dead letters".
     :raises MissingPrivilege: the role may not do it.
     """
     try:
         yield
-    except (psycopg.Error, StatementError) as error:
-        inner = driver_error(error)
-        if inner is None or inner.sqlstate != _NOT_GRANTED:
-            raise
-        raise MissingPrivilege(f"the role may not {right}; nothing was written", found=words(error)) from None
+    except MissingPrivilege as error:
+        raise MissingPrivilege(f"the role may not {right}; nothing was written", found=error.found) from None
 
 
 def of_database(error: BaseException) -> OffsetStoreError | None:
-    """Return our error for any error of the database, ``None`` for other errors."""
+    """Return our error for any error of the database in a statement of the store's, ``None`` for other errors."""
     inner = driver_error(error)
     if inner is None:
         return None
+    if (ours := swallowed(error) if is_swallowed(error) else _ours(error)) is not None:
+        return ours
     state = f" (SQLSTATE {inner.sqlstate})" if inner.sqlstate else ""
     found = f"{_first_line(inner)}{state}"
     if inner.sqlstate == _NOT_GRANTED:
-        return MissingPrivilege("the database's role may not do that", found=found)
-    return _ours(error) or StoreUnavailable(
-        "the database refused a statement",
-        found=found,
-        next_step="See PostgreSQL's log, and check the privileges of this role.",
-    )
+        denied = MissingPrivilege("the database's role may not do that", found=found)
+        denied.grants = ""
+        return denied.granted_by("")
+    if isinstance(inner, (psycopg.ProgrammingError, psycopg.IntegrityError)) and inner.sqlstate:
+        kind = SchemaMissing if isinstance(inner, NO_TABLE) else SchemaError
+        what = "offsetstore's tables are not as its migrations made them"
+        return kind(what, found=found, next_step=_CHANGED_TABLES)
+    return StoreUnavailable("the database refused a statement", found=found, next_step="See PostgreSQL's log.")
 
 
 def _ours(error: BaseException) -> OffsetStoreError | None:
@@ -236,7 +297,7 @@ def _ours(error: BaseException) -> OffsetStoreError | None:
     return unavailable(error)
 
 
-def driver_error(error: BaseException) -> psycopg.Error | None:
+def driver_error(error: BaseException | None) -> psycopg.Error | None:
     """Psycopg's error inside ``error``, if there is one."""
     if isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.Error):
         return error.orig
@@ -252,11 +313,15 @@ def words(error: BaseException) -> str:
 
 
 def _first_line(error: psycopg.Error) -> str:
-    diagnostic = error.diag
-    if (diagnostic.source_file or "").startswith(_LANGUAGES):
+    if _is_of_a_function(error):
         return "raised by a function or trigger, whose message may quote a row"
-    lines = (diagnostic.message_primary or str(error)).splitlines()
+    lines = (error.diag.message_primary or str(error)).splitlines()
     return lines[0].strip() if lines else "no message"
+
+
+def _is_of_a_function(error: psycopg.Error) -> bool:
+    """Whether a function or trigger of the database raised it, and its author chose the SQLSTATE and the message."""
+    return (error.diag.source_file or "").startswith(_LANGUAGES)
 
 
 def stripped(error: _E) -> _E | psycopg.Error | StatementError:
@@ -400,8 +465,7 @@ def is_swallowed(error: BaseException) -> bool:
 def _had_failed(error: BaseException) -> bool:
     """Whether the server says so itself: a function of the database can raise that SQLSTATE, too."""
     inner = driver_error(error)
-    is_raised = inner is not None and (inner.diag.source_file or "").startswith(_LANGUAGES)
-    return isinstance(inner, psycopg.errors.InFailedSqlTransaction) and not is_raised
+    return isinstance(inner, psycopg.errors.InFailedSqlTransaction) and not _is_of_a_function(inner)
 
 
 def swallowed(error: BaseException) -> SinkError:
@@ -468,7 +532,14 @@ def _refused(error: psycopg.Error, sqlstate: str, table: object, columns: Collec
     column = diagnostic.column_name or _column_in_context(diagnostic.context, columns)
     named = f"{diagnostic.schema_name}.{diagnostic.table_name}" if diagnostic.table_name else None
     constraint = diagnostic.constraint_name
-    return _rows_refused(type(error).__name__, sqlstate, table, named=named, column=column, constraint=constraint)
+    kind = type(error).__name__
+    refused = _rows_refused(kind, sqlstate, table, named=named, column=column, constraint=constraint)
+    if _is_of_a_function(error):
+        return refused.because("raised by a function or trigger of the database", _OF_A_FUNCTION)
+    if isinstance(error, psycopg.errors.CheckViolation) and named is not None and constraint is None:
+        # Of constraints that are CHECKed the server tells the names.
+        return refused.because(f"the row fits no partition of {named}", _FITS_NO_PARTITION.format(table=named))
+    return refused
 
 
 def null_refused(table: object, named: str, column: str) -> RowsRefused:

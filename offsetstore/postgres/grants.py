@@ -78,6 +78,55 @@ def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
     yield f"GRANT INSERT, UPDATE ON TABLE {quoted(schema)}.samples TO {quoted(role)}"
 
 
+# What depends on the table: the sequences that its defaults take from, and whether rows go through a temporary table.
+_OF_TABLE: Final = """
+DO {quote}
+DECLARE one record;
+BEGIN
+    FOR one IN
+        SELECT DISTINCT pg_class.oid::regclass AS sequence
+        FROM pg_attrdef JOIN pg_depend ON classid = 'pg_attrdef'::regclass AND objid = pg_attrdef.oid
+        JOIN pg_class ON refclassid = 'pg_class'::regclass AND pg_class.oid = refobjid AND relkind = 'S'
+        WHERE adrelid = {table}::regclass
+    LOOP
+        EXECUTE format('GRANT USAGE ON SEQUENCE %s TO %I', one.sequence, {role});
+    END LOOP;
+    IF {temporary}
+        AND NOT has_database_privilege({role}, current_database(), 'TEMPORARY')
+    THEN
+        EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO %I', current_database(), {role});
+    END IF;
+END {quote}"""
+
+
+_HAS_POLICIES: Final = "(SELECT relrowsecurity FROM pg_class WHERE oid = {table}::regclass)"
+
+
+def grant_target(role: str, schema: str | None, table: str, *, upsert: bool) -> Iterator[str]:
+    """Statements that let ``role`` write results to a table; they may be repeated. Its owner must run them.
+
+    Only the owner of the database can grant TEMPORARY, which PUBLIC has by default.
+
+    :param schema: ``None``: the search path of the session that runs them decides.
+    """
+    named = quoted(table)
+    if schema is not None:
+        named = f"{quoted(schema)}.{named}"
+        yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
+    yield f"GRANT {'SELECT, INSERT, UPDATE' if upsert else 'INSERT'} ON TABLE {named} TO {quoted(role)}"
+    values = {"table": _literal(named), "role": _literal(role)}
+    quote = "$grants$"
+    while any(quote in value for value in values.values()):
+        quote = f"${quote[1:-1]}s$"
+    temporary = "true" if upsert else _HAS_POLICIES.format(**values)
+    yield _OF_TABLE.format(quote=quote, temporary=temporary, **values).strip()
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'" if "\\" not in escaped else "E'" + escaped.replace("\\", "\\\\") + "'"
+
+
 def _columns(table: str, without: Collection[str] | None) -> str:
     """List the table's other columns, for a right on these alone; nothing if there are none to leave out."""
     if not without:

@@ -16,7 +16,14 @@ from sqlalchemy import Connection, event
 from offsetstore.errors import ConfigurationError, ConnectionLost, MissingPrivilege, SchemaError, UnexpectedCommit
 from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.postgres import statements as sql
-from offsetstore.postgres.errors import driver_error, refusals, translate, translated
+from offsetstore.postgres.errors import (
+    driver_error,
+    naming_texts,
+    refusals,
+    refused_at_commit,
+    translate,
+    translated,
+)
 from offsetstore.postgres.letters import RENAME_FAILURES, RENAME_LETTERS, LetterStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.samples import LOCK_SAMPLES, SampleStatements
@@ -151,7 +158,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         if self._number and (self._was_ended or is_over):
             raise UnexpectedCommit("the transaction had failed, or was ended, before its COMMIT")
         self._ending = True
-        with translated():
+        with translated(), refused_at_commit():
             if failpoints.armed("commit_sent"):
                 self._psycopg.pgconn.send_query(b"COMMIT")
                 self._psycopg.pgconn.flush()
@@ -505,7 +512,8 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         if self._number:
             # As text, psycopg can read neither times nor intervals in another style than ISO's and PostgreSQL's own.
             cursor = self._psycopg.cursor(row_factory=namedtuple_row, binary=True)
-            cursor.execute(cast("Any", self._text(statement)), values)
+            with naming_texts(values):
+                cursor.execute(cast("Any", self._text(statement)), values)
             return Result(cursor.fetchall() if cursor.description else [], cursor.rowcount)
         [result] = self._send_together(statement, **values)
         return result
@@ -516,9 +524,11 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
             return [self._send(one, **values) for one in statements]
         if self._number:
             texts = map(self._text, statements)
-            return execute_together(self._psycopg, *texts, values=values, row_factory=namedtuple_row)
+            with naming_texts(values):
+                return execute_together(self._psycopg, *texts, values=values, row_factory=namedtuple_row)
         try:
-            return self._begin(*statements, **values)
+            with naming_texts(values):
+                return self._begin(*statements, **values)
         except Exception as error:
             if not isinstance(translate(error), ConnectionLost):
                 raise

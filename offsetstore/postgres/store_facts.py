@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offsetstore.errors import MissingPrivilege, SchemaNotAtHead
 from offsetstore.postgres import statements as sql
-from offsetstore.postgres.errors import DATABASE_ERRORS, needing, translated
+from offsetstore.postgres.errors import needing, translated
 from offsetstore.postgres.grants import needed_columns
 from offsetstore.postgres.schema import HEAD, metadata, quoted
 from offsetstore.postgres.statements import OLDEST_TRANSACTION, REVISION
@@ -103,7 +103,7 @@ class StoreFactsStatements:
         try:
             with translated():
                 _, found, _ = self._send_together(sql.SAVE_IDENTITY, sql.IDENTITY, sql.KEEP_IDENTITY)
-        except DATABASE_ERRORS:
+        except MissingPrivilege:
             with translated():
                 _, found = self._send_together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)
         if not found.rows:

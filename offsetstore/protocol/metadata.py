@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, MetadataError
+from offsetstore.protocol.texts import misplaced
 
 if TYPE_CHECKING:
     from offsetstore.offsets import TopicPartition
@@ -44,11 +45,9 @@ def to_json(value: object) -> str:
     """
     try:
         _refuse_other_keys(value)
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        text.encode()  # not for a lone surrogate
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise _not_json(value, error) from None
-    return text
 
 
 def from_json(text: str) -> object:
@@ -175,17 +174,14 @@ def _checked(text: object) -> str:
             expected="str",
             next_step="Encode bytes as text, for example as base64.",
         )
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
+    if (found := misplaced(text)) is not None:
         raise MetadataError(
-            "the metadata is not valid Unicode; nothing was written", found="a lone surrogate", expected="UTF-8"
-        ) from None
-    if "\0" in text:
-        raise MetadataError(
-            "the metadata has a NUL character; nothing was written", found=r"\0", expected="text for PostgreSQL"
+            "the metadata can't be stored; nothing was written",
+            found=found,
+            expected="text without NUL and lone surrogates",
+            next_step="Correct the value, or escape such characters in a serializer: Metadata(serializer=...).",
         )
-    if size > MAX_BYTES:
+    if (size := len(text.encode())) > MAX_BYTES:
         raise MetadataError(
             "the metadata is too large",
             found=f"{size:,} bytes",

@@ -17,7 +17,8 @@ from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMiss
 from pyspark.errors import AnalysisException
 from pyspark.errors.exceptions.captured import CapturedException
 
-from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
+from offsetstore.postgres.errors import DATABASE_ERRORS, words
 from offsetstore.protocol.outages import is_outage
 
 if TYPE_CHECKING:
@@ -129,6 +130,32 @@ def function_failed(error: Exception) -> FunctionFailed | None:
     failed = FunctionFailed(what, error_class=name, text=text, sqlstate=state)
     failed.__cause__ = error
     return failed
+
+
+def typed(error: BaseException) -> BaseException:
+    """Return our error for one of Java's or of a database that nothing has explained, without its text; else the error.
+
+    What else a function of the job raises on the driver stays as it is.
+    """
+    if isinstance(error, Py4JError):
+        classes = [type(error).__name__]
+        with suppress(Py4JError):  # Java is gone
+            classes = [cause.condition or cause.name for cause in causes(error)] or classes
+        ours = SinkError(
+            "Spark failed while it computed or read the batch",
+            found=", caused by ".join(dict.fromkeys(classes)),
+            next_step="See the error's cause, and Spark's log.",
+        )
+    elif isinstance(error, DATABASE_ERRORS):
+        ours = SinkError(
+            "a function of the job failed with an error of a database",
+            found=words(error),
+            next_step="See the error's cause, and correct the function; raise Outage where a database is down.",
+        )
+    else:
+        return error
+    ours.__cause__ = error
+    return ours
 
 
 def is_of_function(failed: FunctionFailed) -> bool:

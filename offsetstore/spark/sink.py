@@ -44,6 +44,7 @@ from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
+from offsetstore.spark.function_errors import typed
 from offsetstore.spark.letters import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.plans.admission import admit
@@ -254,6 +255,7 @@ class TransactionalSink:
             )
             raise _Interrupted(_INTERRUPTED)
         if self.error is not None:
+            self.error = typed(self.error)
             self._claim.observers.on(
                 BatchFailed(group=group, batch=batch_id, ranges=ranges, error=self.error, stored=stored, rows=rows)
             )

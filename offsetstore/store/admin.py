@@ -28,6 +28,7 @@ from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, rena
 from offsetstore.protocol.log_evidence import LogLook
 from offsetstore.protocol.metadata import format_of
 from offsetstore.protocol.numbers import as_offset, check_seconds
+from offsetstore.protocol.texts import MOST_ACTOR, MOST_REASON, check_text
 from offsetstore.store.identity import this_process
 from offsetstore.store.plans import digest_of, expect_plan, held_by
 from offsetstore.store.sessions import deciding, fencing, read
@@ -161,7 +162,7 @@ class ResetRequest:
         :raises ConfigurationError: naming the argument.
         """
         expect_group(self.group)
-        expect_reason(self.reason)
+        expect_decision(self.reason, self.actor)
         expect_timeout(self.takeover_timeout)
         expect_takeover(self.takeover)
         if self.from_offset is not None:
@@ -421,7 +422,7 @@ class Decision:
         :raises ConfigurationError: naming the argument.
         """
         expect_group(self.group)
-        expect_reason(self.reason)
+        expect_decision(self.reason, self.actor)
 
     def event(
         self, name: str, token: Token, reason: str, tp: TopicPartition | None = None, offset: int | None = None
@@ -619,12 +620,19 @@ def write_token(session: Session, group: str, token: Token, who: str) -> None:
 
 def expect_group(group: str) -> None:
     """Refuse what is no name."""
-    if not group or "\0" in group:
+    check_text("group", group)
+    if not group:
         raise ConfigurationError("not a consumer group", found=repr(group), expected="a name")
 
 
-def expect_reason(reason: str) -> None:
-    """Refuse a decision without a reason."""
+def expect_decision(reason: str, actor: str | None) -> None:
+    """Refuse a decision without a reason, and what the history can't record.
+
+    :raises InvalidText, ConfigurationError: naming the argument.
+    """
+    check_text("reason", reason, most=MOST_REASON)
+    if actor is not None:
+        check_text("actor", actor, most=MOST_ACTOR)
     if not reason.strip():
         raise ConfigurationError(
             "a decision needs a reason, which the history records", found=repr(reason), expected="a sentence"

@@ -19,6 +19,7 @@ from offsetstore.protocol.metadata import check_formats, load
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.protocol.texts import check_new_name, check_text
 from offsetstore.store.claim_metadata import ClaimMetadata, read_own
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.identity import name_prefix
@@ -70,8 +71,12 @@ class ClaimRequest:
 
         :raises ConfigurationError: an argument is invalid; the error names it.
         """
-        if not self.group or "\0" in self.group:
-            raise ConfigurationError("group must be a name without NUL characters", found=repr(self.group))
+        check_new_name("group", self.group)
+        if not self.group:
+            raise ConfigurationError("group must be a name", found=repr(self.group))
+        check_text("kafka_group", self.kafka_group)
+        for topic in self.topics:
+            check_new_name("a topic", topic)
         if not self.topics:
             found = None if self.broker is None else "options without subscribe or assign"
             raise ConfigurationError(

@@ -13,7 +13,7 @@ from offsetstore.errors import MissingPrivilege
 from offsetstore.offsets import Token
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.store_facts import StoreIdentity
-from offsetstore.store.admin import expect_reason, write_token
+from offsetstore.store.admin import expect_decision, write_token
 from offsetstore.store.identity import this_process
 from offsetstore.store.plans import digest_of, expect_plan, held_by
 from offsetstore.store.sessions import read, transaction
@@ -46,7 +46,7 @@ def moved(
     database: Database, *, reason: str, actor: str | None, lock_timeout: float, dry_run: bool, if_plan: str | None
 ) -> StoreDecided:
     """Take this database for the store's home; see `OffsetStore.moved`."""
-    expect_reason(reason)
+    expect_decision(reason, actor)
 
     def look(session: Session, identity: StoreIdentity) -> StoreDecided:
         if identity.here is None:
@@ -85,7 +85,7 @@ def new_id(
     What the groups have in Kafka is the original's. A contested row adopts nothing, whether it is pinned or not: where
     Kafka has a copy of the original's, the start ends in `ForeignStore`.
     """
-    expect_reason(reason)
+    expect_decision(reason, actor)
     who = actor or this_process()
 
     def look(session: Session, identity: StoreIdentity) -> StoreDecided:

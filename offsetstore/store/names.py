@@ -14,11 +14,12 @@ from offsetstore.errors import ConfigurationError, LettersOpen, UnknownGroup
 from offsetstore.offsets import StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.texts import check_new_name
 from offsetstore.store.admin import (
     AGAIN,
     end_pause,
+    expect_decision,
     expect_group,
-    expect_reason,
     expect_takeover,
     expect_timeout,
     known,
@@ -80,7 +81,8 @@ class Naming:
         """
         expect_group(self.group)
         expect_group(self.new)
-        expect_reason(self.reason)
+        check_new_name("new", self.new)
+        expect_decision(self.reason, self.actor)
         if self.group == self.new:
             raise ConfigurationError("the group has that name already", found=repr(self.new), expected="another name")
 
@@ -248,7 +250,7 @@ class Deletion:
         :raises ConfigurationError: naming the argument.
         """
         expect_group(self.group)
-        expect_reason(self.reason)
+        expect_decision(self.reason, self.actor)
 
     def look(self, session: Session) -> DeletedGroup:
         """See what there is, and that it may be deleted.

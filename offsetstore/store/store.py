@@ -106,6 +106,7 @@ class OffsetStore:
             written all the same.
         :raises ConfigurationError: the URL is invalid.
         :raises StoreUnavailable: no connection.
+        :raises MissingPrivilege: the role may not read the tables; the error has the command that prints the grants.
         :raises SchemaMissing: run ``offsetstore migrate``, or name the schema that has the tables.
         :raises SchemaNotAtHead: this version does not run on the tables: run ``offsetstore migrate``, or update it.
         """
@@ -115,7 +116,8 @@ class OffsetStore:
         database = PostgresDatabase(engine, schema=schema_or_default(schema), idle_timeout=timeouts.idle, owned=owned)
         try:
             database.check_schema()
-        except BaseException:
+        except BaseException as error:
+            database.translate(error)  # which names the role that lacks a privilege
             database.close()
             raise
         return cls(database, timeouts=timeouts, retries=retries, observers=observers)

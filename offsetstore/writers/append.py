@@ -1,23 +1,36 @@
-"""Append: every row is inserted as a new one."""
+"""Append: every row is inserted as a new one.
+
+Where row-level security applies to the role, PostgreSQL refuses COPY into the table. There the rows are copied to a
+temporary table, and inserted from that.
+"""
 
 from __future__ import annotations
 
+import shlex
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from offsetstore.postgres.errors import null_refused, refusals
-from offsetstore.writers.arrow.copying import copy_batches, driver_connection, find_misfits, locked_target
+from offsetstore.postgres.errors import before_rows, null_refused, refusals
+from offsetstore.writers.arrow.copying import (
+    copy_batches,
+    driver_connection,
+    find_misfits,
+    locate_target,
+    locked_target,
+)
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.kafka_column import drop_kafka, without_kafka
 from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.arrow.values import null_rows
 from offsetstore.writers.staging import (
+    Staging,
     attempt_match,
     check_staged,
     create,
+    create_temporary,
     reported,
     staged_columns,
     with_attempt,
@@ -37,15 +50,16 @@ if TYPE_CHECKING:
 
     from offsetstore.errors import RowsRefused
     from offsetstore.protocol.work import Work
-    from offsetstore.writers.staging import Staged, Staging
+    from offsetstore.writers.staging import Staged
     from offsetstore.writers.table.catalogue import Column
 
 
+_ALL = sql.SQL("")
 _MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging} {reported}")
 
 
 class Append:
-    """Adds each row of the DataFrame to a table, by COPY.
+    """Adds each row of the DataFrame to a table, by COPY; see the module where row-level security applies.
 
     :param table: ``"payments"``, ``"schema.payments"`` or a SQLAlchemy ``Table``. Columns are matched by their exact
         names; those that the DataFrame does not have get their default. If no schema is named, a sink looks it up once,
@@ -66,18 +80,18 @@ class Append:
 
     def resolve_table(self, connection: Connection) -> None:
         """If no schema was named, look it up in the connection's search path, and keep to it."""
-        with refusals(self.table):
-            self.table = locate(driver_connection(connection), self.table)
+        with refusals(self.table, grants=self._grants):
+            self.table = locate_target(connection, self.table)
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Compare the columns with the table's.
 
         :raises ColumnMismatch: they don't fit, or there is no such table.
         :raises UnsafeTarget: the table, or a partition of it, is UNLOGGED, temporary or foreign.
-        :raises MissingPrivilege: the role may not insert these columns.
+        :raises MissingPrivilege: the role may not insert these columns, use the schema, or the sequence of a default.
         """
-        driver = driver_connection(connection)
-        with refusals(self.table):
+        driver, quoted = driver_connection(connection), self.table.identifier.as_string()
+        with refusals(self.table, grants=self._grants), before_rows(self.table, quoted):
             matches = self._match(read_target(driver, self.table).columns, schema)
             check_rights(driver, self.table, ["INSERT"], [match.column.name for match in matches])
 
@@ -85,23 +99,42 @@ class Append:
         """Add the rows; return how many.
 
         :raises ColumnMismatch, UnsafeTarget: as `check`.
+        :raises MissingPrivilege: the role may not write to the table, or create the temporary one.
         :raises RowsRefused: a value or a row that the table can't hold.
         """
         stream = Stream.of(batches)
         if stream is None:
             return 0
         driver = driver_connection(work.connection)
-        copying = refusals(self.table, stream.schema.names, copied=self.table.name)
-        with copying, locked_target(driver, self.table) as columns:
-            encoding = Encoding(self.table, self._match(columns, stream.schema))
-            copy_batches(driver, self.table.identifier, encoding, map(drop_kafka, stream))
+        copying = refusals(self.table, stream.schema.names, copied=self.table.name, grants=self._grants)
+        with copying, locked_target(driver, self.table) as target:
+            matches = self._match(target.columns, stream.schema)
+            encoding, rows = Encoding(self.table, matches), map(drop_kafka, stream)
+            if not target.has_policies:
+                copy_batches(driver, self.table.identifier, encoding, rows)
+                return stream.rows
+            staging, names = Staging.temporary(), [match.column.name for match in matches]
+            move = self._move(staging, names)
+            create_temporary(driver, staging, self.table, names, target=target, move=move)
+            copy_batches(driver, staging.table.identifier, encoding, rows)
+            driver.execute(move)
         return stream.rows
+
+    def _move(self, staging: Staging, names: Iterable[str], condition: sql.Composable = _ALL) -> sql.Composed:
+        columns = sql.SQL(", ").join(map(sql.Identifier, names))
+        source = staging.table.identifier
+        return _MOVE.format(table=self.table.identifier, columns=columns, staging=source, reported=condition)
+
+    @property
+    def _grants(self) -> str:
+        return f"--append {shlex.quote(str(self.table))}"
 
     def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
         """Find the rows that `write` refuses because of their own values; see `MisfitsWriter`."""
         driver = driver_connection(connection)
-        with refusals(self.table, batch.schema.names), locked_target(driver, self.table) as columns:
-            matches = self._match(columns, batch.schema)
+        refused = refusals(self.table, batch.schema.names, grants=self._grants)
+        with refused, locked_target(driver, self.table) as target:
+            matches = self._match(target.columns, batch.schema)
             rows = drop_kafka(batch)
             found = find_misfits(driver, Encoding(self.table, matches), rows)
             for row, error in self._nulls(driver, matches, rows).items():
@@ -124,7 +157,7 @@ class Append:
     def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
         """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""
         driver = driver_connection(connection)
-        with refusals(self.table):
+        with refusals(self.table, grants=self._grants):
             matches = self._match(read_target(driver, self.table).columns, schema)
             create(driver, staging, self.table, [match.column.name for match in matches])
 
@@ -143,16 +176,10 @@ class Append:
     def move(self, connection: Connection, staged: Staged) -> int:
         """Add the staged rows."""
         driver = driver_connection(connection)
-        with refusals(self.table), locked_target(driver, self.table) as target:
+        with refusals(self.table, grants=self._grants), locked_target(driver, self.table) as target:
             columns = staged_columns(driver, staged.staging)
-            check_staged(driver, staged, columns, target)
-            parts = {
-                "table": self.table.identifier,
-                "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
-                "staging": staged.staging.table.identifier,
-                "reported": reported(staged),
-            }
-            driver.execute(_MOVE.format(**parts))
+            check_staged(driver, staged, columns, target.columns)
+            driver.execute(self._move(staged.staging, columns, reported(staged)))
         return staged.rows
 
     def _match(self, columns: Mapping[str, Column], schema: pa.Schema) -> list[Match]:

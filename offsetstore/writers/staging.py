@@ -14,8 +14,10 @@ from uuid import uuid4
 import pyarrow as pa
 from psycopg import sql
 
-from offsetstore.errors import ColumnMismatch
+from offsetstore.errors import ColumnMismatch, MissingPrivilege
+from offsetstore.postgres.errors import before_rows
 from offsetstore.postgres.schema import STAGING_SCHEMA
+from offsetstore.postgres.together import execute_together
 from offsetstore.writers.arrow.casts import Cast
 from offsetstore.writers.arrow.copying import lock_against_change
 from offsetstore.writers.arrow.values import UUID_TYPE
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     import psycopg
+
+    from offsetstore.writers.table.catalogue import Target
 
 ATTEMPT: Final = "_offsetstore.attempt"
 """The column of the attempt's id, under a name that no table is likely to have."""
@@ -88,16 +92,47 @@ def create(
 
     :param further: columns that only the staging table has, as SELECT expressions.
     """
+    driver.execute(_create_statement(staging, table, names, further))
+
+
+def _create_statement(
+    staging: Staging, table: TableName, names: Iterable[str], further: Iterable[sql.Composable]
+) -> sql.Composed:
     temporary = staging.schema == _TEMPORARY
     columns = [*map(sql.Identifier, names), *further, *([] if temporary else [_ATTEMPT_COLUMN])]
-    statement = _CREATE.format(
+    return _CREATE.format(
         kind=sql.SQL("TEMPORARY" if temporary else "UNLOGGED"),
         staging=staging.table.identifier,
         lifetime=sql.SQL("ON COMMIT DROP" if temporary else ""),
         columns=sql.SQL(", ").join(columns),
         table=table.identifier,
     )
-    driver.execute(statement)
+
+
+def create_temporary(
+    driver: psycopg.Connection,
+    staging: Staging,
+    table: TableName,
+    names: Iterable[str],
+    further: Iterable[sql.Composable] = (),
+    *,
+    target: Target,
+    move: sql.Composed,
+) -> None:
+    """Do `create`, and try the statement that will move the rows while there are none: if it fails, no row is to blame.
+
+    EXPLAIN checks privileges, the conflict's constraint and the replica identity as the statement does.
+
+    :raises MissingPrivilege, SinkError: the database refuses one of the two.
+    """
+    if not target.allows_temporary:
+        raise MissingPrivilege(
+            f"the role may not create a temporary table, from which rows get into {table}; nothing was written",
+            found="no TEMPORARY on the database",
+        )
+    statement = _create_statement(staging, table, names, further)
+    with before_rows(table, table.identifier.as_string(driver)):
+        execute_together(driver, statement.as_string(driver), f"EXPLAIN {move.as_string(driver)}")
 
 
 def staged_columns(driver: psycopg.Connection, staging: Staging) -> dict[str, Column]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
 from offsetstore.postgres.errors import before_rows, refusals
-from offsetstore.writers.arrow.copying import copy_batches, driver_connection, find_misfits, locked_target
+from offsetstore.writers.arrow.copying import (
+    copy_batches,
+    driver_connection,
+    find_misfits,
+    locate_target,
+    locked_target,
+)
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.kafka_column import (
     KAFKA,
@@ -23,12 +30,13 @@ from offsetstore.writers.staging import (
     attempt_match,
     check_staged,
     create,
+    create_temporary,
     reported,
     staged_columns,
     with_attempt,
 )
 from offsetstore.writers.table import merging
-from offsetstore.writers.table.catalogue import locate, read_target, read_unique_keys
+from offsetstore.writers.table.catalogue import read_target, read_unique_keys
 from offsetstore.writers.table.matching import Match, match_columns
 from offsetstore.writers.table.names import TableName
 from offsetstore.writers.table.rights import check_rights
@@ -88,8 +96,8 @@ class Upsert:
 
     def resolve_table(self, connection: Connection) -> None:
         """If no schema was named, look it up in the connection's search path, and keep to it."""
-        with refusals(self.table):
-            self.table = locate(driver_connection(connection), self.table)
+        with refusals(self.table, grants=self._grants):
+            self.table = locate_target(connection, self.table)
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Compare the columns and the key with the table's.
@@ -102,7 +110,8 @@ class Upsert:
         """
         self._check_order(schema)
         driver = driver_connection(connection)
-        with refusals(self.table):
+        quoted = self.table.identifier.as_string()
+        with refusals(self.table, grants=self._grants), before_rows(self.table, quoted):
             matches = self._match(schema, read_target(driver, self.table).columns)
             self._check_key(driver)
             names = [match.column.name for match in matches]
@@ -113,6 +122,7 @@ class Upsert:
         """Merge the rows; return how many the batches had.
 
         :raises ColumnMismatch, UnsafeTarget: as `check`.
+        :raises MissingPrivilege, SinkError: the database takes no rows, as without a grant or a replica identity.
         :raises KafkaColumnsMissing: as `check`.
         :raises RowsRefused: a value or a row that the table can't hold; a NULL in the key.
         """
@@ -122,15 +132,20 @@ class Upsert:
         self._check_order(stream.schema)
         driver = driver_connection(work.connection)
         staging = Staging.temporary()
-        with refusals(self.table, stream.schema.names), locked_target(driver, self.table) as columns:
-            matches = self._match(stream.schema, columns)
+        merging_rows = refusals(self.table, stream.schema.names, grants=self._grants)
+        with merging_rows, locked_target(driver, self.table) as target:
+            matches = self._match(stream.schema, target.columns)
             self._check_key(driver)
             names = [match.column.name for match in matches]
-            with before_rows(self.table, self.table.identifier.as_string()):
-                create(driver, staging, self.table, names, [merging.no_coordinates()])
+            merge = merging.merge(staging.table.identifier, self.table, self.roles, names, target.columns)
+            create_temporary(driver, staging, self.table, names, [merging.no_coordinates()], target=target, move=merge)
             self._copy(driver, staging, matches, stream)
-            driver.execute(merging.merge(staging.table.identifier, self.table, self.roles, names, columns))
+            driver.execute(merge)
         return stream.rows
+
+    @property
+    def _grants(self) -> str:
+        return f"--upsert {shlex.quote(str(self.table))}"
 
     def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
         """Find the rows that `write` refuses because of their own values; see `MisfitsWriter`.
@@ -139,8 +154,9 @@ class Upsert:
         """
         self._check_order(batch.schema)
         driver = driver_connection(connection)
-        with refusals(self.table, batch.schema.names), locked_target(driver, self.table) as columns:
-            encoding = Encoding(self.table, _with_coordinates(self._match(batch.schema, columns), batch.schema))
+        refused = refusals(self.table, batch.schema.names, grants=self._grants)
+        with refused, locked_target(driver, self.table) as target:
+            encoding = Encoding(self.table, _with_coordinates(self._match(batch.schema, target.columns), batch.schema))
             flat = _flat(batch)
             found = find_misfits(driver, encoding, flat)
         keyless: dict[int, RowsRefused] = {}
@@ -152,7 +168,7 @@ class Upsert:
     def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
         """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""
         driver = driver_connection(connection)
-        with refusals(self.table):
+        with refusals(self.table, grants=self._grants):
             matches = self._match(schema, read_target(driver, self.table).columns)
             self._check_key(driver)
             names = [match.column.name for match in matches]
@@ -173,7 +189,8 @@ class Upsert:
     def move(self, connection: Connection, staged: Staged) -> int:
         """Merge the staged rows."""
         driver = driver_connection(connection)
-        with refusals(self.table), locked_target(driver, self.table) as columns:
+        with refusals(self.table, grants=self._grants), locked_target(driver, self.table) as target:
+            columns = target.columns
             staged_as = {
                 name: column
                 for name, column in staged_columns(driver, staged.staging).items()

@@ -11,6 +11,10 @@ _RECOVERY: Final = "offsetstore/processing/recovery.py"
 _DISCOVERY: Final = "offsetstore/processing/discovery.py"
 _FUNCTIONS: Final = "offsetstore/spark/function_errors.py"
 _ERRORS: Final = "offsetstore/postgres/errors.py"
+_UPSERT_S_GRANT: Final = (
+    "tests/integration/postgres/test_missing_privileges.py::"
+    "test_what_is_missing_on_a_target_is_told_before_any_row_with_the_command_that_grants_it[update-written]"
+)
 _COMPUTING: Final = "offsetstore/processing/computing.py"
 _CAREFUL: Final = "offsetstore/spark/careful.py"
 
@@ -629,14 +633,28 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "what-an-upsert-is-refused-before-the-rows",
         (
-            "offsetstore/writers/upsert.py",
-            "            with before_rows(self.table, self.table.identifier.as_string()):\n",
-            "            if True:\n",
+            "offsetstore/writers/staging.py",
+            "    with before_rows(table, table.identifier.as_string(driver)):\n",
+            "    if True:\n",
         ),
-        tests=(
-            "tests/integration/writers/test_upsert.py::test_a_role_that_may_make_no_temporary_table_is_told_before_any_row",
+        tests=(_UPSERT_S_GRANT,),
+        why="The same, where the role may not update the table.",
+    ),
+    mutant(
+        "what-an-upsert-is-refused-without-a-row",
+        (
+            "offsetstore/writers/staging.py",
+            'statement.as_string(driver), f"EXPLAIN {move.as_string(driver)}")',
+            "statement.as_string(driver))",
         ),
-        why="The same, where the role may make no temporary table.",
+        tests=(_UPSERT_S_GRANT,),
+        why="It would be told with the first rows, as if these were to blame.",
+    ),
+    mutant(
+        "copy-where-policies-apply",
+        ("offsetstore/writers/append.py", "if not target.has_policies:", "if target.columns:"),
+        tests=("tests/integration/writers/test_row_security.py::test_an_append_inserts_its_rows",),
+        why="PostgreSQL refuses COPY there, and the job would end.",
     ),
     mutant(
         "class-of-an-exhausted-sequence",
@@ -698,7 +716,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "hint-of-the-database",
-        ("offsetstore/writers/append.py", ", copied=self.table.name)", ")"),
+        ("offsetstore/writers/append.py", ", copied=self.table.name, grants", ", grants"),
         tests=(_HINTED,),
         why="Each bad record of a large batch would take as many tries as it can be halved, and not four.",
     ),

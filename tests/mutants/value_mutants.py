@@ -35,7 +35,11 @@ ERRORS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "strip-what-a-function-raised",
-        (_REFUSALS, "    if (diagnostic.source_file or", "    if False and (diagnostic.source_file or"),
+        (
+            _REFUSALS,
+            '    if _is_of_a_function(error):\n        return "raised',
+            '    if not error:\n        return "raised',
+        ),
         tests=(f"{_ERRORS}test_what_a_trigger_says_is_not_in_the_error_that_a_user_raises_from_its",),
         why="A trigger may quote the row in its message.",
     ),
@@ -61,14 +65,14 @@ ERRORS: Final[tuple[Mutant, ...]] = (
         why="LockTimeout and TransactionLost would be raised from an error that quotes the row.",
     ),
     mutant(
-        "strip-at-the-commit",
+        "strip-at-the-end-of-a-block",
         (
             _REFUSALS,
             "        return stripped(error)\n    ours",
             "        return error\n    ours",
         ),
-        tests=(f"{_SERVER}test_what_the_commit_refuses_quotes_no_row",),
-        why="A deferred constraint that the COMMIT checks quotes the key.",
+        tests=(f"{_SERVER}test_what_sql_in_a_transaction_of_the_store_s_raises_quotes_no_row",),
+        why="What is refused in a transaction that is not a job's quotes the key.",
     ),
     mutant(
         "strip-what-the-users-own-was-raised-from",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.settings.jaas import parse_jaas
+from offsetstore.kafka.settings.mechanisms import instead_of
 from offsetstore.kafka.settings.truststore import authorities, keystore_format
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ def librdkafka_settings(java: Mapping[str, str]) -> dict[str, str]:
             found=f"{PREFIX}{near[0]}" if near else None,
             next_step=f'Pass the options of the reader: "{PREFIX}bootstrap.servers": "host:9092".',
         )
-    protocol = java.get("security.protocol", "PLAINTEXT").strip().upper()
-    if protocol not in _PROTOCOLS:
-        _refuse("security.protocol", "not one of Kafka's protocols", expected=" | ".join(_PROTOCOLS))
-    sasl, ssl = protocol.startswith("SASL_"), protocol.endswith("SSL")
+    sasl, ssl = _protocol(java)
     settings: dict[str, str] = {}
     for key, value in java.items():
         if key in _SAME_NAME:
@@ -86,8 +84,19 @@ def librdkafka_settings(java: Mapping[str, str]) -> dict[str, str]:
     return settings
 
 
-def _refuse(key: str, what: str, *, expected: str | None = None) -> NoReturn:
-    raise ConfigurationError(f"{PREFIX}{key}: {what}", expected=expected, next_step=_OWN_SETTINGS)
+def _refuse(key: str, what: str, *, expected: str | None = None, next_step: str | None = None) -> NoReturn:
+    raise ConfigurationError(f"{PREFIX}{key}: {what}", expected=expected, next_step=next_step or _OWN_SETTINGS)
+
+
+def _protocol(java: Mapping[str, str]) -> tuple[bool, bool]:
+    """Whether the protocol uses SASL, and whether it uses TLS."""
+    protocol = java.get("security.protocol", "PLAINTEXT").strip().upper()
+    if protocol not in _PROTOCOLS:
+        _refuse("security.protocol", "not one of Kafka's protocols", expected=" | ".join(_PROTOCOLS))
+    sasl = protocol.startswith("SASL_")
+    if sasl and "sasl.mechanism" in java:
+        _mechanism(java)  # first: what goes with another one has no counterpart either
+    return sasl, protocol.endswith("SSL")
 
 
 def _may_be_dropped(key: str, *, sasl: bool, ssl: bool) -> bool:
@@ -100,11 +109,18 @@ def _may_be_dropped(key: str, *, sasl: bool, ssl: bool) -> bool:
     return key.startswith(_JAVA_ONLY_PREFIXES) or not key.startswith(_CONNECTION)
 
 
-def _login(java: Mapping[str, str]) -> dict[str, str]:
-    mechanism = java.get("sasl.mechanism", "GSSAPI").strip().upper()  # Java's default
+def _mechanism(java: Mapping[str, str]) -> str:
+    given = java.get("sasl.mechanism")
+    mechanism = "GSSAPI" if given is None else given.strip().upper()  # Java's default
     if mechanism not in _PASSWORD_MECHANISMS:
-        what = f"{mechanism} needs credentials that only the JVM has"
-        _refuse("sasl.mechanism", what, expected=" | ".join(_PASSWORD_MECHANISMS))
+        what = f"{mechanism}{' (the default)' if given is None else ''} needs credentials that only the JVM has"
+        step = instead_of(mechanism)
+        _refuse("sasl.mechanism", what, expected=" | ".join(_PASSWORD_MECHANISMS), next_step=step)
+    return mechanism
+
+
+def _login(java: Mapping[str, str]) -> dict[str, str]:
+    mechanism = _mechanism(java)
     if "sasl.jaas.config" not in java:
         _refuse("sasl.jaas.config", "missing; the JVM's JAAS file can't be read from here")
     login = parse_jaas(java["sasl.jaas.config"])

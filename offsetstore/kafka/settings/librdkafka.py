@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.kafka.settings.mechanisms import check_token_source
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -23,7 +24,8 @@ class ClientSettings:
     def __init__(self, given: Mapping[str, Any]) -> None:
         """Copy and check them.
 
-        :raises ConfigurationError: no address, a setting of Spark's or Java's, ``error_cb``, a wrong isolation level.
+        :raises ConfigurationError: no address, a setting of Spark's or Java's, ``error_cb``, a wrong isolation level,
+            OAUTHBEARER without a source of tokens.
         """
         for key in given:
             if key.startswith("kafka.") or key in _OTHER_CLIENTS:
@@ -37,6 +39,7 @@ class ClientSettings:
                 "error_cb is reserved: a Broker uses it to detect wrong credentials",
                 next_step="Leave it out, and catch BrokerError instead.",
             )
+        check_token_source(given)
         self.address: Final = str(given.get("bootstrap.servers") or given.get("metadata.broker.list") or "").strip()
         if not self.address:
             raise ConfigurationError(

@@ -16,6 +16,7 @@ from offsetstore.errors import (
     ForeignStore,
     GroupBusy,
     GroupRenamed,
+    InvalidText,
     KafkaGroupContested,
     LettersOpen,
     NoStartingOffset,
@@ -39,6 +40,8 @@ from offsetstore.store.sessions import transaction
 from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, held
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
@@ -231,6 +234,58 @@ class AdminContract(ContractParts):
         assert stored(store) == {P0: 40, P1: 30, P2: 0}
         give(advanced, {P0: OffsetRange(40, 41)})
         assert store.history("nobody") == []
+
+    @pytest.mark.parametrize(
+        ("wrong", "what"),
+        [
+            pytest.param({"reason": "in \0 it"}, "reason can't be stored; found a NUL, character 4 of 7", id="NUL"),
+            pytest.param(
+                {"reason": "\udcff"}, "reason can't be stored; found a lone surrogate, character 1", id="half"
+            ),
+            pytest.param({"reason": "x" * 1001}, "reason is too long; found 1,001", id="long"),
+            pytest.param({"reason": None}, "reason must be a text", id="none"),
+            pytest.param({"actor": "ana\0"}, "actor can't be stored; found a NUL, character 4", id="actor"),
+            pytest.param({"actor": "x" * 2001}, "actor is too long", id="long actor"),
+        ],
+    )
+    def test_a_text_that_cant_be_stored_is_named_in_every_decision(
+        self, store: OffsetStore, advanced: Claim, give: Give, wrong: Mapping[str, Any], what: str
+    ) -> None:
+        why: dict[str, Any] = {"reason": REASON, **wrong}
+        decisions: list[Callable[[], object]] = [
+            lambda: store.reset(GROUP, {P0: 1}, **why),
+            lambda: store.pause(GROUP, **why),
+            lambda: store.resume(GROUP, **why),
+            lambda: store.copy_group(GROUP, OTHER, **why),
+            lambda: store.rename_group(GROUP, OTHER, **why),
+            lambda: store.delete_group(GROUP, **why),
+            lambda: store.request_replay(GROUP, LetterFilter(), **why),
+            lambda: store.discard(GROUP, LetterFilter(), **why),
+            lambda: store.prune(GROUP, older_than=timedelta(days=1), **why),
+            lambda: store.write_metadata(GROUP, P0, "x", **why),
+            lambda: store.moved(**why),
+            lambda: store.new_id(**why),
+        ]
+        for decide in decisions:
+            with pytest.raises(ValueError, match=what) as refused:
+                decide()
+            assert isinstance(refused.value, InvalidText)
+        give(advanced, {P0: OffsetRange(40, 41)})
+
+    @pytest.mark.parametrize("wrong", ["a\0b", "a\udc80b", "é" * 128], ids=["NUL", "half", "256 bytes"])
+    def test_a_name_that_cant_be_stored_is_refused(
+        self, store: OffsetStore, broker: StaticBroker, advanced: Claim, wrong: str
+    ) -> None:
+        names: list[Callable[[], object]] = [
+            lambda: store.claim(wrong, broker),
+            lambda: store.claim(OTHER, topics=[wrong]),
+            lambda: store.copy_group(GROUP, wrong, reason=REASON),
+            lambda: store.rename_group(GROUP, wrong, reason=REASON),
+        ]
+        for name in names:
+            with pytest.raises(ValueError, match=r"can't be stored; found a|is too long; found 256 bytes"):
+                name()
+        assert store.owner(OTHER) is None
 
     # -- names
 

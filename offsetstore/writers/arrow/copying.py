@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
-from offsetstore.errors import UnsafeTarget
+from offsetstore.errors import ConfigurationError, UnsafeTarget
 from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT, before_rows
 from offsetstore.postgres.together import execute_together
 from offsetstore.protocol import failpoints
 from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS
-from offsetstore.writers.table.catalogue import missing, read_target, target_query
+from offsetstore.writers.table.catalogue import locate, missing, read_target, target_query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     import psycopg
     import pyarrow as pa
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from offsetstore.errors import RowsRefused
     from offsetstore.writers.arrow.encoding import Encoding
-    from offsetstore.writers.table.catalogue import Column
+    from offsetstore.writers.table.catalogue import Target
     from offsetstore.writers.table.names import TableName
 
 # ONLY: partitions, of which there may be thousands, can't change their types without the partitioned table.
@@ -43,6 +43,22 @@ def driver_connection(connection: Connection) -> psycopg.Connection:
     if not connection.in_transaction():
         connection.begin()
     return cast("psycopg.Connection", connection.connection.driver_connection)
+
+
+def locate_target(connection: Connection, table: TableName) -> TableName:
+    """If no schema was named, look the table up in the connection's search path.
+
+    :raises ConfigurationError: SQLAlchemy would translate the schema, which COPY does not.
+    """
+    translated: Mapping[str | None, str | None] = connection.get_execution_options().get("schema_translate_map") or {}
+    if (schema := translated.get(table.schema, table.schema)) != table.schema:
+        raise ConfigurationError(
+            f"the engine's schema_translate_map is not applied to the table {table}",
+            found=f"{table.schema} -> {schema}",
+            expected="the table's own schema",
+            next_step=f'Name the table that you mean: "{schema}.{table.name}".',
+        )
+    return locate(driver_connection(connection), table)
 
 
 def lock_against_change(connection: psycopg.Connection, table: TableName) -> None:
@@ -74,8 +90,8 @@ def _lock_errors(table: TableName) -> Generator[None]:
 
 
 @contextmanager
-def locked_target(connection: psycopg.Connection, table: TableName) -> Generator[dict[str, Column]]:
-    """Lock the target as `lock_against_change` does, and read its columns for the writes in the block.
+def locked_target(connection: psycopg.Connection, table: TableName) -> Generator[Target]:
+    """Lock the target as `lock_against_change` does, and read it for the writes in the block.
 
     The lock does not prevent partitions from being attached, nor their kind from being changed before they get rows, so
     a partitioned table is read again after all writes. By then, the partitions that got rows are locked.
@@ -86,7 +102,7 @@ def locked_target(connection: psycopg.Connection, table: TableName) -> Generator
     with _lock_errors(table):
         _, columns = execute_together(connection, lock, target_query(connection, table))
     target = read_target(connection, table, columns.rows)
-    yield target.columns
+    yield target
     if target.is_partitioned:
         read_target(connection, table)
 
@@ -96,7 +112,7 @@ def copy_batches(
 ) -> None:
     """Send the batches, which have at least one row, chunk by chunk.
 
-    :raises SinkError: the database refuses to begin, as without a grant on a column: no row is to blame.
+    :raises MissingPrivilege, SinkError: the database refuses to begin: no row is to blame.
     """
     binary = _goes_binary(connection, encoding)
     statement = (_BINARY if binary else _TEXT).format(

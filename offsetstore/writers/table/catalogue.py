@@ -57,6 +57,8 @@ SELECT target.relkind, target.insert_rules,
         FROM tree WHERE relkind = 'f' OR relpersistence = 't' OR relpersistence = 'u' AND relkind <> 'p'
         ORDER BY part DESC, relname
     ) AS unsafe,
+    pg_catalog.row_security_active(target.oid) AS has_policies,
+    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY') AS allows_temporary,
     a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
     CASE WHEN element.oid IS NOT NULL THEN 'array' ELSE base.kind END, element.kind,
     a.attnotnull OR declared.typnotnull,
@@ -65,7 +67,16 @@ SELECT target.relkind, target.insert_rules,
         WHERE tgtype & 7 = 7 AND tgenabled <> 'D'
     ) AS refuses_null,
     a.atthasdef OR a.attidentity <> '' OR declared.typdefault IS NOT NULL,
-    a.attgenerated <> '' OR a.attidentity = 'a'
+    a.attgenerated <> '' OR a.attidentity = 'a',
+    CASE WHEN a.atthasdef THEN (
+        SELECT min(pg_class.oid::regclass::text)
+        FROM pg_catalog.pg_attrdef JOIN pg_catalog.pg_depend
+            ON classid = 'pg_catalog.pg_attrdef'::regclass AND objid = pg_attrdef.oid
+        JOIN pg_catalog.pg_class ON refclassid = 'pg_catalog.pg_class'::regclass AND pg_class.oid = refobjid
+        WHERE adrelid = target.oid AND adnum = a.attnum
+            AND CASE WHEN pg_class.relkind = 'S' -- the function fails for a table
+                THEN NOT pg_catalog.has_sequence_privilege(pg_class.oid, 'USAGE, UPDATE') END
+    ) END AS denied
 FROM target
 LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = target.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_catalog.pg_type AS declared ON declared.oid = a.atttypid
@@ -121,6 +132,7 @@ class Column:
     :param refuses_null: every inserted row that has NULL in it is refused, which a NOT NULL alone doesn't tell: a
         trigger may fill it in. Of a column of a domain it is not known.
     :param computed: always computed by the database, so never written.
+    :param denied: the sequence of its default, which the role may not use; ``None`` if it may.
     """
 
     name: str
@@ -133,6 +145,7 @@ class Column:
     refuses_null: bool = False
     has_default: bool = False
     computed: bool = False
+    denied: str | None = None
 
     @property
     def required(self) -> bool:
@@ -142,10 +155,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table that results can be written to."""
+    """A table that results can be written to.
+
+    :param has_policies: row-level security applies to the role, with which PostgreSQL refuses COPY.
+    :param allows_temporary: whether the role may create temporary tables in the database.
+    """
 
     columns: dict[str, Column]
     is_partitioned: bool
+    has_policies: bool
+    allows_temporary: bool
 
 
 def locate(connection: Connection, table: TableName) -> TableName:
@@ -176,7 +195,8 @@ def read_target(connection: Connection, table: TableName, rows: Sequence[tuple[A
         raise missing(table)
     if unsafe := found[0][2]:
         raise _unsafe(connection, table, unsafe)
-    return Target(_columns(table, found), found[0][0] == "p")
+    kind, _, _, has_policies, allows_temporary, *_ = found[0]
+    return Target(_columns(table, found), kind == "p", has_policies, allows_temporary)
 
 
 def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
@@ -211,9 +231,7 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
         )
     columns: dict[str, Column] = {}
     for (
-        _,
-        _,
-        _,
+        *_,
         name,
         number,
         type_name,
@@ -224,6 +242,7 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
         refuses_null,
         has_default,
         computed,
+        denied,
     ) in rows:
         if name is not None:  # None for a table without columns
             columns[name] = Column(
@@ -237,6 +256,7 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
                 refuses_null=refuses_null,
                 has_default=has_default,
                 computed=computed,
+                denied=denied,
             )
     return columns
 
@@ -272,5 +292,6 @@ def missing(table: TableName) -> ColumnMismatch:
     """Make the error for a table that does not exist."""
     return ColumnMismatch(
         f"there is no table {table}",
-        next_step='Create it, name its schema ("schema.table"; case matters), or grant the role USAGE on the schema.',
+        next_step='Create it, name its schema ("schema.table"; case matters), or grant the role USAGE on the schema. '
+        "If the job has written to it before, it was renamed or dropped.",
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from offsetstore.errors import ColumnMismatch
+from offsetstore.errors import ColumnMismatch, MissingPrivilege
 from offsetstore.writers.arrow.casts import Cast, find_cast, lossless_type
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: Table
     """Match a DataFrame's columns, in its order, with the table's.
 
     :raises ColumnMismatch: the two don't fit; the error names all such columns.
+    :raises MissingPrivilege: the default of another column takes from a sequence that the role may not use.
     """
     if not schema.names:
         raise ColumnMismatch(
@@ -98,6 +99,11 @@ def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: Table
                 next_step=f"Add {column.name} in the transform, or give it a default in the table.",
             )
     mismatch.refuse(table)
+    if denied := {one.name: one.denied for one in columns.values() if one.denied and one.name not in schema.names}:
+        raise MissingPrivilege(
+            f"the role may not use the sequences of {table}; nothing was written",
+            found="; ".join(f"no USAGE on {sequence}, the default of {name}" for name, sequence in denied.items()),
+        )
     return matches
 
 

@@ -68,6 +68,15 @@ def test_an_older_revision(
     assert "offsetstore migrate" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_a_reason_that_is_no_utf_8(run: Run, offsetstore_database: str, command: str) -> None:
+    """So Python passes on what the terminal's encoding does not have."""
+    result = _timed(run, command, "-g", "billing", "--reason", "ticket \udcff", url=offsetstore_database)
+    assert result.exit_code == 2
+    assert "reason can't be stored" in result.stderr
+    assert "a lone surrogate, character 8 of 8" in result.stderr
+
+
 def test_a_role_that_may_not_read(run: Run, offsetstore_database: str, offsetstore_postgres: PostgresServer) -> None:
     role = f"reader_{offsetstore_database.rpartition('_')[2]}"
     offsetstore_postgres.sql(f"CREATE ROLE {role} LOGIN")
@@ -78,6 +87,7 @@ def test_a_role_that_may_not_read(run: Run, offsetstore_database: str, offsetsto
         offsetstore_postgres.sql(f"DROP ROLE {role}")
     assert result.exit_code == 3
     assert "permission denied for table" in result.stderr
+    assert f"`offsetstore grants --role {role}`" in result.stderr
 
 
 @pytest.mark.behaviour("START-16")

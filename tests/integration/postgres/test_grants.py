@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore
 from offsetstore.cli.commands import cli
-from offsetstore.errors import MissingPrivilege, SinkError, StaleClaim, StoreMoved, TransactionLost
+from offsetstore.errors import MissingPrivilege, StaleClaim, StoreMoved, TransactionLost
 from offsetstore.monitoring.dashboard.snapshots import Snapshots
 from offsetstore.postgres.schema import metadata, quoted
 from offsetstore.protocol.letters import NewLetter, Payload
@@ -322,7 +322,7 @@ def test_without_its_grant_a_letter_takes_the_offset_with_it(deploy: Deploy) -> 
     with deploy.store() as store:
         claim = store.claim(GROUP, broker())
         deploy.run("migrator", f"REVOKE INSERT ON dead_letters FROM {quoted(deploy.role('job'))}")
-        with pytest.raises(SinkError, match="refused to store dead letters") as caught:
+        with pytest.raises(MissingPrivilege, match="permission denied for table dead_letters") as caught:
             bury(store, claim)
         assert "offsetstore grants" in caught.value.next_step
         assert store.offsets(GROUP)[P0].next_offset == 0

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from offsetstore import OffsetStore
-from offsetstore.errors import SchemaMissing, SchemaNotAtHead, StoreUnavailable
+from offsetstore.errors import MissingPrivilege, SchemaMissing, SchemaNotAtHead, StoreUnavailable
 from offsetstore.postgres.migrate import downgrade, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
@@ -129,7 +129,7 @@ def test_a_role_that_may_not_read_the_tables(offsetstore_database: str, query: Q
     query(f"CREATE ROLE stranger_{_name(offsetstore_database)} LOGIN")
     url = offsetstore_database.replace("postgres@", f"stranger_{_name(offsetstore_database)}@")
     try:
-        with pytest.raises(StoreUnavailable, match="permission denied for table offsetstore_version"):
+        with pytest.raises(MissingPrivilege, match="permission denied for table offsetstore_version"):
             OffsetStore.connect(url)
     finally:
         query(f"DROP ROLE stranger_{_name(offsetstore_database)}")

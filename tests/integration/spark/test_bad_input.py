@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -176,6 +177,34 @@ def test_an_error_of_the_transform_is_kept_as_it_was_raised(world: World, offset
     world.produce(topic, ["a"])
     failed = world.run_to_failure(world.claim(topic), lambda batch: batch.select("no_such_column"), Append("events"))
     assert isinstance(failed.error, AnalysisException)
+    assert world.stored(topic) == {0: 0}
+
+
+def of_java(batch: DataFrame) -> DataFrame:
+    java: Any = batch.sparkSession
+    return java._jvm.java.lang.Integer.parseInt("canary")  # pyright: ignore[reportPrivateUsage]
+
+
+def of_a_database(batch: DataFrame) -> DataFrame:
+    psycopg.connect("host=127.0.0.1 port=1")
+    return batch
+
+
+@pytest.mark.behaviour("SINK-25")
+@pytest.mark.parametrize(
+    ("transform", "found"), [(of_java, "NumberFormatException"), (of_a_database, "OperationalError: connection")]
+)
+def test_java_s_and_a_driver_s_own_error_are_told_by_ours(
+    world: World, offsetstore_topic: NewTopic, transform: Callable[[DataFrame], DataFrame], found: str
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    failed = world.run_to_failure(world.claim(topic), transform, Append("events"))
+    assert isinstance(failed.error, SinkError)
+    assert str(failed.error.found).startswith(found)
+    assert failed.error.__cause__ is not None
+    assert "canary" not in str(failed.error)
     assert world.stored(topic) == {0: 0}
 
 

@@ -180,7 +180,8 @@ def test_without_a_broker_the_starting_offsets_are_not_known(store: OffsetStore)
     ("arguments", "words"),
     [
         ({"group": ""}, "group must be a name"),
-        ({"group": "a\0b"}, "group must be a name"),
+        ({"group": "a\0b"}, "group can't be stored; found a NUL, character 2 of 3"),
+        ({"kafka_group": "a\0b"}, "kafka_group can't be stored"),
         ({"topics": []}, "names no topics"),
         ({"takeover": "ask"}, "takeover has an unknown value"),
         ({"takeover_timeout": -1}, "takeover_timeout must be 0 or more seconds"),

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from psycopg.errors import InFailedSqlTransaction
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
-from offsetstore.errors import StoreUnavailable, TransactionConflict, TransactionLost
+from offsetstore.errors import SinkError, StoreUnavailable, TransactionConflict, TransactionLost
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
@@ -251,7 +250,7 @@ def test_an_error_of_the_database_that_the_work_swallows_is_raised_all_the_same(
             except IntegrityError:
                 return
 
-    with pytest.raises(InFailedSqlTransaction):
+    with pytest.raises(SinkError, match="swallowed an error of the database"):
         job()
     assert_nothing_written(store, query)
 

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from sqlalchemy.exc import IntegrityError
 
 from offsetstore import OffsetRange, OffsetStore
+from offsetstore.errors import RowsRefused
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, apply, lock, process
 from tests.support.background import in_background
@@ -74,7 +74,7 @@ def test_a_deferred_constraint_fails_at_commit_and_nothing_is_written(
         attempts.append(1)
         apply(tx, P0, P1, range_=OffsetRange(0, 3))  # each number twice
 
-    with pytest.raises(IntegrityError, match="once"):
+    with pytest.raises(RowsRefused, match="once"):
         store.run(claim, work)
 
     assert len(attempts) == 1

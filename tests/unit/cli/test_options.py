@@ -79,6 +79,14 @@ def test_an_empty_name_is_a_usage_error(arguments: list[str]) -> None:
     assert "a name must not be empty" in result.stderr
 
 
+@pytest.mark.parametrize("arguments", [["-g", "b\udcff", "-t", "payments"], ["-g", "billing", "-t", "b\udcff"]])
+def test_a_byte_of_a_name_that_is_no_utf_8_is_a_usage_error(arguments: list[str]) -> None:
+    """So Python passes on what the terminal's encoding does not have."""
+    result = CliRunner().invoke(cli, ["resolve", "-b", "localhost:1", *arguments])
+    assert result.exit_code == 2
+    assert "a name can't have a lone surrogate, character 2 of 2" in result.stderr
+
+
 def test_a_policy_that_does_not_exist_is_a_usage_error() -> None:
     arguments = ["resolve", "-g", "billing", "-t", "payments", "-b", "localhost:1", "--prefer", "newest"]
     result = CliRunner().invoke(cli, arguments)

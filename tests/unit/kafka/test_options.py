@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
+from offsetstore import Broker
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.kafka.settings.jaas import parse_jaas
+from offsetstore.kafka.settings.mechanisms import instead_of
 from offsetstore.kafka.settings.spark import read_options
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -170,6 +173,54 @@ def test_a_jaas_line_that_cannot_be_used_is_refused_without_its_secret(line: str
         read_options({**SASL, "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": line})
     assert SECRET not in str(refused.value)
     assert "Broker({" in refused.value.next_step
+
+
+MSK = {
+    **SASL,
+    "kafka.sasl.mechanism": "AWS_MSK_IAM",
+    "kafka.sasl.jaas.config": "software.amazon.msk.auth.iam.IAMLoginModule required;",
+    "kafka.sasl.client.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler",
+}
+OIDC = {
+    **SASL,
+    "kafka.sasl.mechanism": "OAUTHBEARER",
+    "kafka.sasl.jaas.config": f'a.OAuthBearerLoginModule required clientId="a" clientSecret="{SECRET}";',
+    "kafka.sasl.login.callback.handler.class": "a.OAuthBearerLoginCallbackHandler",
+    "kafka.sasl.oauthbearer.token.endpoint.url": "https://login.example/token",
+}
+KERBEROS = {**SASL, "kafka.sasl.kerberos.service.name": "kafka"}
+
+
+@pytest.mark.behaviour("SINK-25")
+@pytest.mark.parametrize(
+    ("options", "found", "way"),
+    [
+        (MSK, "AWS_MSK_IAM needs", "aws-msk-iam-sasl-signer-python"),
+        (OIDC, "OAUTHBEARER needs", "'sasl.oauthbearer.method': 'oidc'"),
+        (KERBEROS, "GSSAPI (the default) needs", "--no-binary confluent-kafka"),
+        ({**KERBEROS, "kafka.sasl.mechanism": "GSSAPI"}, "GSSAPI needs", "sasl.kerberos.keytab"),
+    ],
+)
+def test_a_way_to_log_in_that_only_java_knows_is_told_with_what_to_give_instead(
+    options: dict[str, object], found: str, way: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"kafka.sasl.mechanism: {found}")) as refused:
+        read_options(options)
+    assert way in refused.value.next_step
+    assert "store.claim(group, topics=[...])" in refused.value.next_step
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.behaviour("SINK-25")
+@pytest.mark.parametrize("mechanism", ["AWS_MSK_IAM", "GSSAPI", "OAUTHBEARER"])
+def test_librdkafka_is_told_at_once_what_it_can_t_do_either(mechanism: str) -> None:
+    """The wheels are built without Kerberos; without a source of tokens it would wait until the time is up."""
+    settings = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_SSL", "sasl.mechanism": mechanism}
+    began = time.monotonic()
+    with pytest.raises(ConfigurationError) as refused:
+        Broker(settings, topics=["payments"], timeout=5).view("billing", ["payments"])
+    assert instead_of(mechanism) == refused.value.next_step
+    assert time.monotonic() - began < 4
 
 
 @pytest.mark.parametrize(

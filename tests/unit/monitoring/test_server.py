@@ -78,6 +78,35 @@ def test_the_probes_follow_the_job(monitoring: Monitoring) -> None:
 
 
 @pytest.mark.behaviour("OPS-4")
+@pytest.mark.parametrize("path", ["/healthz", "/live", "/livezz", "/livez/x", "/ready", "/Livez", "/"])
+def test_a_mistyped_probe_of_a_dead_job_is_answered_with_404(monitoring: Monitoring, path: str) -> None:
+    monitoring.on(TAKEN)
+    monitoring.on(ClaimLost(group=GROUP, token=TOKEN))
+    assert get(monitoring, path) == (404, {"paths": ["/livez", "/readyz", "/metrics"]})
+
+
+@pytest.mark.behaviour("OPS-4")
+@pytest.mark.parametrize("path", ["/livez/", "/livez?verbose", "/livez/?verbose"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_a_probe_s_slash_query_and_method_make_no_dead_job_live(monitoring: Monitoring, path: str, method: str) -> None:
+    monitoring.on(TAKEN)
+    monitoring.on(ClaimLost(group=GROUP, token=TOKEN))
+    request = Request(f"http://127.0.0.1:{monitoring.port}{path}", method=method)
+    with pytest.raises(HTTPError) as refused, urlopen(request, timeout=10):  # noqa: S310 - it is http
+        pass
+    with refused.value:
+        assert refused.value.code == (405 if method == "POST" else 500)
+
+
+@pytest.mark.behaviour("OPS-5")
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
+def test_the_metrics_are_beside_the_probes(monitoring: Monitoring, path: str) -> None:
+    monitoring.on(TAKEN)
+    with urlopen(f"http://127.0.0.1:{monitoring.port}{path}", timeout=10) as answer:
+        assert b"offsetstore_" in answer.read()
+
+
+@pytest.mark.behaviour("OPS-4")
 def test_an_outage_is_told_by_readyz_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
     with Monitoring(port=0, limits=Limits(unreachable=0.2)) as monitoring:

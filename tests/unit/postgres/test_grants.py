@@ -7,7 +7,7 @@ import re
 import pytest
 
 from offsetstore.postgres import letters, runs, samples, statements, stored_letters
-from offsetstore.postgres.grants import grant_dashboard, grant_runtime, privileges
+from offsetstore.postgres.grants import grant_dashboard, grant_runtime, grant_target, privileges
 from offsetstore.postgres.schema import metadata
 
 SQL = [
@@ -68,6 +68,25 @@ def test_a_dashboard_sees_no_records_bytes_and_no_text_that_may_quote_them() -> 
 
     hidden = {one.name for one in metadata.tables["dead_letters"].columns if f'"{one.name}"' not in line}
     assert hidden == {"key", "value", "headers", "error_text", "traceback", "sequence"}
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_a_target_s_grants_are_those_of_its_writer() -> None:
+    usage, append, of_append = grant_target("job", "app", "orders", upsert=False)
+    upsert, of_upsert = grant_target("job", None, "totals", upsert=True)
+
+    assert usage == 'GRANT USAGE ON SCHEMA "app" TO "job"'
+    assert append == 'GRANT INSERT ON TABLE "app"."orders" TO "job"'
+    assert upsert == 'GRANT SELECT, INSERT, UPDATE ON TABLE "totals" TO "job"'
+    assert "relrowsecurity" in of_append, "temporary tables only where COPY is refused"
+    assert "relrowsecurity" not in of_upsert
+
+
+def test_the_names_of_a_target_end_no_literal() -> None:
+    *_, block = grant_target("a'b\\$grants$", "s", 't"$grantss$', upsert=False)
+    assert block.startswith("DO $grantsss$")
+    assert block.endswith("END $grantsss$")
+    assert "E'a''b\\\\$grants$'" in block
 
 
 def test_names_are_quoted() -> None:

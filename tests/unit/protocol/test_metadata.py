@@ -29,7 +29,6 @@ def nested(depth: int) -> object:
         math.nan,
         math.inf,
         {("a", "tuple"): 1},
-        "\ud800",
         nested(100_000),
     ],
     ids=lambda value: type(value).__name__,
@@ -41,6 +40,26 @@ def test_what_is_no_json_value_is_refused_by_its_type(value: object) -> None:
     assert type(value).__name__ in str(caught.value.found)
     assert caught.value.expected
     assert caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "found"),
+    [
+        ("a\udcff", metadata.JSON, "a lone surrogate, character 3 of 4"),
+        ({"k": ["\ud800"]}, metadata.JSON, "a lone surrogate, character 8 of 11"),
+        ("ab\0", metadata.Metadata(serializer=str), "a NUL, character 3 of 3"),
+        ("\udcff", metadata.Metadata(serializer=str), "a lone surrogate, character 1 of 1"),
+    ],
+)
+def test_a_character_that_cant_be_stored_is_a_value_error_with_its_place(
+    value: object, text: metadata.Metadata, found: str
+) -> None:
+    with pytest.raises(ValueError, match="can't be stored") as caught:
+        text.dump(value)
+
+    assert isinstance(caught.value, MetadataError)
+    assert caught.value.found == found
+    assert metadata.JSON.dump("a NUL\0") == r'"a NUL\u0000"', "JSON escapes it"
 
 
 def test_what_is_too_large_is_refused_without_being_shown() -> None:

@@ -6,18 +6,26 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import psycopg
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
 
 from offsetstore import DeadLetters, OffsetRange, TopicPartition
-from offsetstore.errors import FunctionFailed, Outage, RowsRefused
+from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.isolate import Proof, Verdict
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol.letters import LetterError, NewLetter, digest
 from offsetstore.spark import function_errors
-from offsetstore.spark.function_errors import function_failed, has_lost_block, is_over_limit, may_be_of_records, raised
+from offsetstore.spark.function_errors import (
+    function_failed,
+    has_lost_block,
+    is_over_limit,
+    may_be_of_records,
+    raised,
+    typed,
+)
 from offsetstore.spark.ways import batch as batch_way
 from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.micro_batch import MicroBatch
@@ -220,6 +228,29 @@ def test_whatever_ends_a_job_may_be_a_records(thrown: Thrown, name: str) -> None
 def stateful() -> Any:
     """The way of a query with state; it reads no field to name a batch."""
     return StatefulWay.__new__(StatefulWay)
+
+
+@pytest.mark.behaviour("SINK-25", "OPS-7")
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (awaited(Thrown("java.io.IOException", text="canary")), "SparkException, caused by IOException"),
+        (awaited(Thrown(SPARK, condition="CANNOT_LOAD_STATE_STORE")), "SparkException, caused by CANNOT_LOAD_STATE_S"),
+        (Py4JError("canary"), "Py4JError"),
+        (psycopg.errors.UndefinedTable('relation "x" does not exist'), 'UndefinedTable: relation "x" does not exist'),
+    ],
+)
+def test_what_nothing_has_explained_leaves_the_sink_as_our_error_with_its_cause(error: Exception, found: str) -> None:
+    ours = typed(error)
+    assert isinstance(ours, SinkError)
+    assert str(ours.found).startswith(found)
+    assert ours.__cause__ is error
+    assert "canary" not in str(ours)
+
+
+@pytest.mark.parametrize("error", [ValueError("its own"), RowsRefused("ours"), KeyboardInterrupt()], ids=repr)
+def test_what_a_function_raises_and_what_is_ours_stay_as_they_are(error: BaseException) -> None:
+    assert typed(error) is error
 
 
 UNUSED: Any = None

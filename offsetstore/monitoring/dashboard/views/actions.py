@@ -35,6 +35,7 @@ from offsetstore.monitoring.dashboard.decisions import (
 from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
+from offsetstore.protocol.texts import MOST_REASON
 from offsetstore.store import admin
 from offsetstore.store.identity import this_process
 from offsetstore.store.letters import LettersDecided
@@ -56,7 +57,7 @@ SHOWN: Final = 100
 SHOWN_LETTERS: Final = 20
 ERRORS: Final = 50
 
-LONGEST: Final = 1_000
+LONGEST: Final = MOST_REASON
 """Characters of a reason, and of a name."""
 
 _ENTERED: Final = frozenset({"group", "ticket", "who", "reason", "typed", "fence"})

@@ -21,7 +21,7 @@ IMPATIENT: Final = {
     "kafka.default.api.timeout.ms": "5000",
 }
 # What a job that does not get through may end with; and Spark's own.
-ERRORS: Final = ("BrokerUnavailable", "StreamingQueryException", "SparkException", "Py4JJavaError")
+ERRORS: Final = ("BrokerUnavailable", "StreamingQueryException", "SparkException", "SinkError")
 
 
 @fault(row=ROW, must=MUST)

@@ -16,7 +16,7 @@ ROW: Final = "log truncated, retention past the store"
 MUST: Final = "OffsetOutOfRange with the range"
 
 # What Spark raises by itself where failOnDataLoss is true, before the sink is asked.
-SPARK_ERRORS: Final = ("StreamingQueryException", "IllegalStateException", "SparkException", "Py4JJavaError")
+SPARK_ERRORS: Final = ("StreamingQueryException", "IllegalStateException", "SparkException", "SinkError")
 # A consumer that has fetched a whole partition ahead would not notice.
 SMALL_FETCHES: Final = {"kafka.max.partition.fetch.bytes": "1024", "kafka.fetch.max.bytes": "1024"}
 
