@@ -19,7 +19,7 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
 .PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-peers bench-scale \
-  fmt migrate behaviours commands board lock clean
+  fmt migrate behaviours commands types board lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
@@ -86,6 +86,9 @@ behaviours: setup ## write docs/behaviours.md anew from the tests' marks
 
 commands: setup ## write docs/cli.md anew from the commands
 	@$(BIN)/python -m tests.support.cli_page
+
+types: setup ## write docs/types.md anew from tests/support/type_pairs.py
+	@$(BIN)/python -m tests.support.type_pairs
 
 board: setup ## write Grafana's board anew from tests/support/grafana_board.py
 	@$(BIN)/python -m tests.support.grafana_board

@@ -15,8 +15,8 @@ from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 
 from offsetstore.errors import SinkError
-from offsetstore.spark.outputs import arrow_schema
 from offsetstore.spark.rejects import none_rejected
+from offsetstore.spark.schemas import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

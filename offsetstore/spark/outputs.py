@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from offsetstore.errors import ConfigurationError, SinkError
 from offsetstore.processing.cycle import UNNAMED
 from offsetstore.spark.cropping import KAFKA
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.rejects import rename, without_reject
+from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
 from offsetstore.writers.append import Append
 from offsetstore.writers.upsert import Upsert
 
@@ -118,7 +117,10 @@ class Outputs:
                 self._has_lineage = True
             frames = {name: rename(frame) for name, frame in frames.items()}
         needed = self._check_tables(frames)
-        return {name: frame if keep_kafka or needed[name] else frame.drop(KAFKA) for name, frame in frames.items()}
+        return {
+            name: variants_as_json(frame if keep_kafka or needed[name] else frame.drop(KAFKA), self._checked[name][0])
+            for name, frame in frames.items()
+        }
 
     def uses_kafka(self, name: str) -> bool:
         """Whether the writer of that output uses ``_kafka``, after its first `transform`."""
@@ -129,7 +131,7 @@ class Outputs:
 
         Done once per schema: the writer sees later changes of a table, under the table's lock.
         """
-        schemas = {name: without_reject(arrow_schema(frame)) for name, frame in frames.items()}
+        schemas = {name: self._schema(name, frame) for name, frame in frames.items()}
         new = {name: schema for name, schema in schemas.items() if self._checked.get(name, (None,))[0] != schema}
         if new:
             self._checked |= self._claim.read(
@@ -139,24 +141,16 @@ class Outputs:
             )
         return {name: self._checked[name][1] for name in frames}
 
+    def _schema(self, name: str, frame: DataFrame) -> pa.Schema:
+        has_table = isinstance(self.writers[name], (Append, Upsert))
+        return without_reject(table_schema(frame) if has_table else arrow_schema(frame))
+
     def _check(self, name: str, schema: pa.Schema, connection: Any) -> bool:
         writer = self.writers[name]
         if isinstance(writer, (Append, Upsert)):
             writer.resolve_table(connection)  # now, before the writer is sent to executors
         writer.check(connection, schema)
         return writer.uses_kafka_column(schema)
-
-
-def arrow_schema(frame: DataFrame, *, as_collected: bool = False) -> pa.Schema:
-    """The schema of the record batches that Spark makes of the frame's rows.
-
-    :param as_collected: refuse what toArrow() refuses: a struct with two fields of one name.
-    """
-    convert: Any = partial(to_arrow_schema, frame.schema, error_on_duplicated_field_names_in_struct=as_collected)
-    try:
-        return convert(timezone="UTC")
-    except TypeError:  # Spark 4.0 and 4.1 have no such parameter: they use UTC
-        return convert()
 
 
 def _described(values: Mapping[Any, Any]) -> str:

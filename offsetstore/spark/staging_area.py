@@ -16,8 +16,8 @@ from offsetstore.protocol.retries import may_pass
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.staging_task import StagingOutcome, StagingTask
-from offsetstore.spark.outputs import arrow_schema
 from offsetstore.spark.rejects import without_reject
+from offsetstore.spark.schemas import arrow_schema
 from offsetstore.store.sessions import transaction
 from offsetstore.writers.staging import Staged, Staging
 from offsetstore.writers.staging_schema import StagingOwner, check_schema, drop

@@ -15,6 +15,7 @@ _ERRORS: Final = "tests/integration/writers/test_values_in_errors.py::"
 _SERVER: Final = "tests/integration/postgres/test_refused_by_the_server.py::"
 _HOSTILE: Final = "tests/property/test_hostile_values.py::"
 _MISFITS: Final = "tests/integration/writers/test_misfits.py::"
+_TYPES: Final = "tests/integration/writers/test_types.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _URL: Final = "tests/unit/postgres/test_url.py::"
 
@@ -166,6 +167,24 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
         (_JSON, "CHECKS: Final = (NO_TIME_OF_DAY, NOT_FINITE)", "CHECKS: Final = (NOT_FINITE,)"),
         tests=(f"{_HOSTILE}test_what_json_can_t_hold_is_refused",),
         why="The same inside JSON.",
+    ),
+    mutant(
+        "signs-of-intervals",
+        ("offsetstore/writers/arrow/casts.py", "after=(NUL, SIGN_OF_STYLE)", "after=(NUL,)"),
+        tests=(f"{_TYPES}test_a_string_whose_sign_depends_on_the_style_of_intervals_is_no_interval",),
+        why="A role's IntervalStyle would decide whether an interval's days are negative.",
+    ),
+    mutant(
+        "internals-of-spark-s-types",
+        ("offsetstore/writers/arrow/casts.py", "if has_type(source, _is_only_spark_s) or", "if False or"),
+        tests=("tests/docs/test_types_page.py",),
+        why="A GEOMETRY inside a struct would be taken for JSON, and its internals be stored.",
+    ),
+    mutant(
+        "digits-of-a-float32",
+        (_JSON, "with_own_digits(array).to_pylist(", "array.to_pylist("),
+        tests=(f"{_TYPES}test_a_float32_in_json_has_its_own_digits_at_any_depth",),
+        why="0.1 would be 0.10000000149011612.",
     ),
     mutant(
         "hollow-arrays",

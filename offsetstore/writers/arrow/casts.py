@@ -3,13 +3,13 @@
 What would fail for every row is refused by type, before any byte is sent; what can fail for single values (out of
 range, a fraction into an integer, too many digits, microseconds into a ``timestamp(3)``) raises there. Nothing is
 rounded, cut or shifted silently. If only the text form of a type is known, PostgreSQL reads the text, by that type's
-own rules: a ``timetz(0)`` rounds.
+own rules.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -20,11 +20,13 @@ from offsetstore.writers.arrow.values import (
     NOT_A_UUID,
     NUL,
     OUT_OF_RANGE,
+    SIGN_OF_STYLE,
     UUID_TYPE,
     Check,
     cast_values,
     changed_rows,
     finer_than,
+    has_type,
     is_binary,
     is_list,
     is_string,
@@ -61,6 +63,36 @@ _SILENT = {"char": "text", "money": "numeric", "name": "text"}
 _BINARY_ELEMENTS = frozenset(
     {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "bytea", "date", "timestamp"}
 )
+
+
+class SparkType(pa.ExtensionType):
+    """Stands, where a DataFrame is compared with a table, for a Spark type that Arrow can't hold by value.
+
+    :param name: as in Spark's SQL: ``interval year to month``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(pa.null(), name)
+
+    def __str__(self) -> str:
+        return f"Spark's {self.name}"
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return self.name.encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Self:
+        return cls(serialized.decode())
+
+
+def is_variant(kind: pa.DataType) -> bool:
+    """Tell whether it is Spark's VARIANT, which goes into JSON as the text that Spark makes of it."""
+    return isinstance(kind, SparkType) and kind.name == "variant"
+
+
+def _is_only_spark_s(kind: pa.DataType) -> bool:
+    return isinstance(kind, SparkType) and not is_variant(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +145,12 @@ def find_cast(source: pa.DataType, column: Column) -> Cast | None:
         return Cast(pa.bool_())
     if lossless_type(column):
         return None
+    is_json = column.kind in {"json", "jsonb"}
+    if has_type(source, _is_only_spark_s) or (has_type(source, is_variant) and not is_json):
+        return None
     if column.kind == "uuid":
         return _uuid(source)
-    if column.kind in {"json", "jsonb"} and pa.types.is_nested(source):
+    if is_json and not is_string(source) and not is_binary(source):
         return Cast(pa.string(), before=JSON_CHECKS, make=json_texts)
     found = _array(source, column) if column.kind == "array" else _scalar(source, column.kind, column.modifier)
     return found if found and _arrow_can(source, found.arrow) else None
@@ -178,6 +213,9 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
             return Cast(pa.large_binary() if is_wide(source) else pa.binary()) if is_binary(source) else None
         case _ if kind in _TEXTS:
             return _text(source, binary=True, length=text_length(modifier) if kind == "varchar" else None)
+        case "time" | "timetz" | "interval" if is_string(source):
+            text = _text(source, binary=False) if moment_step(modifier) == 1 else None  # PostgreSQL would round
+            return replace(text, after=(NUL, SIGN_OF_STYLE)) if text and kind == "interval" else text
         case "date" | "timestamp" | "timestamptz" | "time" | "interval":
             return _moment(source, kind, modifier)
         case _:  # inet, citext, ranges, ...: in their text form, which PostgreSQL checks

@@ -1,20 +1,20 @@
-"""Arrow's structs, maps and lists as JSON text.
+"""Arrow's values as JSON text.
 
-Numbers keep all their digits (the standard encoder knows no Decimal); timestamps are ISO 8601 with their offset; binary
-is base64, as Spark's ``to_json`` writes it.
+Numbers keep all their digits (the standard encoder knows no Decimal), and a float32 has its own, 0.1; timestamps are
+ISO 8601 with their offset; binary is base64 and a duration SQL's literal, as Spark's ``to_json`` writes them.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from datetime import date, time
+from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from offsetstore.writers.arrow.values import NO_TIME_OF_DAY, NOT_FINITE, Unfit
+from offsetstore.writers.arrow.values import NO_TIME_OF_DAY, NOT_FINITE, Unfit, with_own_digits
 
 CHECKS: Final = (NO_TIME_OF_DAY, NOT_FINITE)
 """What is refused before the texts are made."""
@@ -28,7 +28,7 @@ def json_texts(array: pa.Array[Any]) -> pa.Array[Any]:
     :raises Unfit: a map with a duplicate key.
     """
     try:
-        values = array.to_pylist(maps_as_pydicts="strict")
+        values = with_own_digits(array).to_pylist(maps_as_pydicts="strict")
     except KeyError:
         reason = "a map with a duplicate key"
         raise Unfit(reason) from None
@@ -50,9 +50,19 @@ def _text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads better th
             return json.dumps(base64.b64encode(value).decode())
         case None | bool() | int() | float() | str():
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
-        case _:  # durations, and types that Arrow may add
+        case timedelta():
+            return json.dumps(_interval(value))
+        case _:  # types that Arrow may add
             return json.dumps(str(value))
 
 
 def _key(key: Any) -> str:
     return json.dumps(key, ensure_ascii=False) if isinstance(key, str) else json.dumps(_text(key).strip('"'))
+
+
+def _interval(value: timedelta) -> str:
+    sign, length = ("-", -value) if value < timedelta(0) else ("", value)
+    minutes, seconds = divmod(length.seconds, 60)
+    fraction = f".{length.microseconds:06}".rstrip("0").rstrip(".")
+    time_of_day = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}{fraction}"
+    return f"INTERVAL '{sign}{length.days} {time_of_day}' DAY TO SECOND"

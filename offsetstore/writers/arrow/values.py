@@ -181,6 +181,31 @@ def cast_values(array: pa.Array[Any], target: Any) -> pa.Array[Any]:
     return cast("Any", pa).ListArray.from_arrays(offsets, values, type=target, mask=mask)
 
 
+def with_own_digits(array: pa.Array[Any]) -> pa.Array[Any]:
+    """Widen each float32, at any depth, to the double with the same shortest digits: 0.1, not 0.10000000149011612."""
+    if not has_type(array.type, pa.types.is_float32):
+        return array
+    return array.cast(_replaced(array.type, pa.string())).cast(_replaced(array.type, pa.float64()))
+
+
+def has_type(kind: Any, test: Callable[[pa.DataType], bool]) -> bool:
+    """Tell whether the type, or one inside it, passes the test."""
+    return test(kind) or any(has_type(kind.field(number).type, test) for number in range(kind.num_fields))
+
+
+def _replaced(kind: Any, instead: pa.DataType) -> Any:
+    """Return the type with another in the place of each float32."""
+    types = pa.types
+    if types.is_map(kind):
+        return pa.map_(_replaced(kind.key_type, instead), _replaced(kind.item_type, instead))
+    if types.is_struct(kind):
+        fields: Any = kind
+        return pa.struct([(field.name, _replaced(field.type, instead)) for field in fields])
+    if is_list(kind):
+        return pa.list_(_replaced(kind.value_type, instead))
+    return instead if types.is_float32(kind) else kind
+
+
 def _nul(array: pa.Array[Any]) -> pa.Array[Any] | None:
     # One pass of memchr over the bytes takes a fifth of the kernel's time; only if it finds one does the kernel look.
     if not _is_plain_string(array.type) or not _NUL.search(_text_bytes(array)):
@@ -203,6 +228,16 @@ def _text_bytes(strings: pa.Array[Any]) -> memoryview:
 
 NUL: Final = of_values("a text with a NUL (\\u0000)", _nul)
 """PostgreSQL's text can't hold one."""
+
+
+def _sign_of_style(array: pa.Array[Any]) -> pa.Array[Any] | None:
+    if not _is_plain_string(array.type):
+        return None
+    return _KERNELS.match_substring_regex(array, "^[^-+0-9]*-[0-9.]+[^-+0-9.:]+[^-+]*[0-9][^-+]*$")
+
+
+SIGN_OF_STYLE: Final = of_values("an interval in which only the first part has a sign, -1 mon 2 days", _sign_of_style)
+"""By IntervalStyle, which is the role's, PostgreSQL takes the minus for the first part's or for that of all."""
 
 
 def longer_than(length: int) -> Check:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from offsetstore.errors import ColumnMismatch, MissingPrivilege
 from offsetstore.writers.arrow.casts import Cast, find_cast, lossless_type
+from offsetstore.writers.table.conversions import conversion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -16,23 +17,6 @@ if TYPE_CHECKING:
 
     from offsetstore.writers.table.catalogue import Column
     from offsetstore.writers.table.names import TableName
-
-# What to cast to in Spark, by PostgreSQL's type.
-_SPARK_TYPES = {
-    "bool": "boolean",
-    "bpchar": "string",
-    "bytea": "binary",
-    "date": "date",
-    "float4": "float",
-    "float8": "double",
-    "int2": "smallint",
-    "int4": "int",
-    "int8": "bigint",
-    "text": "string",
-    "timestamp": "timestamp_ntz",
-    "timestamptz": "timestamp",
-    "varchar": "string",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +108,7 @@ def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatc
         step = f"Change {name} to {instead} in the table."
         mismatch.add(name, problem, found=str(arrow), expected=instead, next_step=step)
     elif cast is None:
-        step = _cast_step(column)
+        step = str(conversion(name, arrow, column))
         mismatch.add(name, "has another type", found=str(arrow), expected=column.type_name, next_step=step)
     else:
         return Match(column, cast)
@@ -136,11 +120,3 @@ def _near(name: str, columns: Iterable[str]) -> str | None:
     names = list(columns)
     same = [other for other in names if other.casefold() == name.casefold()]
     return (same or get_close_matches(name, names, n=1) or [None])[0]
-
-
-def _cast_step(column: Column) -> str:
-    is_numeric = column.kind == "numeric"
-    spark = column.type_name.replace("numeric", "decimal") if is_numeric else _SPARK_TYPES.get(column.kind)
-    if spark is None:
-        return f"Give {column.name} a type that {column.type_name} can be made from."
-    return f'Cast it in the transform: col("{column.name}").cast("{spark}").'

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import text
 
 from offsetstore import Append, Execute, Upsert
+from offsetstore.errors import ColumnMismatch
 from offsetstore.spark import collecting
 from tests.support.server_errors import OF_SERVER, held
 
@@ -163,6 +164,58 @@ def test_a_whole_batch_of_nulls_and_a_column_without_a_type_go_in(world: World, 
     world.produce(topic, [None, "{}"])
     world.run(world.claim(topic), lambda batch: typed(batch).withColumn("nothing", F.lit(None)), Append("everything"))
     assert world.database.rows("SELECT * FROM everything ORDER BY number") == [(0, None, *NULLS), (1, None, *NULLS)]
+
+
+@pytest.mark.behaviour("SINK-22", "SINK-23")
+def test_json_of_every_kind_is_what_to_json_makes_of_it(
+    world: World, offsetstore_topic: NewTopic, route: dict[str, Any]
+) -> None:
+    world.database.execute("CREATE TABLE documents (variant jsonb, deep json, plain jsonb, by_spark jsonb)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ['{"a": [1, 0.1, null]}', None, "null"])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        variant = F.parse_json(F.col("value").cast("string"))
+        tenth, length = F.lit(0.1).cast("float"), F.expr("make_dt_interval(-1, 2, 3, 4.5)")
+        deep = F.struct(F.array(variant).alias("v"), F.lit(None).cast("int").alias("n"), tenth.alias("f"))
+        plain = F.struct(F.array(tenth).alias("l"), F.create_map(tenth, tenth).alias("m"), length.alias("i"))
+        frame = batch.select("_kafka", variant.alias("variant"), deep.alias("deep"), plain.alias("plain"))
+        return frame.withColumn("by_spark", F.to_json("plain"))
+
+    world.run(world.claim(topic), transform, Append("documents"), **route)
+
+    variants = [{"a": [1, 0.1, None]}, None, None]
+    assert world.database.rows("SELECT variant, jsonb_typeof(variant), deep FROM documents") == [
+        (variant, kind, {"v": [variant], "n": None, "f": 0.1})
+        for variant, kind in zip(variants, ["object", None, "null"], strict=True)
+    ]
+    assert world.database.column("SELECT count(*) FROM documents WHERE plain = by_spark") == [3]
+
+
+@pytest.mark.behaviour("SINK-22")
+@pytest.mark.parametrize(
+    ("writer", "found", "made"),
+    [
+        (Append("spans"), "Spark's interval", 'regexp_replace(col("length").cast("string"), "(^| )([0-9])", "$1+$2")'),
+        (Execute(lambda _, batches: list(batches)), "interval", 'col("length").cast("string")'),
+    ],
+    ids=["append", "execute"],
+)
+def test_a_type_that_arrow_does_not_have_is_refused_before_anything_is_computed(
+    world: World, offsetstore_topic: NewTopic, writer: Writer, found: str, made: str
+) -> None:
+    world.database.execute("CREATE TABLE spans (at timestamptz, length interval)")
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    failed = world.run_to_failure(
+        world.claim(topic),
+        lambda batch: batch.select(F.col("timestamp").alias("at"), F.expr("make_interval(1)").alias("length")),
+        writer,
+    )
+    assert isinstance(failed.error, ColumnMismatch)
+    assert failed.error.found == {"length": found}
+    assert failed.error.next_step == f"Convert it in the transform: {made}."
+    assert world.stored(topic) == {0: 0}
 
 
 @pytest.mark.behaviour("SINK-2")

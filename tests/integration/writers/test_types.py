@@ -171,6 +171,35 @@ def test_json_from_text_and_from_nested_columns(database: Database, kind: str) -
     assert json.loads(database.rows("SELECT document::text FROM t LIMIT 1")[0][0]) == {"a": [1, None]}
 
 
+@pytest.mark.behaviour("SINK-23")
+def test_a_float32_in_json_has_its_own_digits_at_any_depth(database: Database) -> None:
+    database.run("CREATE TABLE t (struct json, map json, list json, value json)")
+    single = pa.float32()
+    largest, smallest = 3.4028235e38, 1e-45
+    written = batch(
+        {
+            "struct": [{"a": 0.1, "b": [{"c": 16777216.0}, None]}, None, {"a": None, "b": None}],
+            "map": [[(0.1, largest)], None, []],
+            "list": [[0.1, smallest, -0.0, None], None, []],
+            "value": [0.1, None, 2.5],
+        },
+        {
+            "struct": pa.struct([("a", single), ("b", pa.list_(pa.struct([("c", single)])))]),
+            "map": pa.map_(single, single),
+            "list": pa.list_(single),
+            "value": single,
+        },
+    )
+    database.write(Append("t"), written)
+    database.write(Append("t"), written.slice(2))
+    assert database.rows("SELECT struct::text, map::text, list::text, value::text FROM t ORDER BY ctid") == [
+        ('{"a":0.1,"b":[{"c":16777216.0},null]}', '{"0.1":3.4028235e+38}', "[0.1,1e-45,-0.0,null]", "0.1"),
+        (None, None, None, None),
+        ('{"a":null,"b":null}', "{}", "[]", "2.5"),
+        ('{"a":null,"b":null}', "{}", "[]", "2.5"),
+    ]
+
+
 @pytest.mark.behaviour("SINK-2")
 def test_types_of_the_database_s_own_take_their_text_form(database: Database) -> None:
     database.run("CREATE TYPE mood AS ENUM ('calm', 'tense'); CREATE DOMAIN small AS numeric(4,1) CHECK (VALUE > 0)")
@@ -206,6 +235,46 @@ def test_a_session_time_zone_other_than_utc_shifts_nothing(database: Database, w
         connection.exec_driver_sql("SET TIME ZONE 'Asia/Kolkata'; SET datestyle TO 'SQL, DMY'")
         Append("t").write(work_on(connection), [batch(columns)])
     assert database.rows("SELECT at AT TIME ZONE 'UTC', wall, day FROM t") == [(WALL, WALL, dt.date(2024, 7, 1))]
+
+
+@pytest.mark.behaviour("SINK-22", "TX-19")
+@pytest.mark.parametrize("style", ["postgres", "sql_standard"])
+def test_a_string_whose_sign_depends_on_the_style_of_intervals_is_no_interval(database: Database, style: str) -> None:
+    database.run("CREATE TABLE t (value interval); CREATE TABLE a (value interval[])")
+    refused = ["-1 mon 2 days", "@ -1 mon 2 days", "-1d2h", "-1 02:03:04", " -1 day 02:00"]
+    kept = ["-1 mon -2 days", "-1 day +02:00", "-1-2", "-02:03:04", "-1.5 days", "1 mon -2 days", "P-1M2D", "-1 day"]
+    for text in refused:
+        database.refusal(RowsRefused, Append("t"), column([text], pa.string()))
+        database.refusal(RowsRefused, Append("a"), column([["1 day", text]], pa.list_(pa.string())))
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(f"SET LOCAL IntervalStyle TO {style}")
+        Append("t").write(work_on(connection), [column(kept, pa.string())])
+    database.run(
+        "CREATE TABLE read (LIKE t); INSERT INTO read "
+        + " UNION ALL ".join(f"SELECT '{one}'::interval" for one in kept)
+    )
+    stored, read = (database.rows(f"SELECT value::text FROM {table} ORDER BY ctid") for table in ["t", "read"])
+    assert stored == read
+
+
+@pytest.mark.behaviour("SINK-22")
+def test_times_and_intervals_from_strings_are_read_as_postgresql_writes_them(database: Database) -> None:
+    database.run("CREATE TABLE t (at time, zoned timetz, length interval, lengths interval[])")
+    written = batch(
+        {
+            "at": ["12:30:15.123456", None],
+            "zoned": ["12:30:15+02", None],
+            "length": ["1 mon -2 days 03:04:05.5", None],
+            "lengths": [["P1M", None], None],
+        }
+    )
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL IntervalStyle TO 'sql_standard'")
+        Append("t").write(work_on(connection), [written])
+    assert database.rows("SELECT at::text, zoned::text, length::text, lengths::text FROM t ORDER BY ctid") == [
+        ("12:30:15.123456", "12:30:15+02", "1 mon -2 days +03:04:05.5", '{"1 mon",NULL}'),
+        (None, None, None, None),
+    ]
 
 
 def test_a_column_of_nothing_but_null_fits_any_type(database: Database) -> None:
@@ -267,8 +336,8 @@ REFUSED: list[tuple[str, pa.DataType]] = [
     ("integer", pa.bool_()),
     ("integer[]", pa.list_(pa.string())),
     ("integer[]", pa.int32()),
-    ("interval", pa.string()),
-    ("json", pa.int64()),
+    ("interval(3)", pa.string()),
+    ("json", pa.binary()),
     ("numeric", pa.string()),
     ("numeric(10,2)", pa.float64()),
     ("real", pa.float64()),
@@ -278,6 +347,7 @@ REFUSED: list[tuple[str, pa.DataType]] = [
     ("text[]", pa.string()),
     ("timestamp", pa.timestamp("us", "UTC")),
     ("timestamptz", pa.timestamp("us")),
+    ("timetz(0)", pa.string()),
     ("uuid", pa.int64()),
     ("uuid", pa.binary(8)),
 ]
@@ -325,7 +395,7 @@ def test_the_next_step_of_a_wrong_type_is_the_cast_to_write(database: Database) 
     error = database.refusal(ColumnMismatch, Append("t"), column([0.1], pa.float64()))
     assert str(error) == (
         "the DataFrame does not fit the table t: value has another type; found {'value': 'double'}; expected "
-        "{'value': 'numeric(10,2)'}. Cast it in the transform: col(\"value\").cast(\"decimal(10,2)\")."
+        "{'value': 'numeric(10,2)'}. Convert it in the transform: col(\"value\").cast(\"decimal(10,2)\")."
     )
 
 

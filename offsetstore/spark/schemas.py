@@ -1,0 +1,96 @@
+"""The Arrow types of Spark's columns: those that its record batches have, and those that are compared with a table."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.errors import PySparkTypeError
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, UserDefinedType
+
+from offsetstore.errors import ColumnMismatch
+from offsetstore.writers.arrow.casts import SparkType, is_variant
+from offsetstore.writers.arrow.values import has_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# The types that reach Arrow as values. Any other may arrive as Spark keeps it: a VARIANT is a struct of two binaries.
+_VALUES: Final = {
+    *("boolean", "byte", "short", "integer", "long", "float", "double", "decimal", "string", "binary"),
+    *("date", "time", "timestamp", "timestamp_ntz", "daytimeinterval", "void"),
+}
+
+# As our own JSON has it: whole microseconds, offsets, and the fields that are NULL.
+_JSON: Final = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSxxx",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+# Spark 4.0 and 4.1 have no such parameter: they use UTC.
+_IN_UTC: Final[dict[str, Any]] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+
+
+def arrow_schema(frame: DataFrame, *, as_collected: bool = False) -> pa.Schema:
+    """The schema of the record batches that Spark makes of the frame's rows.
+
+    :param as_collected: refuse what toArrow() refuses: a struct with two fields of one name.
+    :raises ColumnMismatch: Spark can't make record batches of a column.
+    """
+    made = [(field, _in_arrow(field, as_collected=as_collected)) for field in frame.schema]
+    if unknown := {field.name: field.dataType.simpleString() for field, arrow in made if arrow is None}:
+        casts = ", ".join(f'col("{name}").cast("string")' for name in unknown)
+        raise ColumnMismatch(
+            f"Spark can't pass {', '.join(unknown)} to Python: Arrow has no such type",
+            found=unknown,
+            next_step=f"Convert it in the transform: {casts}.",
+        )
+    return pa.schema([arrow for _, arrow in made])
+
+
+def table_schema(frame: DataFrame) -> pa.Schema:
+    """The schema that is compared with a table: a `SparkType` stands for what Arrow can't hold by value."""
+    return pa.schema([(field.name, _compared(field.dataType)) for field in frame.schema])
+
+
+def variants_as_json(frame: DataFrame, schema: pa.Schema) -> DataFrame:
+    """Make JSON texts of the columns that hold a VARIANT.
+
+    :param schema: the frame's `table_schema`, after a comparison: such columns go into JSON.
+    """
+    types = zip(schema.names, schema.types, strict=True)
+    names = [name for name, kind in types if has_type(kind, is_variant)]
+    return frame.withColumns({name: F.to_json(frame[_quoted(name)], _JSON) for name in names}) if names else frame
+
+
+def _in_arrow(field: StructField, *, as_collected: bool = False) -> Any:
+    convert: Any = to_arrow_schema
+    try:
+        return convert(StructType([field]), error_on_duplicated_field_names_in_struct=as_collected, **_IN_UTC).field(0)
+    except (PySparkTypeError, ValueError):  # Arrow's ValueError: an array that may hold not even NULL, like array()
+        return None
+
+
+def _compared(kind: DataType, *, nullable: bool = True) -> Any:
+    match kind:
+        case UserDefinedType():
+            return _compared(kind.sqlType())
+        case ArrayType():
+            return pa.list_(_compared(kind.elementType, nullable=kind.containsNull))
+        case MapType():
+            values = _compared(kind.valueType, nullable=kind.valueContainsNull)
+            return pa.map_(_compared(kind.keyType, nullable=False), values)
+        case StructType():
+            return pa.struct([(field.name, _compared(field.dataType)) for field in kind])
+        case _:
+            field = _in_arrow(StructField("", kind, nullable)) if kind.typeName() in _VALUES else None
+            return SparkType(kind.simpleString()) if field is None else field.type
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,248 @@
+"""What to do about a column whose type does not fit: an expression for the transform, or another type in the table.
+
+A test computes each expression, and compares what PostgreSQL then holds; docs/types.md lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from offsetstore.writers.arrow.casts import SparkType, find_cast, is_variant
+from offsetstore.writers.arrow.values import has_type, is_binary, is_list, is_string, value_type
+from offsetstore.writers.table.catalogue import Column
+from offsetstore.writers.table.modifiers import numeric_precision, numeric_scale
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_DIGITS = 38  # of Spark's decimals
+
+# What to cast to in Spark, by PostgreSQL's type.
+_SPARK_TYPES = {
+    "bool": "boolean",
+    "bpchar": "string",
+    "bytea": "binary",
+    "date": "date",
+    "float4": "float",
+    "float8": "double",
+    "int2": "smallint",
+    "int4": "int",
+    "int8": "bigint",
+    "numeric": "decimal(38,18)",  # `decimal` alone is decimal(10,0), and rounds
+    "text": "string",
+    "timestamp": "timestamp_ntz",
+    "timestamptz": "timestamp",
+    "varchar": "string",
+}
+
+# What Arrow's type is, and the type of PostgreSQL that holds all its values.
+_FAMILIES: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+    (pa.types.is_boolean, "boolean", "boolean"),
+    (pa.types.is_int8, "number", "smallint"),
+    (pa.types.is_int16, "number", "smallint"),
+    (pa.types.is_int32, "number", "integer"),
+    (pa.types.is_int64, "number", "bigint"),
+    (pa.types.is_float32, "number", "real"),
+    (pa.types.is_float64, "number", "double precision"),
+    (lambda kind: pa.types.is_integer(kind) or pa.types.is_decimal(kind), "number", "numeric"),
+    (is_string, "string", "text"),
+    (is_binary, "binary", "bytea"),
+    (pa.types.is_date, "date", "date"),
+    (pa.types.is_time, "time", "time"),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.tz is None, "timestamp_ntz", "timestamp"),
+    (pa.types.is_timestamp, "timestamp", "timestamptz"),
+    (pa.types.is_duration, "duration", "interval"),
+    (pa.types.is_null, "void", "text"),
+)
+_SPARK_FAMILIES = {"geography": "bytea", "geometry": "bytea", "interval": "interval", "variant": "jsonb"}
+
+_NUMBERS = {"int2", "int4", "int8", "float4", "float8", "numeric"}
+_TEXTS = {"bpchar", "text", "varchar"}
+_JSON = {"json", "jsonb"}
+_TEXT = Column("", "text", "text")
+_INSTANTS = {"timestamp", "timestamptz"}
+
+# By family: the types of which Spark's own cast to `_SPARK_TYPES` makes the same value.
+_CASTS = {
+    "boolean": _NUMBERS | _TEXTS,
+    "date": _INSTANTS | _TEXTS,
+    "number": _NUMBERS | _TEXTS | {"bool"},
+    "string": _NUMBERS | _INSTANTS | {"bool", "bytea", "date"},
+    "time": _TEXTS,
+    "timestamp": {"date", "timestamp"},
+    "timestamp_ntz": {"date", "timestamptz"} | _TEXTS,
+    "variant": set(_SPARK_TYPES),
+    "void": set(_SPARK_TYPES),
+}
+
+_UNITS = ("seconds", "millis", "micros")
+_ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The next step.
+
+    :param expressions: Spark's, in Python; if there are several, the unit of the values decides.
+    :param instead: the type that the column would need if there are none.
+    """
+
+    column: str
+    expressions: tuple[str, ...]
+    instead: str
+
+    def __str__(self) -> str:
+        if not self.expressions:
+            return f"Change {self.column} to {self.instead} in the table."
+        *others, last = self.expressions
+        if not others:
+            return f"Convert it in the transform: {last}."
+        return f"Convert it in the transform, by its unit: {', '.join(others)} or {last}."
+
+
+def conversion(name: str, source: pa.DataType, column: Column) -> Conversion:
+    """Find the next step for a column that `find_cast` knows no cast for."""
+    expressions = _expressions(f"col({_quoted(name)})", source, column)
+    # PostgreSQL would round such a string: only a column without a precision keeps it.
+    is_rounded = is_string(source) and column.kind in {"interval", "time", "timetz"}
+    return Conversion(name, tuple(expressions), column.kind if is_rounded else _natural(source))
+
+
+def _expressions(x: str, source: Any, column: Column) -> list[str]:  # noqa: PLR0911 - a table, row by row
+    if column.kind == "array":
+        return _arrays(x, source, column)
+    if pa.types.is_nested(source):
+        return _of_nested(x, source, column)
+    family, kind = _family(source), column.kind
+    if kind in _CASTS.get(family, ()):
+        return [f'{x}.cast("{_spark_type(column)}")']
+    if family == "number" and kind in {"date", *_INSTANTS}:
+        return _of_epoch(x, source, column)
+    if family == "timestamp" and kind == "int8":
+        return [f"unix_{unit}({x})" for unit in _UNITS]
+    if family in {"geography", "geometry"} and kind == "bytea":
+        return [f"st_asbinary({x})"]
+    if family in {"binary", "char", "varchar"} and not find_cast(pa.string(), column):
+        return _expressions(f'{x}.cast("string")', pa.string(), column)
+    string = _string(x, source, column) if find_cast(pa.string(), column) else None
+    return [string] if string else []
+
+
+def _string(x: str, source: Any, column: Column) -> str | None:  # noqa: PLR0911 - a table, row by row
+    """Make a string that PostgreSQL reads as the same value, or that is it."""
+    family, kind = _family(source), column.kind
+    match family:
+        case "binary" | "char" | "varchar" | "variant" | "void":
+            return f"to_json({x})" if family == "variant" and kind in _JSON else f'{x}.cast("string")'
+        case "timestamp" if kind in _TEXTS:
+            return f'date_format({x}, "{_ISO}")'
+        case "timestamp" | "timestamp_ntz" if kind == "time":
+            return f'date_format({x}, "HH:mm:ss.SSSSSS")'
+        case "geography" | "geometry" if _own_name(column) in {"geography", "geometry"}:
+            return f'concat(lit("SRID="), st_srid({x}), lit(";"), hex(st_asbinary({x})))'
+        case "geography" | "geometry" if kind in _TEXTS:
+            return f"hex(st_asbinary({x}))"
+        case "interval" if kind in {"interval", *_TEXTS} and source.name != "interval":
+            years, months = (f'extract(lit("{unit}"), {x})' for unit in ("YEAR", "MONTH"))
+            return f'concat({years} * 12 + {months}, lit(" months"))'
+        case "interval" if kind in {"interval", *_TEXTS}:  # each part with its sign
+            return f'regexp_replace({x}.cast("string"), "(^| )([0-9])", "$1+$2")'
+        case _:
+            return f'{x}.cast("string")' if isinstance(source, SparkType) and kind in _TEXTS else None
+
+
+def _arrays(x: str, source: Any, column: Column) -> list[str]:
+    """Convert each element, or make an array of a single value."""
+    if not is_list(source) and find_cast(pa.list_(source), column):
+        return [f"array({x})"]
+    inner = value_type(source) if is_list(source) else source
+    element = column if is_list(source) and is_list(inner) else _element(column, inner)
+    inside = _expressions("x" if is_list(source) else x, inner, element)
+    return [f"transform({x}, lambda x: {one})" if is_list(source) else f"array({one})" for one in inside]
+
+
+def _element(column: Column, source: pa.DataType) -> Column:
+    if column.element in _JSON and pa.types.is_nested(source):  # an array holds their texts
+        return _TEXT
+    return replace(column, kind=column.element or "", element=None, type_name=column.type_name.removesuffix("[]"))
+
+
+def _of_nested(x: str, source: Any, column: Column) -> list[str]:
+    if is_list(source) and _family(value_type(source)) == "number" and _own_name(column) in {"halfvec", "vector"}:
+        return [f"to_json({x})"]
+    if column.kind in _JSON:
+        return [_as_json(x, source)]
+    # to_json cuts timestamps to milliseconds.
+    is_whole = column.kind in _TEXTS and not has_type(source, pa.types.is_timestamp)
+    return [f"to_json({_as_json(x, source)})"] if is_whole else []
+
+
+def _as_json(x: str, source: Any) -> str:
+    """Replace, inside a column, what can't become JSON."""
+    if pa.types.is_map(source):
+        keys, values = _as_json("x", source.key_type), _as_json("x", source.item_type)
+        with_values = x if values == "x" else f"transform_values({x}, lambda _, x: {values})"
+        return with_values if keys == "x" else f"transform_keys({with_values}, lambda x, _: {keys})"
+    if is_list(source):
+        elements = _as_json("x", value_type(source))
+        return x if elements == "x" else f"transform({x}, lambda x: {elements})"
+    made = x
+    fields: Any = source if pa.types.is_struct(source) else ()
+    for field in fields:
+        one = f"{x}[{json.dumps(field.name, ensure_ascii=False)}]"
+        if (value := _as_json(one, field.type)) != one:
+            made += f".withField({_quoted(field.name)}, {value})"
+    return _expressions(x, source, _TEXT)[0] if isinstance(source, SparkType) and not is_variant(source) else made
+
+
+def _of_epoch(x: str, source: pa.DataType, column: Column) -> list[str]:
+    is_long, is_int = pa.types.is_int64(source), pa.types.is_integer(source)
+    whole = x if is_int else f'{x}.cast("bigint")'
+    # 32 bits hold seconds alone.
+    finer = [f"timestamp_{unit}({whole})" for unit in _UNITS[1:]] if is_long or not is_int else []
+    instants = [f"timestamp_seconds({x})", *finer]
+    if column.kind == "timestamptz":
+        return instants
+    days = [f"date_from_unix_date({x})"] if column.kind == "date" and is_int and not is_long else []
+    return [*days, *(f'{instant}.cast("{_spark_type(column)}")' for instant in instants)]
+
+
+def _spark_type(column: Column) -> str:
+    if column.kind != "numeric" or column.modifier < 0:
+        return _SPARK_TYPES[column.kind]
+    scale = numeric_scale(column.modifier)
+    precision = max(numeric_precision(column.modifier) - min(scale, 0), scale)
+    return f"decimal({min(precision, _MOST_DIGITS)},{min(max(scale, 0), _MOST_DIGITS)})"
+
+
+def _quoted(name: str) -> str:
+    """Quote a column's name as Spark's functions take it."""
+    is_plain = re.fullmatch(r"\w+", name, re.ASCII)
+    return json.dumps(name if is_plain else "`" + name.replace("`", "``") + "`", ensure_ascii=False)
+
+
+def _own_name(column: Column) -> str:
+    """Return the name of a type that is not built in, without its schema and modifiers."""
+    return column.type_name.partition("(")[0].rpartition(".")[2]
+
+
+def _family(source: Any) -> str:
+    if isinstance(source, SparkType):
+        return re.split("[ (]", source.name)[0]
+    return next((family for test, family, _ in _FAMILIES if test(source)), "")
+
+
+def _natural(source: Any) -> str:
+    if isinstance(source, SparkType):
+        return _SPARK_FAMILIES.get(_family(source), "text")
+    innermost = source
+    while is_list(innermost):
+        innermost = value_type(innermost)
+    if innermost is not source and not pa.types.is_nested(innermost):
+        return f"{_natural(innermost)}[]"
+    return next((name for test, _, name in _FAMILIES if test(source)), "jsonb")
