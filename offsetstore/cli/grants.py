@@ -90,7 +90,7 @@ def grants(
 
     \b
     Example:
-      offsetstore grants --role billing_job --append app.orders --upsert app.totals |
+      offsetstore grants --role billing_job --append app.orders |
           psql -1 -v ON_ERROR_STOP=1 sales
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     lines = [*grant_runtime(role, schema=schema)]

@@ -143,7 +143,7 @@ def _waiting_briefly(connection: Connection, schema: str | None, lock_timeout: f
 def _holder(one: Any) -> str:
     since = "" if one.seconds is None else f" for {one.seconds:.0f} s"
     who = f"{described(one)}{since}" if one.pid else "a prepared transaction"
-    return f"{who} has a lock on {one.relname}"
+    return f"{who} has locked {one.tables}"
 
 
 def _run(what: Any, connection: Connection, schema: str | None, revision: str, lock_timeout: float) -> None:

@@ -473,14 +473,16 @@ LIMIT 1
 
 # Who may hold what a migration waited for, the longest first: what began after the wait was not in its way.
 MIGRATION_BLOCKERS = """
-SELECT DISTINCT ON (a.xact_start, l.pid) l.pid, a.state, c.relname,
+SELECT l.pid, coalesce(a.state, 'in a state that this role may not see') AS state,
        coalesce(nullif(a.application_name, ''), a.backend_type) AS application_name,
-       extract(epoch FROM clock_timestamp() - a.xact_start) AS seconds
+       extract(epoch FROM clock_timestamp() - a.xact_start) AS seconds,
+       string_agg(DISTINCT c.relname, ', ' ORDER BY c.relname) AS tables
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid JOIN pg_class AS c ON c.oid = l.relation
 WHERE l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.relation IN (SELECT to_regclass(name) FROM unnest(CAST(:tables AS text[])) AS asked (name))
   AND (a.xact_start IS NULL OR a.xact_start < clock_timestamp() - make_interval(secs => :seconds))
+GROUP BY l.pid, a.state, a.application_name, a.backend_type, a.xact_start
 ORDER BY a.xact_start, l.pid
 LIMIT 3
 """

@@ -135,9 +135,10 @@ def function_failed(error: Exception) -> FunctionFailed | None:
 def typed(error: BaseException) -> BaseException:
     """Return our error for one of Java's or of a database that nothing has explained, without its text; else the error.
 
-    What else a function of the job raises on the driver stays as it is.
+    What else a function of the job raises on the driver stays as it is, also where Spark can't analyse its query.
     """
-    if isinstance(error, Py4JError):
+    is_java = isinstance(error, (Py4JError, CapturedException)) and not isinstance(error, AnalysisException)
+    if is_java:
         classes = [type(error).__name__]
         with suppress(Py4JError):  # Java is gone
             classes = [cause.condition or cause.name for cause in causes(error)] or classes

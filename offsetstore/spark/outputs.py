@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from offsetstore.errors import ConfigurationError, SinkError
@@ -92,9 +93,10 @@ class Outputs:
         try:
             result = self._transform(batch)
         except Exception as error:  # noqa: BLE001 - the user's own function
-            text = str(error).partition("\n")[0]
+            # Spark's analysis names columns; other texts may contain values.
+            text = f": {str(error).partition(chr(10))[0]}" if isinstance(error, AnalysisException) else ""
             what = (
-                "transform failed on an empty batch with Kafka's columns; tables are checked at the first batch: %s: %s"
+                "transform failed on an empty batch with Kafka's columns; tables are checked at the first batch: %s%s"
             )
             _log.warning(what, type(error).__name__, text)
             return

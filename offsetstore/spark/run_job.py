@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMiss
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from offsetstore.errors import ExitCode, OffsetStoreError, exit_code
+from offsetstore.errors import ExitCode, MissingPrivilege, OffsetStoreError, SchemaError, exit_code
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.events import BatchWritten, BufferFlushed, LettersWritten, Paused, QueryStarted, Resumed
 from offsetstore.spark.connector import check_connector
@@ -46,6 +46,8 @@ _OTHERS: Final = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     *(str(Path(sys.modules[name].__file__ or name).parent) for name in ("offsetstore", "pyspark", "py4j")),
 )
+# What the job's own SQL lacks is not told as ours.
+_OF_OUR_TABLES: Final = (SchemaError, MissingPrivilege)
 _SHOWN: Final = 6
 _RATE_SECONDS: Final = 10.0
 
@@ -233,7 +235,8 @@ def _told(error: BaseException) -> BaseException:
             return missing
         except (Py4JError, OSError):  # Java has ended
             pass
-    return of_database(error) or error
+    ours = of_database(error)
+    return error if ours is None or isinstance(ours, _OF_OUR_TABLES) else ours
 
 
 def _tell(error: BaseException) -> None:

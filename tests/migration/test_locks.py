@@ -55,7 +55,7 @@ def test_upgrade_gives_up_soon_and_names_who_was_in_its_way(earlier: Engine, rea
     pid = reader.info.backend_pid
     found = str(caught.value.found)
     assert found.startswith(f"pid {pid} (a long report, idle in transaction) for ")
-    assert found.endswith(" s has a lock on store_identity")
+    assert found.endswith(" s has locked store_identity")
     assert "pg_terminate_backend" in caught.value.next_step
 
 

@@ -16,6 +16,7 @@ _SERVER: Final = "tests/integration/postgres/test_refused_by_the_server.py::"
 _HOSTILE: Final = "tests/property/test_hostile_values.py::"
 _MISFITS: Final = "tests/integration/writers/test_misfits.py::"
 _TYPES: Final = "tests/integration/writers/test_types.py::"
+_IN_SPARK: Final = "tests/integration/spark/test_types.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _URL: Final = "tests/unit/postgres/test_url.py::"
 
@@ -179,6 +180,12 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
         ("offsetstore/writers/arrow/casts.py", "if has_type(source, _is_only_spark_s) or", "if False or"),
         tests=("tests/docs/test_types_page.py",),
         why="A GEOMETRY inside a struct would be taken for JSON, and its internals be stored.",
+    ),
+    mutant(
+        "variants-as-their-internals",
+        ("offsetstore/spark/schemas.py", "if has_type(kind, is_variant)]", "if False]"),
+        tests=(f"{_IN_SPARK}test_json_of_every_kind_is_what_to_json_makes_of_it[in memory]",),
+        why="What Spark keeps of a VARIANT would be stored as JSON.",
     ),
     mutant(
         "digits-of-a-float32",

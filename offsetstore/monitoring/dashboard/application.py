@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from offsetstore.errors import InvalidText, MissingPrivilege, OffsetStoreError
+from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
 from offsetstore.monitoring.dashboard.security import SESSION, Guard, own_address
@@ -93,7 +93,7 @@ def _on_http_error(request: Request, error: Exception) -> Response:
 
 def _on_error(request: Request, error: Exception) -> Response:
     what, next_step = (error.what, error.next_step) if isinstance(error, OffsetStoreError) else ("", None)
-    status = 403 if isinstance(error, MissingPrivilege) else 400 if isinstance(error, InvalidText) else 503
+    status = 403 if isinstance(error, MissingPrivilege) else 503
     return show(request, "error.html", status=status, what=what, next_step=next_step)
 
 

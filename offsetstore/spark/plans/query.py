@@ -111,8 +111,12 @@ class RunningQuery:
         return merge(ranges_between(begin, end) for begin, end in spans)
 
     def positions(self) -> Positions:
-        """Where the current batch begins and ends in every partition of its sources, with or without new records."""
+        """Where the current batch begins and ends in every partition of its sources, with or without new records.
+
+        :raises UnsupportedQuery: as `ranges`.
+        """
         spans = list(self._spans())
+        refuse_shared(end for _, end in spans)
         begin = {tp: offset for one, _ in spans for tp, offset in one.items()}
         end = {tp: offset for _, one in spans for tp, offset in one.items()}
         return Positions({tp: begin.get(tp, 0) for tp in end} | begin, end)

@@ -43,7 +43,7 @@ def _refuse_above(begin: Mapping[TopicPartition, int], stored: Mapping[TopicPart
     missing = OffsetRange(stored[first], begin[first])
     others = f", and {len(above) - 1} more partitions" if len(above) > 1 else ""
     raise OffsetGap(
-        f"the query starts above the stored offset: {missing} would be missing{others}",
+        f"the query starts above the stored offset: {missing} is missing{others}",
         topic_partition=first,
         found=f"a start at {begin[first]}",
         expected=f"a start at {stored[first]}",

@@ -81,8 +81,11 @@ class PauseContract(ContractParts):
         assert store.resume(GROUP, reason="done").before is None
 
         store.pause(GROUP, reason="ticket 18", actor="bo")
-        lines = [(line.event, line.actor, line.reason) for line in store.history(GROUP)[-3:]]
-        assert lines[1:] == [("resume", "bo", f"ended by itself: {pause}"), ("pause", "bo", "ticket 18")]
+        first, ended, second = store.history(GROUP)[-3:]
+        assert [line.event for line in (first, ended, second)] == ["pause", "resume", "pause"]
+        assert (ended.actor, second.reason) == ("bo", "ticket 18")
+        assert ended.reason.startswith("ended by itself: paused since ")
+        assert ended.reason.endswith(f": {REASON}")
 
     @pytest.mark.behaviour("OPS-2")
     @pytest.mark.parametrize("decide", ["rename", "delete"])

@@ -233,7 +233,8 @@ NUL: Final = of_values("a text with a NUL (\\u0000)", _nul)
 def _sign_of_style(array: pa.Array[Any]) -> pa.Array[Any] | None:
     if not _is_plain_string(array.type):
         return None
-    return _KERNELS.match_substring_regex(array, "^[^-+0-9]*-[0-9.]+[^-+0-9.:]+[^-+]*[0-9][^-+]*$")
+    # ISO 8601's, P-1M2D, have a sign of their own for each part.
+    return _KERNELS.match_substring_regex(array, "^[^-+0-9P]*-[0-9.]+[^-+0-9.:]+[^-+]*[0-9][^-+]*$")
 
 
 SIGN_OF_STYLE: Final = of_values("an interval in which only the first part has a sign, -1 mon 2 days", _sign_of_style)

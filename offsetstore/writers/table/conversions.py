@@ -158,12 +158,13 @@ def _string(x: str, source: Any, column: Column) -> str | None:  # noqa: PLR0911
 
 def _arrays(x: str, source: Any, column: Column) -> list[str]:
     """Convert each element, or make an array of a single value."""
-    if not is_list(source) and find_cast(pa.list_(source), column):
-        return [f"array({x})"]
-    inner = value_type(source) if is_list(source) else source
-    element = column if is_list(source) and is_list(inner) else _element(column, inner)
-    inside = _expressions("x" if is_list(source) else x, inner, element)
-    return [f"transform({x}, lambda x: {one})" if is_list(source) else f"array({one})" for one in inside]
+    if is_list(source):
+        inner = value_type(source)
+        inside = _expressions("x", inner, column if is_list(inner) else _element(column, inner))
+        return [f"transform({x}, lambda x: {one})" for one in inside]
+    fits = find_cast(pa.list_(source), column)
+    single = [x] if fits else _expressions(x, source, _element(column, source))
+    return [f"when({x}.isNotNull(), array({one}))" for one in single]
 
 
 def _element(column: Column, source: pa.DataType) -> Column:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from offsetstore.writers.table.names import TableName
 
 _MISSING = """
-SELECT wanted, pg_catalog.quote_ident(CURRENT_USER), pg_catalog.quote_ident(pg_catalog.current_database())
+SELECT wanted, CURRENT_USER
 FROM pg_catalog.to_regclass(%(name)s) AS target, pg_catalog.unnest(%(wanted)s::text[]) AS wanted
 WHERE NOT CASE wanted
     WHEN 'TEMPORARY' THEN pg_catalog.has_database_privilege(pg_catalog.current_database(), wanted)
@@ -32,20 +32,13 @@ def check_rights(connection: Connection, table: TableName, wanted: Collection[st
 
     :param wanted: INSERT, SELECT, UPDATE, or TEMPORARY on the database.
     :param columns: those that are inserted.
-    :raises MissingPrivilege: the role lacks one; with the GRANT to run.
+    :raises MissingPrivilege: the role lacks one.
     """
     name = table.identifier.as_string(connection)
     rows = connection.execute(_MISSING, {"name": name, "wanted": [*wanted], "columns": [*columns]}).fetchall()
-    if not rows:
-        return
-    [role], [database] = {row[1] for row in rows}, {row[2] for row in rows}
-    lacking = [row[0] for row in rows]
-    on_table = ", ".join(one for one in lacking if one != "TEMPORARY")
-    grants = [f"GRANT {on_table} ON TABLE {name} TO {role};"] if on_table else []
-    grants += [f"GRANT TEMPORARY ON DATABASE {database} TO {role};"] if "TEMPORARY" in lacking else []
-    raise MissingPrivilege(
-        f"the role {role} may not write to the table {table}",
-        found=f"no {', '.join(lacking)}",
-        expected=", ".join(wanted),
-        next_step=" ".join(grants),
-    )
+    if rows:
+        raise MissingPrivilege(
+            f"the role {rows[0][1]} may not write to the table {table}",
+            found=f"no {', '.join(row[0] for row in rows)}",
+            expected=", ".join(wanted),
+        )

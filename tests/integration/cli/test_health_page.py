@@ -62,16 +62,14 @@ def test_its_monitoring_is_asked_by_its_commands(
 
 
 def test_its_job_ends_with_the_code_of_its_error() -> None:
-    class Query:
-        def awaitTermination(self) -> None:  # noqa: N802
-            raise RuntimeError
+    class Store:
+        @staticmethod
+        def connect(url: str, observers: list[object]) -> None:
+            raise StaleClaim(f"{url}, {observers}")
 
-    class Sink:
-        error = StaleClaim("x")
-
-    [block] = [one for one in blocks("python") if "exit_code" in one]
+    [block] = [one for one in blocks("python") if "offsetstore.spark.job()" in one]
     with pytest.raises(SystemExit) as ended:
-        exec(block, {"query": Query(), "sink": Sink()})  # noqa: S102
+        exec(f"import offsetstore.spark\n{block}", {"OffsetStore": Store, "url": "x", "monitoring": None})  # noqa: S102
     assert ended.value.code == ExitCode.FENCED
 
 

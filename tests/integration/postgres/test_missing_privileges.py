@@ -105,7 +105,7 @@ OURS = {
 @pytest.mark.parametrize("missing", OURS)
 def test_what_is_missing_on_our_tables_is_told_with_the_command_that_grants_it(role: Role, missing: str) -> None:
     role.run(OURS[missing])
-    with pytest.raises(MissingPrivilege, match="permission denied for") as caught:
+    with pytest.raises(MissingPrivilege, match=r"permission denied for|lacks") as caught:
         role.job()
     assert "can't be reached" not in str(caught.value)
     [command] = re.findall(r"`(.*)`", caught.value.next_step)
@@ -141,7 +141,7 @@ def test_what_is_missing_on_a_target_is_told_before_any_row_with_the_command_tha
     writer, rows, revoke = TARGETS[missing]
     role.run(revoke.replace("{database}", role.owner.info.dbname))
     with pytest.raises(
-        MissingPrivilege, match=r"permission denied|no USAGE on app.orders_id_seq|no TEMPORARY on"
+        MissingPrivilege, match=r"permission denied|no (USAGE|INSERT|UPDATE|SELECT|TEMPORARY)"
     ) as caught:
         role.job(writer, rows, is_checked=is_checked)
     [command] = re.findall(r"`(.*)`", caught.value.next_step)

@@ -166,7 +166,7 @@ def test_a_target_that_is_changed_in_mid_run(query: Query, write: Callable[..., 
             SchemaMissing,
             r'"public\.kafka_partitions" does not exist',
         ),
-        ("ALTER TABLE kafka_partitions RENAME next_offset TO stored", SchemaError, r"next_offset does not exist"),
+        ("ALTER TABLE kafka_partitions RENAME next_offset TO stored", SchemaError, "next_offset.*does not exist"),
         ("ALTER TABLE consumer_groups ADD CHECK (epoch < 2)", SchemaError, "consumer_groups_epoch_check"),
     ],
 )

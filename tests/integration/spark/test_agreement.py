@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, TransactionalSink
+from offsetstore import Append
 from offsetstore.spark.staging_area import StagingArea
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS, counts
+from tests.support.world import SECONDS, counts, made_unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def orders_and_lines(batch: DataFrame) -> Outputs:
 
 def run(world: World, topic: str, transform: Callable[[DataFrame], Outputs], *, keep: bool = False, **more: Any) -> Any:
     claim = world.claim(topic)
-    sink = TransactionalSink(claim, transform, into=INTO, **more)
+    sink = made_unchecked(claim, transform, into=INTO, **more)
     query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints, keep=keep))
     assert query.awaitTermination(SECONDS)
     assert sink.error is None

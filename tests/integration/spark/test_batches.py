@@ -10,13 +10,14 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
+from offsetstore.errors import SinkError
 from offsetstore.protocol.events import BatchFailed, BatchSkipped, BatchStarted, BatchWritten
 from offsetstore.protocol.observers import Observers
 from tests.support.gate import Gate
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, events, traced
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS, counts
+from tests.support.world import SECONDS, counts, made_unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -244,7 +245,7 @@ def test_a_stop_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing(world: Worl
     world.produce(topic, ["a", "b"])
     claim = world.claim(topic)
     gate = Gate(events)
-    sink = TransactionalSink(claim, gate, into=Append("events"))
+    sink = made_unchecked(claim, gate, into=Append("events"))
     query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
     gate.wait_until_reached()
     stop = Thread(target=query.stop)  # waits for the batch
@@ -279,7 +280,8 @@ def test_what_the_writer_wrote_is_gone_with_the_error_that_came_after_it(
 
     failed = world.run_to_failure(world.claim(topic), events, Failing("events"))
 
-    assert isinstance(failed.error, psycopg.errors.CheckViolation)
+    assert isinstance(failed.error, SinkError)
+    assert isinstance(failed.error.__cause__, psycopg.errors.CheckViolation)
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 0}
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The consumer group, which says how it fails, and the class of the error.
 OTHERS = {
-    "careless": "CheckViolation",
+    "careless": "SinkError",
     "lost": "TransactionLost",
     "cancelled": "StoreUnavailable",
     "execute-cancelled": "StoreUnavailable",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore import Append, TransactionalSink
+from offsetstore import Append
 from tests.support.gate import Gate
 from tests.support.transforms import EVENTS, events
+from tests.support.world import made_unchecked
 
 if TYPE_CHECKING:
     from offsetstore.testing.fixtures import NewTopic
@@ -45,7 +46,7 @@ def test_old_checkpoints_are_pruned_after_the_first_committed_batch(
     claim = world.claim(topic, group=group)
     made.append(Path(claim.checkpoint(world.checkpoints)).name)
     gate = Gate(events)
-    sink = TransactionalSink(claim, gate, into=Append("events"))
+    sink = made_unchecked(claim, gate, into=Append("events"))
     query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
     gate.wait_until_reached()
     assert directories(base) == {*made[-4:], "1-notes"}

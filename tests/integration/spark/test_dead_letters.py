@@ -455,8 +455,9 @@ Job aborted due to stage failure: Total size of serialized results of spark.driv
 def avro(offsetstore_spark: SparkSession) -> None:
     """Spark's own Avro, which is no part of PySpark."""
     artifact = Artifact("org.apache.spark", f"spark-avro_{SCALA}", offsetstore_spark.version, transitive=False)
+    session: Any = offsetstore_spark
     for jar in jars(JarSet("spark-avro", (artifact,))):
-        offsetstore_spark.sql(f"ADD JAR '{jar}'")
+        session.sql(f"ADD JAR '{jar}'")
 
 
 def decoded(batch: DataFrame) -> DataFrame:

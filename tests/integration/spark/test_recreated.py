@@ -12,7 +12,7 @@ from offsetstore.kafka import admin
 from tests.support.gate import Gate
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS
+from tests.support.world import SECONDS, made_unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,7 +108,7 @@ def test_a_topic_that_is_recreated_in_the_middle_of_a_batch_is_not_mixed_with_th
     world.produce(topic, OLD)
     claim = world.claim(topic)
     gate = Gate(events)
-    sink = TransactionalSink(claim, gate, into=Append("events"))
+    sink = made_unchecked(claim, gate, into=Append("events"))
     query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
     gate.wait_until_reached()
 
@@ -138,7 +138,7 @@ def test_a_recreated_topic_is_noticed_also_by_a_batch_of_a_partition_that_the_cl
             world.produce(topic, ["other", "mixed"], partition=1)
         return events(batch)
 
-    sink = TransactionalSink(claim, transform, into=Append("events"))
+    sink = made_unchecked(claim, transform, into=Append("events"))
     query = world.start(
         sink,
         world.read(claim, **{"kafka.metadata.max.age.ms": "100"}),

@@ -166,18 +166,17 @@ def test_what_the_user_keeps_over_batches_can_be_computed_again(given: Given) ->
 
 
 def test_spark_does_not_warn_of_what_is_given_up_on_purpose(given: Given) -> None:
-    jvm = given.session._jvm
-    written = jvm.java.io.StringWriter()
-    log4j = jvm.org.apache.logging.log4j
+    log4j, written = given.session._jvm.org.apache.logging.log4j, given.session._jvm.java.io.StringWriter()
     appender = log4j.core.appender.WriterAppender.createAppender(None, None, written, "test", False, True)  # noqa: FBT003 - Java
     appender.start()
-    logger = log4j.LogManager.getRootLogger()
-    logger.addAppender(appender)
+    log4j.LogManager.getRootLogger().addAppender(appender)
+    log4j.core.config.Configurator.setLevel("org.apache.spark.rdd", log4j.Level.WARN)
     try:
         given.compute(from_a_function(given))
-        logger.error("heard")
+        log4j.LogManager.getLogger("org.apache.spark.rdd.RDD").warn("heard")
     finally:
-        logger.removeAppender(appender)
+        log4j.core.config.Configurator.setLevel("org.apache.spark.rdd", log4j.Level.ERROR)
+        log4j.LogManager.getRootLogger().removeAppender(appender)
     assert written.toString().splitlines() == ["heard"]
     assert given.persisted() == 0
 

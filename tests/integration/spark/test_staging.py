@@ -19,7 +19,7 @@ from offsetstore.writers.staging_schema import StagingOwner, check_schema
 from tests.support.postgres import Database
 from tests.support.staging_job import run_to_its_end, stage_beside_a_kill
 from tests.support.transforms import EVENTS, events
-from tests.support.world import SECONDS
+from tests.support.world import SECONDS, made_unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -49,7 +49,7 @@ def start(
     world: World, claim: Claim, transform: Transform, into: Writer | Mapping[str, Writer], **settings: Any
 ) -> tuple[TransactionalSink, Any]:
     arguments: dict[str, Any] = {"staging": "always", **settings}
-    sink = TransactionalSink(claim, transform, into=into, **arguments)
+    sink = made_unchecked(claim, transform, into=into, **arguments)
     return sink, world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
 
 

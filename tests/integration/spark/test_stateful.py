@@ -16,6 +16,7 @@ from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap, Row
 from offsetstore.protocol import failpoints
 from tests.support.transforms import EVENTS, events
 from tests.support.windows import WINDOWS, rows, timed, windows
+from tests.support.world import made_unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ class Job:
     def run(self, *, fails: bool = False, per_batch: int | None = 3) -> Any:
         """Read all there is; return the query, or how it failed."""
         claim = self.claim()
-        sink = TransactionalSink(claim, self.transform, into=self.into)
+        sink = made_unchecked(claim, self.transform, into=self.into)
         options = {"maxOffsetsPerTrigger": str(per_batch)} if per_batch else {}
         stream = self.change(self.world.read(claim, **options))
         writer = stream.writeStream.foreachBatch(sink).outputMode(self.mode).trigger(availableNow=True)

@@ -17,7 +17,7 @@ from offsetstore.store import heartbeat
 from tests.support.gate import Gate
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS
+from tests.support.world import SECONDS, made_unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ VALUES = "SELECT value FROM events ORDER BY value"
 
 def run_on(world: World, claim: Claim, transform: Transform) -> tuple[StreamingQuery, TransactionalSink]:
     """Start a job that goes on until it is stopped."""
-    sink = TransactionalSink(claim, transform, into=Append("events"))
+    sink = made_unchecked(claim, transform, into=Append("events"))
     query = world.start(
         sink,
         world.read(claim, **{"kafka.metadata.max.age.ms": "100"}),

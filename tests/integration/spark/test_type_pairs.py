@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -51,6 +52,12 @@ def spark(offsetstore_spark: SparkSession) -> Generator[SparkSession]:
             offsetstore_spark.conf.set(name, value)
 
 
+@pytest.fixture
+def database(offsetstore_database: str) -> Generator[Database]:
+    with closing(Database(offsetstore_database)) as database:
+        yield database
+
+
 def known(source: str) -> bool:
     """Whether this Spark has the type."""
     return all(hasattr(spark_types, since) for name, since in type_pairs.SINCE.items() if name in source)
@@ -72,20 +79,18 @@ def evaluated(expression: str) -> Column:
     return eval(expression, vars(F) | {})  # noqa: S307 - our own text
 
 
-def test_the_columns_are_those_of_the_catalogue(offsetstore_database: str) -> None:
-    database = Database(offsetstore_database)
+def test_the_columns_are_those_of_the_catalogue(database: Database) -> None:
     database.execute(type_pairs.TYPES)
     database.execute(f"CREATE TABLE t ({', '.join(f'c{n} {name}' for n, name in enumerate(COLUMNS))})")
-    with psycopg.connect(offsetstore_database) as connection:
+    with psycopg.connect(database.url) as connection:
         read = read_columns(connection, TableName.parse("t")).values()
     assert [(one.kind, one.element, one.modifier) for one in read] == [
         (one.kind, one.element, one.modifier) for one in COLUMNS.values()
     ]
-    database.close()
 
 
 @pytest.mark.behaviour("SINK-22", "SINK-23")
-def test_what_every_pair_stores_is_the_value_that_was_there(spark: SparkSession, offsetstore_database: str) -> None:
+def test_what_every_pair_stores_is_the_value_that_was_there(spark: SparkSession, database: Database) -> None:
     given = samples(spark)
     named = names()
     pairs = [pair for pair in type_pairs.pairs(named.__getitem__) if known(pair.source)]
@@ -102,7 +107,7 @@ def test_what_every_pair_stores_is_the_value_that_was_there(spark: SparkSession,
     made = given.select([evaluated(expression).alias(f"p{n}") for n, (_, expression, _) in enumerate(cases)])
     [rows] = variants_as_json(made, table_schema(made)).toArrow().combine_chunks().to_batches()
 
-    database, engine = Database(offsetstore_database), make_engine(offsetstore_database)
+    engine = make_engine(database.url)
     database.execute(type_pairs.TYPES)
     for first in range(0, len(cases), WIDTH):
         numbers = range(first, min(first + WIDTH, len(cases)))
@@ -112,8 +117,7 @@ def test_what_every_pair_stores_is_the_value_that_was_there(spark: SparkSession,
     engine.dispose()
 
     different = database.rows(" UNION ALL ".join(different_of(n, *case) for n, case in enumerate(cases)))
-    assert [(cases[n], stored) for n, stored in different] == []
-    database.close()
+    assert "\n".join(f"{cases[n]}: {stored}" for n, stored in different) == ""
 
 
 def different_of(number: int, type_name: str, _: str, value: str | None) -> str:

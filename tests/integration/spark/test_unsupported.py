@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, Broker, DeadLetters, TopicPartition, TransactionalSink
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, ProtocolMisuse, UnsupportedQuery
-from tests.support.transforms import EVENTS, events
+from tests.support.transforms import EVENTS, events, traced
 from tests.support.world import SECONDS
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def test_spark_connect_is_refused_when_the_sink_is_made(
 def test_spark_connect_is_refused_when_it_would_send_the_sink_elsewhere(
     world: World, offsetstore_topic: NewTopic
 ) -> None:
+    world.database.execute(EVENTS)
     sink = TransactionalSink(world.claim(offsetstore_topic(1)), events, into=Append("events"))
     pickler: Any = cloudpickle
     with pytest.raises(UnsupportedQuery, match="Spark Connect"):
@@ -162,6 +163,7 @@ def test_the_same_topic_twice_in_one_query_is_refused(
 
 
 def test_a_source_that_is_not_kafka_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
     stream = world.spark.readStream.format("rate").option("rowsPerSecond", "50").load()
     sink = TransactionalSink(world.claim(offsetstore_topic(1)), events, into=Append("events"))
     query = world.start(sink, stream, checkpoint=f"{world.checkpoints}/rate", trigger={"processingTime": "0 seconds"})
@@ -234,7 +236,7 @@ def test_with_dead_letters_each_row_of_the_stream_is_a_record_as_kafka_has_it(
     world.produce(topic, ["a", "b"])
     claim = world.claim(topic)
     stream = WITH_LETTERS[change](world.read(claim))
-    failed = world.run_to_failure(claim, events, Append("events"), stream=stream, dead_letters=DeadLetters())
+    failed = world.run_to_failure(claim, traced, Append("events"), stream=stream, dead_letters=DeadLetters())
     assert isinstance(failed.error, UnsupportedQuery)
     assert "Do it in the sink's transform" in failed.text
     assert world.database.column(VALUES) == []
@@ -289,6 +291,7 @@ def test_a_stream_that_has_lost_kafkas_columns_is_refused(
 
 
 def test_the_sink_is_refused_outside_of_a_streaming_query(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
     topic = offsetstore_topic(1)
     sink = TransactionalSink(world.claim(topic), events, into=Append("events"))
     with pytest.raises(UnsupportedQuery, match="outside of a running streaming query"):

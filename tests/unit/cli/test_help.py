@@ -44,7 +44,10 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
             "migrate",
             ["--url", "--schema", "--check", "--sql", "--since", "OFFSETSTORE_URL", "Exit codes", "Example"],
         ),
-        ("grants", ["--role", "--dashboard-role", "--schema", "public", "offsetstore_staging", "Example"]),
+        (
+            "grants",
+            ["--role", "--append", "--upsert", "--dashboard-role", "--schema", "offsetstore_staging", "Example"],
+        ),
         (
             "resolve",
             [

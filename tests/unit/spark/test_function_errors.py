@@ -248,7 +248,9 @@ def test_what_nothing_has_explained_leaves_the_sink_as_our_error_with_its_cause(
     assert "canary" not in str(ours)
 
 
-@pytest.mark.parametrize("error", [ValueError("its own"), RowsRefused("ours"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ValueError("its own"), AnalysisException("no column"), RowsRefused("ours"), KeyboardInterrupt()], ids=repr
+)
 def test_what_a_function_raises_and_what_is_ours_stay_as_they_are(error: BaseException) -> None:
     assert typed(error) is error
 

@@ -53,7 +53,7 @@ def end(work: Callable[[], object]) -> object:
             "Error: no, while starting",
         ),
         (errors.BrokerUnavailable("no answer", found="x" * 50_000), 4, "  next step: Check bootstrap.servers"),
-        (psycopg.errors.UndefinedTable(MANY), 3, "Error: the database refused a statement"),
+        (psycopg.errors.UndefinedTable(MANY), 70, "Error: UndefinedTable: line 0"),
         (psycopg.OperationalError(MANY), 3, "  found: "),
         (AnalysisException(SPARKS), 70, "Error: AnalysisException: [UNRESOLVED_COLUMN]"),
         (ZeroDivisionError(MANY), 70, "test_job.py:"),

@@ -57,9 +57,10 @@ def test_the_failure_is_in_the_database_before_the_sink_raises() -> None:
         with pytest.raises(LogTruncated):
             fail(store, database, monkeypatch, database.begin)
 
-        [run], [error] = store.runs("billing"), store.errors("billing")
+        [run] = store.runs("billing")
         assert (run.state, run.ended_at) == ("failed", run.seen_at)
-        assert (error.source, error.error_class, error.batch) == ("batch", "LogTruncated", 7)
+        found = [(error.source, error.error_class, error.batch) for error in store.errors("billing")]
+        assert found == [("batch", "LogTruncated", 7)]
 
 
 @pytest.mark.behaviour("OPS-22")

@@ -54,6 +54,7 @@ def test_a_misspelt_group_is_told_what_it_reads_again_and_whom_it_resembles(
     beforehand = resolve_starting_offsets(broker, group="biling", store=store)
     claim = store.claim("biling", broker, mirror_every=None)
 
+    assert len(warnings(caplog)) == 1
     [warning] = warnings(caplog)
     assert warning.startswith("the store has no offsets of group 'biling': it reads at most 140 records of payments. ")
     assert "Groups with similar names: 'billing'. " in warning

@@ -81,10 +81,10 @@ _WORDS: Final = {
     # The library's next steps, in the words of the pages.
     admin.STOP_IT: "Stop it first, or tick “Fence the live job”.",
     errors.StoreUnavailable.default_next_step: "Check that the server runs, and that the role may connect.",
-    errors.MissingPrivilege.default_next_step: (
-        "Let the dashboard act with a role that has what `offsetstore grants --role` prints (OFFSETSTORE_ACTIONS_URL)."
-    ),
 }
+_OTHER_ROLE: Final = (
+    "Let the dashboard act with a role that has what `offsetstore grants --role` prints (OFFSETSTORE_ACTIONS_URL)."
+)
 
 
 def form(request: Request) -> Response:
@@ -310,6 +310,8 @@ def _status(error: OffsetStoreError) -> int:
 
 
 def _next_step(error: OffsetStoreError | None) -> str:
+    if isinstance(error, errors.MissingPrivilege):
+        return _OTHER_ROLE  # and not more grants for the one that only reads
     return "" if error is None else _WORDS.get(error.next_step, error.next_step)
 
 
