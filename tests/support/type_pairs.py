@@ -484,8 +484,8 @@ expression below.
 
 `x` is a column of the DataFrame that the transform returns; the functions are those of `pyspark.sql.functions`. Dates
 and wall clock times are those of Spark's session time zone, `spark.sql.session.timeZone`. No value is rounded, cut or
-shifted to fit, except by a cast of yours: the record is refused. Types that are not listed, such as `tsvector`, are
-written from strings in PostgreSQL's own form.
+shifted to fit, except by a cast of yours: the record is refused. `mood` is an enum, `pair` a composite type, and
+`geometry` PostGIS's. Types that are not listed, such as `tsvector`, are written from strings in PostgreSQL's own form.
 
 """
 
@@ -498,18 +498,27 @@ def text() -> str:
 def _section(source: str) -> Iterator[str]:
     lines: dict[str, list[str]] = {}
     for name, column in COLUMNS.items():
-        made = expressions(source, column)
-        step = conversion("x", SOURCES[source], column)
-        if made is None:
-            line = f"change the column to `{lossless_type(column) or step.instead}`"
+        made, instead = expressions(source, column), lossless_type(column)
+        if find_cast(SOURCES[source], column):
+            line = "as it is"
+        elif made:
+            line = ", or ".join(f"`{one}`" for one in made).replace("|", "\\|")
+        elif instead:
+            line = f"change the column to `{instead}`"
         else:
-            line = "as it is" if find_cast(SOURCES[source], column) else ", or ".join(f"`{one}`" for one in made)
-        lines.setdefault(line, []).append(f"`{name}`")
+            line = f"change the column to `{conversion('x', SOURCES[source], column).instead}`"
+        lines.setdefault(line, []).append(name)
     yield f"## {source}\n"
     yield "| column | in the transform |"
     yield "|---|---|"
-    yield from (f"| {', '.join(names)} | {line} |" for line, names in lines.items())
+    for line, names in sorted(lines.items(), key=lambda item: _is_of_others(*item)):
+        told = "any other" if _is_of_others(line, names) else ", ".join(f"`{name}`" for name in names)
+        yield f"| {told} | {line} |"
     yield ""
+
+
+def _is_of_others(line: str, names: Sequence[str]) -> bool:
+    return line.startswith("change") and len(names) > 3  # noqa: PLR2004 - no more than three are worth naming
 
 
 if __name__ == "__main__":
