@@ -518,7 +518,7 @@ def _section(source: str) -> Iterator[str]:
 
 
 def _is_of_others(line: str, names: Sequence[str]) -> bool:
-    return line.startswith("change") and len(names) > 3  # noqa: PLR2004 - no more than three are worth naming
+    return line.startswith("change") and len(names) > 3
 
 
 if __name__ == "__main__":

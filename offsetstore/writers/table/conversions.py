@@ -80,6 +80,7 @@ _CASTS = {
     "void": set(_SPARK_TYPES),
 }
 
+_OF_TEXT = {"binary", "char", "string", "varchar", "variant"}
 _UNITS = ("seconds", "millis", "micros")
 _ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
@@ -109,7 +110,7 @@ def conversion(name: str, source: pa.DataType, column: Column) -> Conversion:
     """Find the next step for a column that `find_cast` knows no cast for."""
     expressions = _expressions(f"col({_quoted(name)})", source, column)
     # PostgreSQL would round such a string: only a column without a precision keeps it.
-    is_rounded = is_string(source) and column.kind in {"interval", "time", "timetz"}
+    is_rounded = _family(source) in _OF_TEXT and column.kind in {"interval", "time", "timetz"}
     return Conversion(name, tuple(expressions), column.kind if is_rounded else _natural(source))
 
 
@@ -127,7 +128,7 @@ def _expressions(x: str, source: Any, column: Column) -> list[str]:  # noqa: PLR
         return [f"unix_{unit}({x})" for unit in _UNITS]
     if family in {"geography", "geometry"} and kind == "bytea":
         return [f"st_asbinary({x})"]
-    if family in {"binary", "char", "varchar"} and not find_cast(pa.string(), column):
+    if family in _OF_TEXT - {"string", "variant"} and not find_cast(pa.string(), column):
         return _expressions(f'{x}.cast("string")', pa.string(), column)
     string = _string(x, source, column) if find_cast(pa.string(), column) else None
     return [string] if string else []
