@@ -16,7 +16,7 @@ _SERVER: Final = "tests/integration/postgres/test_refused_by_the_server.py::"
 _HOSTILE: Final = "tests/property/test_hostile_values.py::"
 _MISFITS: Final = "tests/integration/writers/test_misfits.py::"
 _TYPES: Final = "tests/integration/writers/test_types.py::"
-_IN_SPARK: Final = "tests/integration/spark/test_types.py::"
+_PAIRS: Final = "tests/integration/spark/test_type_pairs.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _URL: Final = "tests/unit/postgres/test_url.py::"
 
@@ -184,7 +184,7 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
     mutant(
         "variants-as-their-internals",
         ("offsetstore/spark/schemas.py", "if has_type(kind, is_variant)]", "if False]"),
-        tests=(f"{_IN_SPARK}test_json_of_every_kind_is_what_to_json_makes_of_it[in memory]",),
+        tests=(f"{_PAIRS}test_what_holds_a_variant_becomes_a_string_of_json",),
         why="What Spark keeps of a VARIANT would be stored as JSON.",
     ),
     mutant(

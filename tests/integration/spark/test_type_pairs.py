@@ -89,6 +89,16 @@ def test_the_columns_are_those_of_the_catalogue(database: Database) -> None:
     ]
 
 
+@pytest.mark.behaviour("SINK-23")
+def test_what_holds_a_variant_becomes_a_string_of_json(spark: SparkSession) -> None:
+    frame = spark.range(1).selectExpr(
+        "parse_json('1') AS `a.b`", "array(parse_json('1')) AS deep", "id", "array(id) AS n"
+    )
+    made = variants_as_json(frame, table_schema(frame))
+    assert made.columns == frame.columns
+    assert [field.dataType.simpleString() for field in made.schema] == ["string", "string", "bigint", "array<bigint>"]
+
+
 @pytest.mark.behaviour("SINK-22", "SINK-23")
 def test_what_every_pair_stores_is_the_value_that_was_there(spark: SparkSession, database: Database) -> None:
     given = samples(spark)
