@@ -84,7 +84,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from offsetstore.offsets import OffsetRange, TopicPartition
 
@@ -193,13 +193,12 @@ class MissingPrivilege(OffsetStoreError):
     ``None`` if that command doesn't grant it, or the error's next step has the whole command.
     """
 
-    grants: str | None = None
+    grants: Sequence[str] | None = None
 
     default_next_step = "Connect as the owner of the tables, or as a role that is granted it."
 
-    def granted_by(self, arguments: str, *, role: str = "ROLE") -> Self:
+    def granted_by(self, command: str) -> Self:
         """Say which command prints what is missing; return the error."""
-        command = " ".join(filter(None, ("offsetstore grants --role", role, arguments)))
         of_readers = "" if self.grants else " A dashboard's role, which only reads, is given as --dashboard-role."
         self.next_step = f"Run in psql, as the owner of the tables, what this prints: `{command}`.{of_readers}"
         self.args = (self._text(),)

@@ -328,15 +328,13 @@ def replay_letters(
         raise click.UsageError("--wait goes with --execute: without it nothing is requested.")
 
     def show(done: LettersDecided) -> None:
-        outcome: dict[State, int] | None = None
-        if format_ != "json":
+        is_text = format_ != "json"
+        if is_text:
             _print_decided(done, would="would be replayed", does="requested")
-        if done.executed:
-            if format_ != "json":
+            if done.executed:
                 _print_who_replays(store.group_state(group))
-            if wait:
-                outcome = store.wait_for_replay(group, done.letters, seconds=timeout)
-        if format_ == "json":
+        outcome = store.wait_for_replay(group, done.letters, seconds=timeout) if wait and done.executed else None
+        if not is_text:
             print_json({**_decided_document(done, reason), "outcome": outcome})
         elif outcome is not None:
             _print_outcome(outcome, timeout)

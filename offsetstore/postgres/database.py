@@ -118,19 +118,18 @@ class PostgresDatabase:
         if isinstance(ours, LockTimeout) and ours.table is not None and (holder := self._table_holder(ours.table)):
             ours.name_holder(holder)
         if isinstance(ours, MissingPrivilege) and ours.grants is not None:
-            schema = "" if self.schema in {None, "public"} else f"--schema {shlex.quote(str(self.schema))}"
-            ours.granted_by(" ".join(filter(None, (schema, ours.grants))), role=self._role())
+            ours.granted_by(errors.printing(ours.grants, role=self._role(), schema=self.schema))
             ours.grants = None
         return ours
 
     def _role(self) -> str:
-        """The role that has the connections' privileges, for a shell."""
+        """The role that has the connections' privileges."""
         try:
             with self._asking(self._dedicated) as connection:
                 found = connection.execute(text("SELECT current_user")).scalar_one()
         except (*DATABASE_ERRORS, OffsetStoreError):
             return "ROLE"
-        return shlex.quote(cast("str", found))
+        return cast("str", found)
 
     def _table_holder(self, table: str) -> str | None:
         """Who has locked the table against writes, if that is still so."""

@@ -32,9 +32,10 @@ from offsetstore.errors import (
 )
 from offsetstore.protocol.outages import chain
 from offsetstore.protocol.texts import misplaced
+from offsetstore.text import command
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
 DATABASE_ERRORS: Final = (psycopg.Error, SQLAlchemyError)
 """What SQLAlchemy and psycopg raise."""
@@ -162,7 +163,7 @@ def refusals(
     sql_of: str | None = None,
     is_splittable: bool = False,
     copied: str | None = None,
-    grants: str | None = None,
+    grants: Sequence[str] | None = None,
 ) -> Generator[None]:
     """Turn what the database refuses into `RowsRefused`.
 
@@ -173,7 +174,7 @@ def refusals(
     :param sql_of: whose SQL it is, if it is the user's own.
     :param is_splittable: whether that SQL can be given the rows of single records, so that trying them tells.
     :param copied: the name of the table that the rows are copied to, in their order: the error gets the hint.
-    :param grants: what `offsetstore grants` needs to print the privileges on the table.
+    :param grants: the arguments with which `offsetstore grants` prints the privileges on the table.
     :raises RowsRefused: the database refuses the data or the statement, or the driver can't send a value. PostgreSQL
         quotes values in messages, DETAIL and CONTEXT, so nothing of the original is kept.
     :raises SinkError: the database refuses the user's own SQL, or that has swallowed an error.
@@ -191,7 +192,7 @@ def refusals(
     except Exception as error:
         if isinstance(error, MissingPrivilege) and grants is not None:
             error.grants = grants
-            error.granted_by(grants)
+            error.granted_by(printing(grants))
         strip_chain(error)  # the user's own may have been raised from the database's
         raise_stripped(error)  # or be a group of them
         raise
@@ -275,13 +276,21 @@ def of_database(error: BaseException) -> OffsetStoreError | None:
     found = f"{_first_line(inner)}{state}"
     if inner.sqlstate == _NOT_GRANTED:
         denied = MissingPrivilege("the database's role may not do that", found=found)
-        denied.grants = ""
-        return denied.granted_by("")
+        denied.grants = ()
+        return denied.granted_by(printing(()))
     if isinstance(inner, (psycopg.ProgrammingError, psycopg.IntegrityError)) and inner.sqlstate:
         kind = SchemaMissing if isinstance(inner, NO_TABLE) else SchemaError
         what = "offsetstore's tables are not as its migrations made them"
         return kind(what, found=found, next_step=_CHANGED_TABLES)
     return StoreUnavailable("the database refused a statement", found=found, next_step="See PostgreSQL's log.")
+
+
+def printing(grants: Sequence[str], *, role: str = "ROLE", schema: str | None = None) -> str:
+    """The command that prints the grants.
+
+    :param grants: as in `MissingPrivilege`.
+    """
+    return command("grants", "--role", role, *grants, schema=schema)
 
 
 def _ours(error: BaseException) -> OffsetStoreError | None:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offsetstore.errors import MissingPrivilege, SchemaNotAtHead
 from offsetstore.postgres import statements as sql
-from offsetstore.postgres.errors import needing, translated
+from offsetstore.postgres.errors import needing, printing, translated
 from offsetstore.postgres.grants import needed_columns
 from offsetstore.postgres.schema import HEAD, metadata, quoted
 from offsetstore.postgres.statements import OLDEST_TRANSACTION, REVISION
 from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity, TableFacts
-from offsetstore.text import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +94,7 @@ class StoreFactsStatements:
             "the role may not do all that a job does; no job was fenced",
             found=f"role {quoted(role)} lacks {', '.join(f'{one.privilege} on {one.in_table}' for one in missing)}",
             next_step="As the owner of the tables, pass to psql what this prints: "
-            f"`{command('grants', '--role', role, schema=schema)}`.",
+            f"`{printing((), role=role, schema=schema)}`.",
         )
 
     def identity(self) -> StoreIdentity:

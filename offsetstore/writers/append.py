@@ -6,7 +6,6 @@ temporary table, and inserted from that.
 
 from __future__ import annotations
 
-import shlex
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -126,8 +125,8 @@ class Append:
         return _MOVE.format(table=self.table.identifier, columns=columns, staging=source, reported=condition)
 
     @property
-    def _grants(self) -> str:
-        return f"--append {shlex.quote(str(self.table))}"
+    def _grants(self) -> list[str]:
+        return ["--append", str(self.table)]
 
     def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
         """Find the rows that `write` refuses because of their own values; see `MisfitsWriter`."""

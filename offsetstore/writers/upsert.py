@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
@@ -144,8 +143,8 @@ class Upsert:
         return stream.rows
 
     @property
-    def _grants(self) -> str:
-        return f"--upsert {shlex.quote(str(self.table))}"
+    def _grants(self) -> list[str]:
+        return ["--upsert", str(self.table)]
 
     def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
         """Find the rows that `write` refuses because of their own values; see `MisfitsWriter`.

@@ -52,9 +52,10 @@ def database(offsetstore_database: str) -> Iterator[Database]:
     database.close()
 
 
-def run(script: Path, url: str, servers: str) -> JobProcess:
+def run(topic: str, place: Path, url: str, servers: str) -> JobProcess:
     """Run the example as ``python job.py`` does, on a Spark with its Kafka connector; its output goes to ``log``."""
-    defaults = script.parent / "conf"
+    script, defaults = place / "job.py", place / "conf"
+    script.write_text(of_topic(topic), encoding="utf-8")
     defaults.mkdir()
     lines = [f"{name} {value}" for name, value in {"spark.master": "local[2]", **spark_conf()}.items()]
     (defaults / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
@@ -62,10 +63,10 @@ def run(script: Path, url: str, servers: str) -> JobProcess:
         **spark_environment(),
         "OFFSETSTORE_URL": url,
         "OFFSETSTORE_BOOTSTRAP_SERVERS": servers,
-        "CHECKPOINTS": str(script.parent / "checkpoints"),
+        "CHECKPOINTS": str(place / "checkpoints"),
         "SPARK_CONF_DIR": str(defaults),
     }
-    return JobProcess([script], script.parent / "log", environment=environment, cwd=README.parent)
+    return JobProcess([script], place / "log", environment=environment, cwd=README.parent)
 
 
 def end_of(job: JobProcess) -> int:
@@ -83,9 +84,7 @@ def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table
     topic = offsetstore_topic(3)
     servers = offsetstore_kafka.bootstrap_servers
     admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"2.25", b"bob")])
-    script = tmp_path / "job.py"
-    script.write_text(of_topic(topic), encoding="utf-8")
-    with run(script, database.url, servers) as job:
+    with run(topic, tmp_path, database.url, servers) as job:
 
         def landed(rows: int) -> bool:
             assert job.exit_status is None, job.end_of_log
@@ -116,9 +115,7 @@ def test_a_record_that_cant_be_computed_ends_it_in_a_few_lines_and_with_its_exit
     topic = offsetstore_topic(1)
     servers = offsetstore_kafka.bootstrap_servers
     admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"a lot", b"bob")])
-    script = tmp_path / "job.py"
-    script.write_text(of_topic(topic), encoding="utf-8")
-    with run(script, database.url, servers) as job:
+    with run(topic, tmp_path, database.url, servers) as job:
         assert end_of(job) == 5, job.end_of_log
 
     said = job.log.read_text(encoding="utf-8")
