@@ -49,7 +49,7 @@ class TopicPartition(_TopicPartition):
 
         :raises ValueError: an empty topic, a negative partition.
         """
-        number = whole(partition)
+        number = partition if type(partition) is int else whole(partition)
         if not topic or number is None or number < 0:
             raise ValueError(f"not a partition of a topic: {topic!r}, {partition}; expected a name and a number >= 0")
         return super().__new__(cls, topic, number)

@@ -40,12 +40,12 @@ def privileges() -> dict[str, tuple[str, ...]]:
 
 
 def needed_columns() -> Iterator[tuple[str, str, str]]:
-    """Each privilege of `privileges`, with its table before it and each of the columns that it is for behind it."""
+    """Each table and privilege of `privileges`, with the columns that it is for, joined by commas."""
     for table, allowed in privileges().items():
         columns = [one.name for one in metadata.tables[table].columns] if table in metadata.tables else ["version_num"]
         for right in allowed:
             without = _SET_BY_DATABASE.get((table, right), ())
-            yield from ((table, right, name) for name in columns if name not in without)
+            yield table, right, ",".join(name for name in columns if name not in without)
 
 
 def grant_runtime(role: str, *, schema: str) -> Iterator[str]:

@@ -80,7 +80,7 @@ class Ahead:
 
     def passed(self, ranges: Mapping[TopicPartition, OffsetRange], *, in_sequence: bool = False) -> None:
         """Forget those below the ranges' ends, once that is committed."""
-        for highest in (self.letters, self.failures, *(() if in_sequence else (self.sequences,))):
+        for highest in filter(None, (self.letters, self.failures, {} if in_sequence else self.sequences)):
             for tp, range_ in ranges.items():
                 if highest.get(tp, range_.until) < range_.until:
                     highest.pop(tp, None)

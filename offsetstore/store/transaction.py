@@ -448,10 +448,10 @@ class Transaction:
             self._check_remaining(decisions, tp, range_)
         return session, {tp: ranges[tp] for tp in sorted(ranges)}
 
-    def _not_stored(self, wanted: Collection[TopicPartition]) -> set[TopicPartition]:
+    def _not_stored(self, wanted: Mapping[TopicPartition, OffsetRange]) -> Collection[TopicPartition]:
         """Those whose metadata may be written: that of a range which was stored before would replace a later one."""
-        decisions = self._decisions or {}
-        return {tp for tp in wanted if not decisions[tp].is_stored}
+        stored = {tp for tp, one in (self._decisions or {}).items() if one.outcome is Outcome.SKIP and one.is_stored}
+        return wanted.keys() - stored if stored else wanted.keys()
 
     def _stored_texts(self, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Text]:
         """What the claim stores for the next advance of these partitions; all of it is used up."""

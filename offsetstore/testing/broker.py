@@ -231,14 +231,16 @@ class StaticBroker:
 
     def _log(self, topic: str, shown: BrokerView) -> TopicLog:
         log = shown.topics[topic]
-        known = {number: self._watermarks(TopicPartition(topic, number), one) for number, one in log.partitions.items()}
+        known = {number: self._watermarks(topic, number, one) for number, one in log.partitions.items()}
         return replace(log, topic_id=log.topic_id if self.has_ids else None, partitions=known)
 
-    def _watermarks(self, tp: TopicPartition, shown: Watermarks) -> Watermarks:
+    def _watermarks(self, topic: str, partition: int, shown: Watermarks) -> Watermarks:
         """What the view does not say itself: its ends are high watermarks, and nobody has changed the leader."""
         high = shown.end if shown.high is None else shown.high
-        epoch = self.epochs.get(tp, 0) if shown.leader_epoch is None else shown.leader_epoch
-        return replace(shown, high=high, leader_epoch=epoch)
+        epoch = shown.leader_epoch
+        if epoch is None:
+            epoch = self.epochs.get(TopicPartition(topic, partition), 0) if self.epochs else 0
+        return Watermarks(shown.beginning, shown.end, high=high, leader_epoch=epoch)
 
     def _check(self, topics: Collection[str], shown: BrokerView | None = None) -> None:
         if self.error is not None:

@@ -546,8 +546,8 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         "metadata-of-a-replay-in-an-advance",
         (
             _TX,
-            "        return {tp for tp in wanted if not decisions[tp].is_stored}\n",
-            "        return {tp for tp in wanted if tp in decisions}\n",
+            "        return wanted.keys() - stored if stored else wanted.keys()\n",
+            "        return wanted.keys()\n",
         ),
         tests=(f"{_MEMORY}test_a_replay_does_not_replace_the_metadata_of_a_later_offset",),
         why="The same, where the note comes with the advance, or was stored for it.",
