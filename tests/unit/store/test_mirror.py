@@ -741,10 +741,14 @@ def test_what_the_copy_still_copies_after_that_counts_at_no_start(
     wait_until(lambda: of(claim).ended)
     claim.close()
 
+    unread = TopicPartition("payments", 3)
+    broker.set_log(unread, 5, 100)
+    broker.commit(GROUP, {unread: replace(of_copy, next_offset=9)})
     for _ in range(2):  # it dies before its mirror has had a turn
         again = store.claim(GROUP, broker, mirror_every=None)
         assert again.starting is not None
         assert again.starting.offsets[P0] == 40
+        assert again.starting.offsets[unread] == 5
     store.claim(GROUP, broker, mirror_every=SELDOM).close()
     assert copied(broker)[P0] == 40
     broker.commit(GROUP, {P0: replace(of_copy, next_offset=80)})
