@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from offsetstore.processing.cycle import UNNAMED
-from offsetstore.processing.dead_letters import rejected
-from offsetstore.protocol.letters import Payload
+from offsetstore.protocol.letters import Payload, rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -185,19 +185,48 @@ class LetterContract(ContractParts):
             plan = tx.lock({P0: OffsetRange(0, 4)})
             write(tx, [0, 3])
             tx.dead_letter(P0, 1, "no such customer", payload=RECORD)
-            tx.dead_letter(P0, 2, "nor this one")
+            tx.dead_letter(P0, 2, "nor this one", code="no-customer")
             tx.advance({P0: plan[P0].remaining})
 
         assert (read(), store.offsets(GROUP)[P0].next_offset) == ([0, 3], 4)
         first, second = (store.letter(GROUP, P0, offset) for offset in (1, 2))
         assert (first.cause, first.error.text, first.attempts) == ("rejected", "no such customer", 0)
         assert (first.payload, second.payload_state) == (RECORD, "left out")
+        assert [one.error_class for one in store.letter_errors(GROUP)] == ["no-customer", "Rejected"]
+        assert second.error == LetterError("no-customer", "nor this one")
         with pytest.raises(AdvanceMismatch, match="does not pass"), store.transaction(claim) as tx:
             tx.lock({P0: OffsetRange(4, 6)})
             tx.dead_letter(P0, 6, "it is not passed")
         with pytest.raises(ProtocolMisuse, match="manual"), store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(4, 6)})
             tx.dead_letter(P0, 5, "perhaps it is not passed")
+
+    @pytest.mark.behaviour("OPS-7", "DLQ-12")
+    @pytest.mark.parametrize(
+        ("code", "error"),
+        [
+            ("x" * 64, LetterError("x" * 64, "why")),
+            ("x" * 65, LetterError("Rejected", f"{'x' * 65}: why")),
+            ("a\0b\ud800", LetterError("ab?", "why")),
+            ("", LetterError("Rejected", "why")),
+        ],
+        ids=["longest", "too long", "not storable", "empty"],
+    )
+    def test_the_code_of_a_letter_is_shown_unless_it_is_too_long_for_one(
+        self, store: OffsetStore, claim: Claim, *, code: str, error: LetterError
+    ) -> None:
+        with store.transaction(claim) as tx:
+            plan = tx.lock({P0: OffsetRange(0, 1)})
+            tx.dead_letter(P0, 0, "why", code=code)
+            tx.advance({P0: plan[P0].remaining})
+        assert store.letter(GROUP, P0, 0).error == error
+
+    @pytest.mark.parametrize("wrong", [{"reason": KeyError("id")}, {"reason": "why", "code": 17}])
+    def test_a_reason_and_a_code_are_texts(self, store: OffsetStore, claim: Claim, *, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="must be a text"), store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 1)})
+            tx.dead_letter(P0, 0, **wrong)
+        assert store.letters(GROUP).letters == ()
 
     def test_a_tombstone_a_missing_key_and_coordinates_alone_are_told_apart(
         self, store: OffsetStore, claim: Claim, give_up: GiveUp

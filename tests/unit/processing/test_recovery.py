@@ -37,7 +37,7 @@ from offsetstore.processing.recovery import CAREFUL, Halve, Recovery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.failpoints import FailpointReached
-from offsetstore.protocol.letters import Failed
+from offsetstore.protocol.letters import Failed, LetterError
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore
 from tests.support.careful_part import FakePart, Records
@@ -681,15 +681,16 @@ def test_records_that_a_function_names_are_letters_at_once_and_it_is_called_agai
     store: InMemoryOffsetStore,
 ) -> None:
     reasons = {(P0, 1): "no such customer", (P0, 3): "closed"}
-    job = Job(store, DeadLetters(max_retries=9), answers=[RecordsRejected("named", reasons=reasons)])
+    named = RecordsRejected("named", reasons=reasons, codes={(P0, 3): "customer"})
+    job = Job(store, DeadLetters(max_retries=9), answers=[named])
 
     job.write(up_to(5))
 
     assert job.written == [rows(0, 1, 2, 3, 4), rows(0, 2, 4)]
     assert job.waits == []
-    assert {row: (one.cause, one.error.text, one.attempts) for row, one in job.letters.items()} == {
-        (0, 1): ("rejected", "no such customer", 0),
-        (0, 3): ("rejected", "closed", 0),
+    assert {row: (one.cause, one.error, one.attempts) for row, one in job.letters.items()} == {
+        (0, 1): ("rejected", LetterError("Rejected", "no such customer"), 0),
+        (0, 3): ("rejected", LetterError("customer", "closed"), 0),
     }
 
 
