@@ -87,7 +87,7 @@ class CarefulPart(Protocol):
 
     @property
     def with_rows(self) -> Sequence[int]:
-        """Those that make any rows."""
+        """Those that make any rows, and are not rejected: a reject may not have reached what fails for others."""
         ...
 
     @property

@@ -83,7 +83,7 @@ class FakePart:
     @property
     def with_rows(self) -> list[int]:
         rows = self._rows
-        none = {*self.records.rowless, *self.records.failing}
+        none = {*self.records.rowless, *self.records.failing, *self.records.rejects}
         return [number for number in self.numbers if rows[number] not in none]
 
     @property
