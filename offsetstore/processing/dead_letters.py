@@ -52,6 +52,10 @@ class Skip:
 
     reason: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(cast("object", self.reason), str):
+            raise ConfigurationError("the reason of a Skip must be a text", found=type(self.reason).__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:

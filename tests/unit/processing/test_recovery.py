@@ -959,6 +959,12 @@ def test_a_skipped_record_has_a_line_in_the_history_and_no_letter(store: InMemor
     assert (line.token, line.reason) == (job.claim.token, "known duplicate")
 
 
+def test_the_reason_of_a_skip_is_a_text() -> None:
+    with pytest.raises(ConfigurationError, match="must be a text") as caught:
+        Skip(cast("Any", ValueError("canary")))
+    assert caught.value.found == "ValueError"
+
+
 @pytest.mark.behaviour("DLQ-5")
 def test_a_skip_is_in_the_history_only_if_its_record_is_passed(
     store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
