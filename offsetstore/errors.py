@@ -694,19 +694,25 @@ class RowsRefused(SinkError):
 class RecordsRejected(RowsRefused):
     """The function of an `Execute` named records with ``work.dead_letter``, and the sink keeps no dead letters.
 
-    ``reasons`` has the function's text for each (partition, offset).
+    ``reasons`` has the function's text for each (partition, offset), and ``codes`` the code where it gave one.
     """
 
     default_next_step = (
         "Give the sink dead_letters=DeadLetters(), which needs automatic marking, or correct the records."
     )
 
-    _fields = (*RowsRefused._fields, "reasons")
+    _fields = (*RowsRefused._fields, "reasons", "codes")
 
     def __init__(
-        self, what: str, *, reasons: Mapping[tuple[TopicPartition, int], str] | None = None, **fields: Any
+        self,
+        what: str,
+        *,
+        reasons: Mapping[tuple[TopicPartition, int], str] | None = None,
+        codes: Mapping[tuple[TopicPartition, int], str] | None = None,
+        **fields: Any,
     ) -> None:
         self.reasons = dict(reasons or {})
+        self.codes = dict(codes or {})
         super().__init__(what, **fields)
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 MAX_OFFSET = 2**63 - 1
 """The largest offset that Kafka, Spark and PostgreSQL's ``bigint`` can hold."""
 
+MAX_PARTITION = 2**31 - 1
+"""The largest number of a partition that they can hold."""
+
 
 def whole(value: Any) -> int | None:
     """Return a number as an ``int``, which NumPy's integers are not; ``None`` if it is not whole. ``True`` is no 1."""
@@ -47,11 +50,13 @@ class TopicPartition(_TopicPartition):
     def __new__(cls, topic: str, partition: int) -> Self:
         """Refuse what can't be a partition.
 
-        :raises ValueError: an empty topic, a negative partition.
+        :raises ValueError: an empty topic, a partition that is negative or beyond 32 bits.
         """
         number = partition if type(partition) is int else whole(partition)
-        if not topic or number is None or number < 0:
-            raise ValueError(f"not a partition of a topic: {topic!r}, {partition}; expected a name and a number >= 0")
+        if not topic or number is None or not 0 <= number <= MAX_PARTITION:
+            raise ValueError(
+                f"not a partition of a topic: {topic!r}, {partition}; expected a name and a number from 0 to 2**31 - 1"
+            )
         return super().__new__(cls, topic, number)
 
     def __str__(self) -> str:

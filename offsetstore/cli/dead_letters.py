@@ -72,7 +72,7 @@ class _LetterName(click.ParamType[LetterKey]):
             key = LetterKey(TopicPartition(topic, int(partition)), int(offset))
         except ValueError:
             self.fail(f"{value!r} is not TOPIC:PARTITION:OFFSET.", param, ctx)
-        if "\0" in topic or not 0 <= key.offset <= MAX_OFFSET or key.topic_partition.partition >= 2**31:
+        if not 0 <= key.offset <= MAX_OFFSET:
             self.fail(f"{value!r} is not TOPIC:PARTITION:OFFSET.", param, ctx)
         return key
 
@@ -333,10 +333,14 @@ def replay_letters(
             _print_decided(done, would="would be replayed", does="requested")
             if done.executed:
                 _print_who_replays(store.group_state(group))
-        outcome = store.wait_for_replay(group, done.letters, seconds=timeout) if wait and done.executed else None
-        if not is_text:
-            print_json({**_decided_document(done, reason), "outcome": outcome})
-        elif outcome is not None:
+        outcome = None
+        try:
+            if wait and done.executed:
+                outcome = store.wait_for_replay(group, done.letters, seconds=timeout)
+        finally:  # what is requested stays so, whatever ends the wait
+            if not is_text:
+                print_json({**_decided_document(done, reason), "outcome": outcome})
+        if outcome is not None and is_text:
             _print_outcome(outcome, timeout)
         if outcome is not None and not {"replayed", "superseded"}.issuperset(outcome):
             raise click.exceptions.Exit(ExitCode.NO)

@@ -7,7 +7,7 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.errors import ExitCode, MetadataError
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import MAX_PARTITION, TopicPartition
 from offsetstore.protocol.metadata import Metadata, from_json
 
 _COLUMNS = (Column("partition"), Column("stored", number=True), Column("metadata"))
@@ -22,7 +22,7 @@ def metadata() -> None:
 @metadata.command("get")
 @options.group_option
 @click.argument("topic", callback=options.names)
-@click.argument("partition", type=click.IntRange(0), required=False)
+@click.argument("partition", type=click.IntRange(0, MAX_PARTITION), required=False)
 @options.database_options
 @options.format_option
 @click.pass_context
@@ -69,7 +69,7 @@ def get_metadata(
 @metadata.command("set")
 @options.group_option
 @click.argument("topic", callback=options.names)
-@click.argument("partition", type=click.IntRange(0))
+@click.argument("partition", type=click.IntRange(0, MAX_PARTITION))
 @click.argument("value", required=False)
 @click.option("--text", is_flag=True, help="Store VALUE as it is, for a job with a format of its own.")
 @click.option("--clear", is_flag=True, help="Store none, instead of VALUE.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, RecordsRejected, RowsRefused
-from offsetstore.protocol.letters import LetterError, writable
+from offsetstore.protocol.letters import LetterError, rejected
 from offsetstore.protocol.numbers import check_seconds, check_whole
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from offsetstore.protocol.letters import Cause
 
 Keep: TypeAlias = Literal["all", "coordinates"]
-
-LONGEST_CODE: Final = 64
-"""Characters of the code with which a transform rejects a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +51,10 @@ class Skip:
     """Pass over the record without a letter; the group's history gets a line with the reason."""
 
     reason: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast("object", self.reason), str):
+            raise ConfigurationError("the reason of a Skip must be a text", found=type(self.reason).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,24 +149,12 @@ def cause_of(error: RowsRefused) -> Cause:
     return "rejected" if isinstance(error, RecordsRejected) else "refused"
 
 
-def rejected(reason: str | None, code: str | None = None) -> LetterError:
-    """What a letter keeps of the reason that the user's own code gives.
-
-    Lists show the code, and group letters by it, so it may not quote the record, as a reason may. What is too long for
-    a code becomes part of the reason, which is not shown.
-    """
-    name = writable(code or "")
-    if 0 < len(name) <= LONGEST_CODE:
-        return LetterError(name, reason or "")
-    return LetterError("Rejected", ": ".join(filter(None, (name, reason))))
-
-
 def described(error: RowsRefused) -> LetterError:
     """What a letter keeps of an error; of a refusal by the database nothing that quotes a value."""
     if isinstance(error, FunctionFailed):
         return LetterError(error.error_class, error.text, sqlstate=error.sqlstate, traceback=error.traceback)
     if isinstance(error, RecordsRejected) and error.reasons:
-        return rejected("; ".join(error.reasons.values()))
+        return rejected("; ".join(error.reasons.values()), "; ".join(dict.fromkeys(error.codes.values())))
     text = error.what if error.found is None else f"{error.what}; found: {error.found}"
     if error.expected is not None:
         text += f"; expected: {error.expected}"

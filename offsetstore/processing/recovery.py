@@ -21,14 +21,14 @@ from offsetstore.offsets import OffsetRange, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import Stopwatch, Stored, commit_plan, write_all
-from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, cause_of, described, name_of, rejected
+from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, cause_of, described, name_of
 from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover, now_and_then
 from offsetstore.processing.isolate import cut, speaks_for_itself
 from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.plan import Plan, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
-from offsetstore.protocol.letters import Failed, LetterError, NewLetter
+from offsetstore.protocol.letters import Failed, LetterError, NewLetter, rejected
 from offsetstore.protocol.outages import chain
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class CarefulPart(Protocol):
 
     @property
     def with_rows(self) -> Sequence[int]:
-        """Those that make any rows."""
+        """Those that make any rows, and are not rejected: a reject may not have reached what fails for others."""
         ...
 
     @property
@@ -721,7 +721,10 @@ def _named(
             found=f"offset {offset}",
             expected="the record of a row",
         )
-    return {given[record]: _Dead("rejected", rejected(reason)) for record, reason in named.reasons.items()}
+    return {
+        given[record]: _Dead("rejected", rejected(reason, named.codes.get(record)))
+        for record, reason in named.reasons.items()
+    }
 
 
 def _up_to(ranges: Ranges, record: Record) -> Ranges:

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
+from offsetstore.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from datetime import datetime
@@ -35,6 +37,9 @@ Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
 SEQUENCE_BYTES: Final = 32
 """The length of a `digest`. A longer sequence is that of a letter which was overtaken."""
+
+LONGEST_CODE: Final = 64
+"""Characters of the code with which a transform or a function rejects a record."""
 
 _LONGEST: Final = 8_192  # characters of a text
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -184,6 +189,30 @@ def writable(text: str) -> str:
     """Return a text that every database can store: without NUL or lone surrogates, and not too long."""
     clean = text.replace("\0", "").encode("utf-8", "replace").decode()
     return clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…"
+
+
+def rejected(reason: str | None, code: str | None = None) -> LetterError:
+    """What a letter keeps of the reason that the user's own code gives.
+
+    Lists show the code, and group letters by it, so it may not quote the record, as a reason may. What is too long for
+    a code becomes part of the reason, which is not shown.
+    """
+    name = writable(code or "")
+    if 0 < len(name) <= LONGEST_CODE:
+        return LetterError(name, reason or "")
+    return LetterError("Rejected", ": ".join(filter(None, (name, reason))))
+
+
+def check_reject(tp: TopicPartition, reason: object, code: object) -> None:
+    """Refuse what a function can't name a record with.
+
+    :raises ConfigurationError: the reason, or a code, is no text.
+    """
+    for name, text in (("reason", reason), ("code", "" if code is None else code)):
+        if not isinstance(text, str):
+            raise ConfigurationError(
+                f"the {name} of a dead letter must be a text", topic_partition=tp, found=type(text).__name__
+            )
 
 
 class LetterSession(Protocol):

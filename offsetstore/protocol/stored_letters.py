@@ -10,8 +10,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.offsets import MAX_OFFSET
+from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION
 from offsetstore.protocol.letters import PAYLOADS, Cause, LetterKey, State, is_overtaken
+from offsetstore.protocol.numbers import check_whole
+from offsetstore.protocol.texts import check_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -41,10 +43,15 @@ class LetterFilter:
     column: str | None = None
 
     def __post_init__(self) -> None:
-        """Reject unknown states and causes.
+        """Reject unknown states and causes, and what no letter can have.
 
         :raises ConfigurationError: naming it.
         """
+        if self.partition is not None:
+            check_whole("partition", self.partition, most=MAX_PARTITION)
+        for name in ("topic", "error_class", "sqlstate", "table", "constraint", "column"):
+            if (text := getattr(self, name)) is not None:
+                check_text(name, text)
         if unknown := [one for one in self.states if one not in STATES]:
             raise ConfigurationError(
                 "a dead letter has no such state", found=", ".join(map(repr, unknown)), expected=", ".join(STATES)
@@ -105,7 +112,7 @@ class LetterCursor(NamedTuple):
             is_storable = (
                 found.created_at.tzinfo is not None
                 and b"\0" not in (found.topic + found.topic_id).encode()
-                and 0 <= found.partition < 2**31
+                and 0 <= found.partition <= MAX_PARTITION
                 and 0 <= found.offset <= MAX_OFFSET
             )
         except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):

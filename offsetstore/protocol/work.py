@@ -61,15 +61,26 @@ class Work(Protocol):
         """
         ...
 
-    def dead_letter(self, tp: TopicPartition, offset: int, reason: str, *, payload: Payload | None = None) -> None:
+    def dead_letter(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        reason: str,
+        *,
+        code: str | None = None,
+        payload: Payload | None = None,
+    ) -> None:
         """Keep a record that is being passed as a dead letter; see docs/dead-letters.md.
 
         A splittable `Execute` is called again without the records that it names: the sink keeps them, as they were in
         Kafka.
 
-        :param reason: may quote the record.
+        :param reason: may quote the record; lists don't show it.
+        :param code: lists show it, and group letters by it. If it has more than 64 characters, it is a part of the
+            reason.
         :param payload: the record as it was in Kafka, if the letter is to be replayed.
         :raises AdvanceMismatch: the record is not in `ranges`.
+        :raises ConfigurationError: the reason or the code is no text.
         :raises LockInSavepoint: inside a savepoint, whose rollback would take the letter along.
         """
         ...

@@ -177,8 +177,13 @@ class Careful:
 
     @property
     def with_rows(self) -> list[int]:
-        """Those of the records that make any rows."""
-        return [n for n in self.numbers if any(one.first[n] < one.first[n + 1] for one in self._outputs.values())]
+        """Those of the records that make any rows, and are not rejected."""
+        outputs = self._outputs.values()
+        return [
+            n
+            for n in self.numbers
+            if n not in self.rejected and any(one.first[n] < one.first[n + 1] for one in outputs)
+        ]
 
     def record(self, number: int) -> Record:
         """The partition and the offset of a record."""

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StringType, StructType
 
 from offsetstore.errors import ColumnMismatch, RowsRefused
-from offsetstore.processing.dead_letters import rejected
+from offsetstore.protocol.letters import rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

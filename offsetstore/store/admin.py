@@ -23,7 +23,17 @@ from offsetstore.errors import (
     UnknownGroup,
     WrongCluster,
 )
-from offsetstore.offsets import MAX_OFFSET, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition, Watermarks
+from offsetstore.offsets import (
+    MAX_OFFSET,
+    MAX_PARTITION,
+    OffsetRange,
+    Pause,
+    StoredOffset,
+    Suspect,
+    Token,
+    TopicPartition,
+    Watermarks,
+)
 from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, renamed
 from offsetstore.protocol.log_evidence import LogLook
 from offsetstore.protocol.metadata import format_of
@@ -223,11 +233,11 @@ class ResetRequest:
         chosen: set[TopicPartition] = set()
         for topic, numbers in (self.partitions or {}).items():
             there = {tp for tp in rows if tp.topic == topic}
-            if not topic or any(number < 0 for number in numbers or ()):
+            if not topic or not all(0 <= number <= MAX_PARTITION for number in numbers or ()):
                 raise ConfigurationError(
                     "not partitions of a topic",
                     found=f"{topic!r}, {sorted(numbers or ())}",
-                    expected="a name, and numbers from 0 upwards",
+                    expected="a name, and numbers from 0 to 2**31 - 1",
                 )
             asked = there if numbers is None else {TopicPartition(topic, number) for number in numbers}
             if not there:

@@ -18,6 +18,7 @@ from offsetstore.offsets import MAX_OFFSET, TopicPartition, whole
 from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
 from offsetstore.protocol.stored_letters import STATES, LetterCursor, LetterFilter
+from offsetstore.protocol.texts import check_text
 from offsetstore.store.admin import known
 from offsetstore.store.plans import digest_of, expect_plan
 from offsetstore.store.sessions import read
@@ -136,9 +137,20 @@ def wait_for_replay(database: Database, group: str, which: Named, *, seconds: fl
     check_seconds("seconds", seconds, or_zero=True)
     keys = _keys_of(which)
     deadline = time.monotonic() + seconds
+
+    def look(session: Session) -> Mapping[LetterKey, ChosenLetter]:
+        found = session.choose_letters(group, keys, limit=len(keys))
+        if len(found) == len(keys):
+            return found
+        known(session, group)
+        # A claim that learns the topic's id gives it to the letters that have none.
+        asked = [key if key in found else key._replace(topic_id=key.topic_id or None) for key in keys]
+        found = session.choose_letters(group, asked, limit=len(asked))
+        _expect_all(group, asked, found)
+        return found
+
     while True:
-        found = read(database, lambda session: session.choose_letters(group, keys, limit=len(keys)))
-        states: dict[State, int] = dict(Counter(one.state for one in found.values()))
+        states: dict[State, int] = dict(Counter(one.state for one in read(database, look).values()))
         left = deadline - time.monotonic()
         if "requested" not in states or left <= 0:
             return states
@@ -392,6 +404,7 @@ def _key_of(given: object) -> LetterKey:
     """Name the letter.
 
     :raises TypeError: it is none; a database would say so in its own words, and memory not at all.
+    :raises ConfigurationError: its offset, or a text, is no letter's.
     """
     key: Any = given.key if isinstance(given, Letter) else given
     if not isinstance(key, LetterKey):
@@ -403,6 +416,8 @@ def _key_of(given: object) -> LetterKey:
     if not isinstance(tp, TopicPartition) or whole(offset) is None or not isinstance(topic_id or "", str):
         expected = "a TopicPartition, its offset, and a topic's id or None"
         raise TypeError(f"not a dead letter: found {key!r}; expected {expected}")
+    check_text("the topic of a dead letter", tp.topic)
+    check_text("the topic id of a dead letter", topic_id or "")
     return LetterKey(tp, as_offset("the offset of a dead letter", offset, most=MAX_OFFSET), topic_id)
 
 

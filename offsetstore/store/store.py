@@ -681,6 +681,7 @@ class OffsetStore:
         :param which: as for `request_replay`, such as its ``letters``, but no filter.
         :param seconds: return after this time, with letters that are still ``requested``: perhaps no job runs.
         :raises TypeError, ConfigurationError: an argument is invalid.
+        :raises UnknownLetter, UnknownGroup, GroupRenamed: a letter is not there, or no longer.
         """
         return wait_for_replay(self.database, group, which, seconds=seconds)
 

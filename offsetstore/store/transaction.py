@@ -35,7 +35,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Advance, HistoryEvent
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.forks import expect_own, is_own
-from offsetstore.protocol.letters import LetterError, NewLetter, writable
+from offsetstore.protocol.letters import NewLetter, check_reject, rejected, writable
 from offsetstore.protocol.marking import Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, load
 from offsetstore.protocol.numbers import as_offset, check_seconds
@@ -323,7 +323,15 @@ class Transaction:
                 next_step="Look for a trigger or a rule on the table dead_letters.",
             )
 
-    def dead_letter(self, tp: TopicPartition, offset: int, reason: str, *, payload: Payload | None = None) -> None:
+    def dead_letter(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        reason: str,
+        *,
+        code: str | None = None,
+        payload: Payload | None = None,
+    ) -> None:
         """Keep a record that this transaction passes as a dead letter; see `offsetstore.protocol.work.Work`.
 
         :raises LockFirst: before `lock`.
@@ -343,7 +351,8 @@ class Transaction:
                 topic_partition=tp,
                 next_step="Call it after the savepoint.",
             )
-        error = LetterError("Rejected", reason)
+        check_reject(tp, reason, code)
+        error = rejected(reason, code)
         self.write_letters([NewLetter(tp, as_offset("offset", offset), "rejected", error, 0, None, payload)])
 
     def lock_letters(self, letters: Sequence[Letter]) -> bool:

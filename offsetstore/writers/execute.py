@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from offsetstore.errors import ConfigurationError, FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
+from offsetstore.errors import FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
 from offsetstore.postgres.errors import is_of_server, is_swallowed, refusals, swallowed
 from offsetstore.postgres.session import discard_at_end
+from offsetstore.protocol.letters import check_reject
 from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.outages import chain, tells_of_outage
 from offsetstore.protocol.retries import may_pass
@@ -101,7 +102,9 @@ class Execute:
             # Without those that it has named, it is called again, and tells then.
         if rejecting.reasons:
             raise RecordsRejected(
-                f"{self!r} named {len(rejecting.reasons)} records as dead letters", reasons=rejecting.reasons
+                f"{self!r} named {len(rejecting.reasons)} records as dead letters",
+                reasons=rejecting.reasons,
+                codes=rejecting.codes,
             )
 
 
@@ -111,17 +114,26 @@ class _Rejecting:
 
     work: Work
     reasons: dict[tuple[TopicPartition, int], str] = field(default_factory=dict[Any, str])
+    codes: dict[tuple[TopicPartition, int], str] = field(default_factory=dict[Any, str])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.work, name)
 
-    def dead_letter(self, tp: TopicPartition, offset: int, reason: str, *, payload: Payload | None = None) -> None:  # noqa: ARG002 - the sink has the record itself
+    def dead_letter(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        reason: str,
+        *,
+        code: str | None = None,
+        payload: Payload | None = None,  # noqa: ARG002 - the sink has the record itself
+    ) -> None:
         """See `offsetstore.protocol.work.Work`."""
-        if not isinstance(cast("object", reason), str):
-            raise ConfigurationError(
-                "the reason of work.dead_letter must be a text", topic_partition=tp, found=type(reason).__name__
-            )
-        self.reasons[tp, as_offset("offset", offset)] = reason
+        check_reject(tp, reason, code)
+        record = tp, as_offset("offset", offset)
+        self.reasons[record] = reason
+        if code is not None:
+            self.codes[record] = code
 
 
 @contextmanager

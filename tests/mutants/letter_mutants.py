@@ -375,6 +375,14 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="A bug in a function would make letters of all records of a slow topic.",
     ),
     mutant(
+        "a-reject-that-others-are-compared-with",
+        (_CAREFUL, "if n not in self.rejected and any(", "if any("),
+        tests=(
+            "tests/unit/spark/test_careful.py::test_a_rejected_record_makes_no_rows_and_is_not_computed_after_those_that_fail",
+        ),
+        why="A bug in a function would make letters of records that come with a rejected one, which never reached it.",
+    ),
+    mutant(
         "a-function-that-fails-for-a-good-record-later",
         (
             _CAREFUL,

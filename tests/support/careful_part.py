@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from offsetstore.processing.cycle import UNNAMED
-from offsetstore.processing.dead_letters import rejected
-from offsetstore.protocol.letters import Payload
+from offsetstore.protocol.letters import Payload, rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +83,7 @@ class FakePart:
     @property
     def with_rows(self) -> list[int]:
         rows = self._rows
-        none = {*self.records.rowless, *self.records.failing}
+        none = {*self.records.rowless, *self.records.failing, *self.records.rejects}
         return [number for number in self.numbers if rows[number] not in none]
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self, TypeAlias
 
-from offsetstore.offsets import MAX_OFFSET, TopicPartition
+from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.protocol.letters import LetterKey
 from offsetstore.protocol.stored_letters import CAUSES, LetterFilter
 from offsetstore.store.admin import ShiftBy
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     Result: TypeAlias = Reset | LettersDecided | PauseDecided
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
-_MOST_PARTITIONS: Final = 2**31 - 1
 _YES: Final = "yes"
 _PLAN: Final = "a plan, which writes nothing"
 
@@ -352,7 +351,7 @@ def _which_fields(which: LetterKey | LetterFilter) -> dict[str, str]:
 
 def _partition(given: Mapping[str, str]) -> int | None:
     text = given.get("partition", "").strip()
-    return _number("partition", text, _MOST_PARTITIONS) if text else None
+    return _number("partition", text, MAX_PARTITION) if text else None
 
 
 def _number(field: str, text: str, most: int) -> int:

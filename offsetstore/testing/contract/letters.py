@@ -15,6 +15,7 @@ from offsetstore.errors import (
     AdvanceMismatch,
     ConfigurationError,
     GroupRenamed,
+    InvalidText,
     LetterSettled,
     LockFirst,
     LockTimeout,
@@ -184,19 +185,48 @@ class LetterContract(ContractParts):
             plan = tx.lock({P0: OffsetRange(0, 4)})
             write(tx, [0, 3])
             tx.dead_letter(P0, 1, "no such customer", payload=RECORD)
-            tx.dead_letter(P0, 2, "nor this one")
+            tx.dead_letter(P0, 2, "nor this one", code="no-customer")
             tx.advance({P0: plan[P0].remaining})
 
         assert (read(), store.offsets(GROUP)[P0].next_offset) == ([0, 3], 4)
         first, second = (store.letter(GROUP, P0, offset) for offset in (1, 2))
         assert (first.cause, first.error.text, first.attempts) == ("rejected", "no such customer", 0)
         assert (first.payload, second.payload_state) == (RECORD, "left out")
+        assert [one.error_class for one in store.letter_errors(GROUP)] == ["no-customer", "Rejected"]
+        assert second.error == LetterError("no-customer", "nor this one")
         with pytest.raises(AdvanceMismatch, match="does not pass"), store.transaction(claim) as tx:
             tx.lock({P0: OffsetRange(4, 6)})
             tx.dead_letter(P0, 6, "it is not passed")
         with pytest.raises(ProtocolMisuse, match="manual"), store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(4, 6)})
             tx.dead_letter(P0, 5, "perhaps it is not passed")
+
+    @pytest.mark.behaviour("OPS-7", "DLQ-12")
+    @pytest.mark.parametrize(
+        ("code", "error"),
+        [
+            ("x" * 64, LetterError("x" * 64, "why")),
+            ("x" * 65, LetterError("Rejected", f"{'x' * 65}: why")),
+            ("a\0b\ud800", LetterError("ab?", "why")),
+            ("", LetterError("Rejected", "why")),
+        ],
+        ids=["longest", "too long", "not storable", "empty"],
+    )
+    def test_the_code_of_a_letter_is_shown_unless_it_is_too_long_for_one(
+        self, store: OffsetStore, claim: Claim, *, code: str, error: LetterError
+    ) -> None:
+        with store.transaction(claim) as tx:
+            plan = tx.lock({P0: OffsetRange(0, 1)})
+            tx.dead_letter(P0, 0, "why", code=code)
+            tx.advance({P0: plan[P0].remaining})
+        assert store.letter(GROUP, P0, 0).error == error
+
+    @pytest.mark.parametrize("wrong", [{"reason": KeyError("id")}, {"reason": "why", "code": 17}])
+    def test_a_reason_and_a_code_are_texts(self, store: OffsetStore, claim: Claim, *, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="must be a text"), store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(0, 1)})
+            tx.dead_letter(P0, 0, **wrong)
+        assert store.letters(GROUP).letters == ()
 
     def test_a_tombstone_a_missing_key_and_coordinates_alone_are_told_apart(
         self, store: OffsetStore, claim: Claim, give_up: GiveUp
@@ -570,6 +600,17 @@ class LetterContract(ContractParts):
             assert stored(offset) in seen.letters
             assert len(seen.letters) == len(found)
 
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"partition": 2**31}, {"partition": "0"}, {"partition": -1}, {"topic": "\0"}, {"error_class": "\ud800"}],
+        ids=["beyond 32 bits", "no number", "negative", "NUL", "surrogate"],
+    )
+    def test_a_filter_that_no_letter_can_fit_is_refused(
+        self, store: OffsetStore, five: Claim, wrong: dict[str, Any]
+    ) -> None:
+        with pytest.raises(ConfigurationError):
+            store.letters(GROUP, **wrong)
+
     @pytest.mark.parametrize("wrong", [("payments", 2), (P0, "2"), (P0, 2, 7)], ids=["partition", "offset", "id"])
     def test_what_names_no_letter_is_no_letter_that_is_missing(
         self, store: OffsetStore, five: Claim, wrong: Any
@@ -585,6 +626,39 @@ class LetterContract(ContractParts):
             store.letter("nobody", P0, 2)
 
     # -- decisions
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_who_waits_for_a_replay_is_told_the_states_at_the_end(self, store: OffsetStore, five: Claim) -> None:
+        done = store.request_replay(GROUP, [at(2), at(4)], reason=REASON)
+        assert store.wait_for_replay(GROUP, done.letters, seconds=0) == {"requested": 2}
+        with session(store) as job:
+            job.mark_replayed(GROUP, [stored(2)], actor="job")
+            job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job")
+        assert store.wait_for_replay(GROUP, done.letters) == {"replayed": 1, "dead": 1}
+        for wrong in (at(3), [at(2), LetterKey(P0, 4, "another-id")]):
+            with pytest.raises(UnknownLetter):
+                store.wait_for_replay(GROUP, wrong)
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_wait_goes_on_for_a_letter_whose_topics_id_becomes_known(
+        self, store: OffsetStore, broker: StaticBroker, give_up: GiveUp
+    ) -> None:
+        log = broker.current.topics["payments"]
+        broker.current = replace(broker.current, topics={"payments": replace(log, topic_id=None)})
+        give_up(store.claim(GROUP, broker), {P0: OffsetRange(0, 4)}, [dead(2)])
+        done = store.request_replay(GROUP, at(2), reason=REASON)
+        broker.current = replace(broker.current, topics={"payments": log})
+        store.claim(GROUP, broker)
+
+        assert (done.letters, store.letter(GROUP, P0, 2).key) == ((stored(2, topic_id=""),), stored(2))
+        assert store.wait_for_replay(GROUP, done.letters, seconds=0) == {"requested": 1}
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_wait_ends_with_the_name_of_a_group_that_was_renamed(self, store: OffsetStore, five: Claim) -> None:
+        done = store.request_replay(GROUP, at(2), reason=REASON)
+        store.rename_group(GROUP, "invoicing", reason=REASON)
+        with pytest.raises(GroupRenamed):
+            store.wait_for_replay(GROUP, done.letters)
 
     @pytest.mark.behaviour("DLQ-7")
     def test_a_request_marks_letters_and_the_history_has_one_line(self, store: OffsetStore, five: Claim) -> None:
@@ -711,11 +785,14 @@ class LetterContract(ContractParts):
             (LetterKey(P0, 2, 7), {}, TypeError),  # type: ignore[arg-type]
             (LetterPage((), None), {}, TypeError),
             (at(2**63), {}, ConfigurationError),
+            (LetterKey(("payments", 2**31), 2), {}, TypeError),  # type: ignore[arg-type]
+            (at(2, TopicPartition("pay\0ments", 0)), {}, InvalidText),
+            (LetterKey(P0, 2, "\ud800"), {}, InvalidText),
         ],
         ids=[
             *("no letter", "another topic", "none", "too many", "limit", "reason", "group"),
             *("text", "nothing", "partition", "pair", "text in a list", "no partition", "no offset", "no topic id"),
-            *("page", "beyond 64 bits"),
+            *("page", "beyond 64 bits", "beyond 32 bits", "NUL", "surrogate"),
         ],
     )
     def test_a_decision_that_cant_be_meant_changes_nothing(  # noqa: PLR0917

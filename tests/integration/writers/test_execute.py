@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 
 import psycopg
@@ -75,12 +75,13 @@ def test_a_splittable_function_names_records_and_all_of_them_are_told_when_it_en
     def odd(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         for row in (row for rows in batches for row in rows.to_pylist()):
             if row["n"] % 2:
-                work.dead_letter(tp, row["n"], f"{row['n']} is odd")
+                work.dead_letter(tp, row["n"], f"{row['n']} is odd", code="odd" if row["n"] == 1 else None)
             else:
                 work.connection.execute(text("INSERT INTO t VALUES (:n)"), row)
 
     refused = database.refusal(RecordsRejected, Execute(odd, splittable=True), batch({"n": [1, 2, 3]}))
     assert refused.reasons == {(tp, 1): "1 is odd", (tp, 3): "3 is odd"}
+    assert refused.codes == {(tp, 1): "odd"}
     assert "is odd" not in str(refused)
     assert database.rows("SELECT count(*) FROM t") == [(0,)]
     assert database.write(Execute(odd, splittable=True), batch({"n": [2]})) == 1
@@ -133,9 +134,10 @@ def test_what_a_function_has_named_counts_although_it_fails_then(database: Datab
     assert refused.reasons == {(tp, 1): "odd"}
 
 
-def test_a_reason_is_a_text(database: Database) -> None:
+@pytest.mark.parametrize("given", [(KeyError("id"), None), ("id", KeyError("id"))], ids=["reason", "code"])
+def test_a_reason_and_a_code_are_texts(database: Database, given: tuple[Any, Any]) -> None:
     def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-        work.dead_letter(TopicPartition("topic", 0), 1, cast("Any", KeyError("id")))
+        work.dead_letter(TopicPartition("topic", 0), 1, given[0], code=given[1])
 
     error = database.refusal(ConfigurationError, Execute(fail, splittable=True), batch({"n": [1]}))
     assert (error.found, "must be a text" in str(error)) == ("KeyError", True)

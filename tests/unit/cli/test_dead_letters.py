@@ -327,6 +327,20 @@ def test_a_replay_that_nobody_does_ends_the_wait_with_what_is_left(run: Callable
     assert document(run(*replay, "--format", "json"))["outcome"] is None
 
 
+def test_a_wait_that_fails_prints_what_was_requested_all_the_same(
+    run: Callable[..., Result], store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rename(_: float) -> None:
+        store.rename_group("billing", "invoicing", reason="ticket 17")
+
+    monkeypatch.setattr("offsetstore.store.letters.time.sleep", rename)
+    replay = ("dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "--execute", "--wait")
+    result = run(*replay, "--format", "json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["executed"], found["outcome"]) == (1, True, None)
+    assert "was renamed" in result.stderr
+
+
 def test_a_reset_warns_of_replayed_letters_in_its_range(
     run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
 ) -> None:

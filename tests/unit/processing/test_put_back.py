@@ -17,18 +17,18 @@ from offsetstore.errors import (
     FunctionFailed,
     LockTimeout,
     OffsetStoreError,
+    RecordsRejected,
     RowsRefused,
     SinkError,
     StaleClaim,
     UnsafeTarget,
 )
 from offsetstore.processing.computing import NoneComputed
-from offsetstore.processing.dead_letters import rejected
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.put_back import PutBack
 from offsetstore.processing.recovery import Halve
 from offsetstore.protocol.events import LettersReplayed
-from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest
+from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest, rejected
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.memory.session import MemorySession
@@ -291,6 +291,21 @@ def test_what_is_rejected_misfits_or_is_refused_again_is_dead_with_its_own_error
     assert errors(store) == ["23514", "Rejected", "22003", "23514", "23514"]
     assert [letter.attempts for letter in store.letters(GROUP).letters if letter.state == "dead"] == [2, 2, 2]
     assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=2, failed=3)]
+
+
+@pytest.mark.behaviour("DLQ-12")
+def test_a_letter_that_a_function_names_is_dead_again_with_its_code(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {1: "a", 2: "odd"})
+    request(store)
+    named = RecordsRejected("named", reasons={(P0, 2): "no such customer"}, codes={(P0, 2): "no-customer"})
+
+    assert run(claim, Job(lambda rows: named if "odd" in rows else None)) == 1
+    letter = store.letter(GROUP, P0, 2)
+    assert (letter.state, letter.cause, letter.error) == (
+        "dead",
+        "rejected",
+        LetterError("no-customer", "no such customer"),
+    )
 
 
 @pytest.mark.behaviour("DLQ-7")

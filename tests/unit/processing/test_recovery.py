@@ -37,7 +37,7 @@ from offsetstore.processing.recovery import CAREFUL, Halve, Recovery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.failpoints import FailpointReached
-from offsetstore.protocol.letters import Failed
+from offsetstore.protocol.letters import Failed, LetterError
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore
 from tests.support.careful_part import FakePart, Records
@@ -420,14 +420,19 @@ def test_any_number_of_records_that_cant_be_computed_are_letters_if_another_of_t
 
 
 @pytest.mark.behaviour("DLQ-15")
-def test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries(store: InMemoryOffsetStore) -> None:
-    job = Job(store, DeadLetters(max_retries=2), records=Records(rowless=rows(0)), raises={(0, 1): "NameError"})
+@pytest.mark.parametrize("is_rejected", [False, True])
+def test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries(
+    store: InMemoryOffsetStore, *, is_rejected: bool
+) -> None:
+    """A reject may not have reached the function."""
+    records = Records(rejects={(0, 0): "bad"}) if is_rejected else Records(rowless=rows(0))
+    job = Job(store, DeadLetters(max_retries=2), records=records, raises={(0, 1): "NameError"})
 
     with pytest.raises(FunctionFailed, match="payments-0@1") as caught:
         job.write(up_to(2))
 
     assert "no other record was accepted" in str(caught.value)
-    assert (len(job.waits), job.letters, job.stored()) == (0, {}, 1)
+    assert (len(job.waits), [*job.letters], job.stored()) == (0, rows(0) if is_rejected else [], 1)
     assert job.attempts()[0, 1] >= 2
 
 
@@ -681,15 +686,16 @@ def test_records_that_a_function_names_are_letters_at_once_and_it_is_called_agai
     store: InMemoryOffsetStore,
 ) -> None:
     reasons = {(P0, 1): "no such customer", (P0, 3): "closed"}
-    job = Job(store, DeadLetters(max_retries=9), answers=[RecordsRejected("named", reasons=reasons)])
+    named = RecordsRejected("named", reasons=reasons, codes={(P0, 3): "customer"})
+    job = Job(store, DeadLetters(max_retries=9), answers=[named])
 
     job.write(up_to(5))
 
     assert job.written == [rows(0, 1, 2, 3, 4), rows(0, 2, 4)]
     assert job.waits == []
-    assert {row: (one.cause, one.error.text, one.attempts) for row, one in job.letters.items()} == {
-        (0, 1): ("rejected", "no such customer", 0),
-        (0, 3): ("rejected", "closed", 0),
+    assert {row: (one.cause, one.error, one.attempts) for row, one in job.letters.items()} == {
+        (0, 1): ("rejected", LetterError("Rejected", "no such customer"), 0),
+        (0, 3): ("rejected", LetterError("customer", "closed"), 0),
     }
 
 
@@ -951,6 +957,12 @@ def test_a_skipped_record_has_a_line_in_the_history_and_no_letter(store: InMemor
     [line] = store.history("billing", events=["skip"])
     assert (line.topic_partition, line.from_offset, line.to_offset) == (P0, 1, 2)
     assert (line.token, line.reason) == (job.claim.token, "known duplicate")
+
+
+def test_the_reason_of_a_skip_is_a_text() -> None:
+    with pytest.raises(ConfigurationError, match="must be a text") as caught:
+        Skip(cast("Any", ValueError("canary")))
+    assert caught.value.found == "ValueError"
 
 
 @pytest.mark.behaviour("DLQ-5")

@@ -12,9 +12,8 @@ from offsetstore import DeadLetters, LetterFilter, LetterKey, OffsetRange, Topic
 from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.cycle import Stored
-from offsetstore.processing.dead_letters import rejected
 from offsetstore.processing.recovery import Recovery
-from offsetstore.protocol.letters import Payload, digest
+from offsetstore.protocol.letters import Payload, digest, rejected
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore
 

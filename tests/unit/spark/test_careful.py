@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 from offsetstore import Append, OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed
 from offsetstore.processing.recovery import Halve
+from offsetstore.protocol.letters import LetterError
 from offsetstore.spark import careful
 from offsetstore.spark.careful import Careful, OfRanges
 
@@ -55,6 +57,15 @@ def test_records_fail_again_and_a_good_one_is_computed_after_them() -> None:
 def test_a_good_record_that_fails_too_shows_that_none_is_to_blame() -> None:
     with pytest.raises(FunctionFailed, match="at 2"):
         part(Computation(0, 2, 3)).fail_again([0, 3])
+
+
+@pytest.mark.behaviour("DLQ-15")
+def test_a_rejected_record_makes_no_rows_and_is_not_computed_after_those_that_fail() -> None:
+    computation = Computation(3)
+    rejected = replace(part(computation), rejected={2: LetterError("Rejected", "")})
+    assert rejected.with_rows == []
+    assert [*rejected.fail_again([3])] == [3]
+    assert computation.tried == [3]
 
 
 class Spark(careful._Computation):

@@ -9,7 +9,7 @@ from offsetstore.errors import ConfigurationError
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 
-@pytest.mark.parametrize("named", [{"payments": [-1]}, {"": [0]}])
+@pytest.mark.parametrize("named", [{"payments": [-1]}, {"payments": [2**31]}, {"": [0]}])
 def test_what_is_no_partition_is_refused(named: dict[str, list[int]]) -> None:
     with InMemoryOffsetStore() as store:
         store.claim(

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from offsetstore.errors import ConfigurationError, UnknownGroup, UnknownLetter
 from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, show
 from offsetstore.monitoring.dashboard.rendering import link
-from offsetstore.offsets import MAX_OFFSET, TopicPartition
+from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.stored_letters import CAUSES, STATES
 
@@ -28,7 +28,6 @@ WITHIN: Final = 5_000
 """So many letters are counted, grouped, and searched for a filter at a time: a million take too long for a page."""
 
 _OF_ERRORS: Final = ("error_class", "sqlstate", "table", "constraint", "column")
-_MOST_PARTITIONS: Final = 2**31 - 1
 
 STATE_WORDS: Final = {
     "dead": "not in the results",
@@ -85,7 +84,7 @@ def letter(request: Request) -> Response:
     name, _lag = group_of(request)
     query = request.query_params
     topic = _plain(query.get("topic", ""))
-    partition, offset = _number(query.get("partition"), _MOST_PARTITIONS), _number(query.get("offset"), MAX_OFFSET)
+    partition, offset = _number(query.get("partition"), MAX_PARTITION), _number(query.get("offset"), MAX_OFFSET)
     if not topic or partition is None or offset is None:
         raise HTTPException(400, "A letter is named by its topic, partition and offset.")
     topic_id = query.get("topic_id")
@@ -122,7 +121,7 @@ def _filters(request: Request) -> dict[str, Any]:
     if topic := query.get("topic", "").strip():
         found["topic"] = _plain(topic)
     if partition := query.get("partition", "").strip():
-        found["partition"] = _number(partition, _MOST_PARTITIONS)
+        found["partition"] = _number(partition, MAX_PARTITION)
     return found
 
 
