@@ -23,7 +23,8 @@ def check_connector(spark: SparkSession) -> None:
     try:
         conf = session._jsparkSession.sessionState().conf()  # noqa: SLF001
         source = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource("kafka", conf)
-        found = source.getPackage().getImplementationVersion()
+        package = source.getPackage()
+        found = package.getImplementationVersion() if "Kafka" in str(package.getImplementationTitle()) else None
         scala = _minor(str(jvm.scala.util.Properties.versionNumberString()))
     except (PySparkException, Py4JJavaError):
         raise _missing(None, version) from None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offsetstore import Append, TopicPartition, TransactionalSink
-from offsetstore.errors import LogTruncated
+from offsetstore import Append, Flush, TopicPartition, TransactionalSink
+from offsetstore.errors import ColumnMismatch, LogTruncated
+from offsetstore.protocol.events import SinkMade
 from offsetstore.spark import sink as module
 from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase
+from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
     from offsetstore.protocol.database import Session
@@ -85,3 +88,26 @@ def test_a_database_that_hangs_holds_a_failure_up_for_five_seconds_and_one_that_
                 fail(store, database, monkeypatch, answer)
         assert not answers.is_set()
         answers.set()
+
+
+def test_a_sink_that_is_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corrected one takes its place: in a notebook, say."""
+
+    def refuse(_sink: TransactionalSink) -> None:
+        raise ColumnMismatch("there is no table evnts")
+
+    recorder = Recorder()
+    with InMemoryOffsetStore(observers=[recorder]) as store:
+        claim = store.claim("billing", topics=["payments"])
+
+        def make() -> TransactionalSink:
+            return TransactionalSink(claim, lambda frame: frame, into=Append("evnts"), flush=Flush())
+
+        threads = threading.active_count()
+        with monkeypatch.context() as patch:
+            patch.setattr(TransactionalSink, "_check_early", refuse)
+            with pytest.raises(ColumnMismatch):
+                make()
+        assert threading.active_count() == threads
+        assert recorder.of(SinkMade) == []
+        make()
