@@ -231,7 +231,7 @@ class Sink:
 class Query:
     """Its answers, one for each time that it is waited for."""
 
-    isActive = False
+    isActive = False  # noqa: N815 - Spark's name
 
     def __init__(self, *answers: bool | signal.Signals | Exception) -> None:
         self._answers = [*answers]
@@ -281,21 +281,22 @@ def test_a_signal_leaves_the_batch_to_the_sink_and_then_closes_the_claim(
     run: Callable[[Query, Sink], object], sent: signal.Signals, code: int
 ) -> None:
     sink = Sink()
-    assert run(Query(False, sent), sink) == code
+    assert run(Query(sent), sink) == code
     assert sink.was_stopped
     assert sink.claim.is_closed
 
 
 @pytest.mark.behaviour("DX-1")
-@pytest.mark.parametrize("ended", [True, StreamingQueryException("[STREAM_FAILED] ...")], ids=["well", "failed"])
+@pytest.mark.parametrize("error", [None, errors.RowsRefused("refused")], ids=["well", "failed"])
 def test_a_signal_while_the_claim_is_being_closed_cuts_nothing_and_hides_no_error(
-    run: Callable[[Query, Sink], object], ended: bool | Exception, capsys: pytest.CaptureFixture[str]
+    run: Callable[[Query, Sink], object], error: Exception | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sink = Sink(error=None if ended is True else errors.RowsRefused("refused"))
+    sink = Sink(error=error)
     sink.claim = Claim(sent=signal.SIGTERM)
-    assert run(Query(ended), sink) == (0 if ended is True else 5)
+    query = Query(True if error is None else StreamingQueryException("[STREAM_FAILED] ..."))
+    assert run(query, sink) == (0 if error is None else 5)
     assert sink.claim.is_closed
-    assert ("Error: refused" in capsys.readouterr().err) is (ended is not True)
+    assert ("Error: refused" in capsys.readouterr().err) is (error is not None)
 
 
 @pytest.mark.behaviour("DX-1")
