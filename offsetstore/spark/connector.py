@@ -28,7 +28,7 @@ def check_connector(spark: SparkSession) -> None:
         scala = _minor(str(jvm.scala.util.Properties.versionNumberString()))
     except (PySparkException, Py4JJavaError):
         raise _missing(None, version) from None
-    except Py4JError:  # Java has ended, or Spark looks in another way
+    except (Py4JError, TypeError):  # Java has ended, or Spark looks in another way
         return
     if found is not None and _minor(str(found)) != _minor(version):
         raise _missing(str(found), version, scala)

@@ -5,6 +5,7 @@ This module has the checks that all batches share; `offsetstore.spark.ways` has 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ from pyspark.sql.utils import is_remote
 
 from offsetstore.errors import (
     ConfigurationError,
+    MissingDependency,
     OffsetStoreError,
     UnsupportedQuery,
 )
@@ -42,6 +44,7 @@ from offsetstore.protocol.events import (
 )
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.spark.checkpoints import prune
+from offsetstore.spark.connector import check_connector
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
@@ -79,6 +82,8 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
 
 __all__ = ["TransactionalSink", "Transform"]
+
+_log = logging.getLogger(__name__)
 
 _RETAINED_CHECKPOINTS: Final = 3
 _LOOK: Final = 0.5  # seconds between two looks at whether the query is being stopped
@@ -207,7 +212,10 @@ class TransactionalSink:
         With a kept checkpoint, it is not known which columns the query's batches have.
         """
         session = SparkSession.getActiveSession()
-        if session is None or self._claim.keeps_checkpoint or not isinstance(self._claim.database, PostgresDatabase):
+        if session is None:
+            return
+        _tell_connector(session)
+        if self._claim.keeps_checkpoint or not isinstance(self._claim.database, PostgresDatabase):
             return
         has_headers = getattr(self._claim.broker, "includes_headers", False)  # not with a user's own implementation
         columns = KAFKA_COLUMNS if has_headers else KAFKA_COLUMNS[:-1]
@@ -445,6 +453,14 @@ class TransactionalSink:
                 epoch=self._claim.token.epoch,
                 retain=_RETAINED_CHECKPOINTS,
             )
+
+
+def _tell_connector(session: SparkSession) -> None:
+    """Warn if Kafka can't be read: `load` would only say that it fails. Replaying letters takes no connector."""
+    try:
+        check_connector(session)
+    except MissingDependency as error:
+        _log.warning("%s", error)
 
 
 def _connect_refused() -> UnsupportedQuery:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from threading import Event
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from offsetstore import Append, Flush, TopicPartition, TransactionalSink
-from offsetstore.errors import ColumnMismatch, LogTruncated
+from offsetstore.errors import ColumnMismatch, LogTruncated, MissingDependency
 from offsetstore.protocol.events import SinkMade
 from offsetstore.spark import sink as module
 from offsetstore.store import heartbeat
@@ -111,3 +112,16 @@ def test_a_sink_that_is_refused_leaves_nothing_behind(monkeypatch: pytest.Monkey
         assert threading.active_count() == threads
         assert recorder.of(SinkMade) == []
         make()
+
+
+def test_a_missing_connector_is_told_when_the_sink_is_made_and_keeps_nobody_from_replaying_letters(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(_session: object) -> None:
+        raise MissingDependency("Spark has no Kafka connector", next_step="spark-submit --packages ...")
+
+    monkeypatch.setattr(module, "SparkSession", SimpleNamespace(getActiveSession=object))
+    monkeypatch.setattr(module, "check_connector", check)
+    with InMemoryOffsetStore() as store:
+        TransactionalSink(store.claim("billing", topics=["payments"]), lambda frame: frame, into=Append("events"))
+    assert [one.getMessage() for one in caplog.records] == ["Spark has no Kafka connector. spark-submit --packages ..."]
