@@ -497,13 +497,11 @@ JOBS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "sink-that-was-refused",
-        (_SINK, "        if self._settings.has_unstored:\n            claim.reserve()\n", ""),
+        (_SINK, "        self._check_early()  # before the claim is reserved, and a thread works for the sink\n", ""),
         (
             _SINK,
-            "        self._check_early()  # before",
-            "        if self._settings.has_unstored:\n"
-            "            claim.reserve()\n"
-            "        self._check_early()  # before",
+            "            )\n        )\n\n    def _check_early",
+            "            )\n        )\n        self._check_early()\n\n    def _check_early",
         ),
         tests=("tests/unit/spark/test_sink.py::test_a_sink_that_is_refused_leaves_nothing_behind",),
         why="The corrected sink would be refused, too, since the claim belonged to the first.",

@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import psycopg
 import pytest
@@ -250,7 +251,10 @@ class Query:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Query, Sink], object]:
     """Run a job, and return its exit code."""
-    monkeypatch.setattr(module, "_silence", lambda _query: None)
+
+    def leave(_query: object) -> None: ...
+
+    monkeypatch.setattr(module, "_silence", leave)
 
     def run(query: Any, sink: Any) -> object:
         try:
@@ -323,7 +327,8 @@ def test_what_spark_says_when_the_signal_has_ended_it_is_no_failure(run: Callabl
 def test_a_connector_is_known_by_its_own_jar(title: str | None, version: str | None, *, is_refused: bool) -> None:
     """In an application's jar with all that it needs, the version is the application's."""
     package = SimpleNamespace(getImplementationTitle=lambda: title, getImplementationVersion=lambda: version)
-    sources = SimpleNamespace(lookupDataSource=lambda *_: SimpleNamespace(getPackage=lambda: package))
+    source = SimpleNamespace(getPackage=lambda: package)
+    sources = SimpleNamespace(lookupDataSource=MagicMock(return_value=source))
     of_spark = SimpleNamespace(
         sql=SimpleNamespace(execution=SimpleNamespace(datasources=SimpleNamespace(DataSource=sources)))
     )
