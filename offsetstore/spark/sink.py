@@ -372,7 +372,7 @@ class TransactionalSink:
         observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
 
         def sleep(seconds: float) -> None:
-            self._is_waiting = True
+            self._is_waiting = seconds > 0
             try:
                 batch.sleep(self._claim, seconds)
             finally:
