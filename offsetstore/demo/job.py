@@ -87,7 +87,7 @@ def main() -> None:
     create_tables(settings.url, OURS)
     kafka = settings.kafka_options()
     spark = start_session("flights, exactly-once")
-    with OffsetStore.connect(settings.url, observers=[BatchPrinter(), Pause()]) as store:
+    with OffsetStore.connect(settings.url, schema="public", observers=[BatchPrinter(), Pause()]) as store:
         claim = store.claim(GROUP, Broker.from_spark(kafka))
         sink = make_sink(claim, settings)
         query = (

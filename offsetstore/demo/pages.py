@@ -28,7 +28,7 @@ def serve_dashboard(url: str, bootstrap_servers: str) -> Generator[str]:
     broker = Broker({"bootstrap.servers": bootstrap_servers})
     try:
         with (
-            OffsetStore.connect(url) as store,
+            OffsetStore.connect(url, schema="public") as store,
             load(__name__, "DashboardServer", _LAZY)(store, broker, settings) as server,
         ):
             yield server.url

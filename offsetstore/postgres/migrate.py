@@ -21,9 +21,9 @@ from alembic.util import CommandError
 from sqlalchemy import text
 from sqlalchemy.schema import CreateSchema
 
-from offsetstore.errors import ConfigurationError, LockTimeout
+from offsetstore.errors import ConfigurationError, LockTimeout, TransactionConflict
 from offsetstore.postgres.database import check_encoding, described, expect_runs_on
-from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error, is_lock_timeout
+from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error, translate
 from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
 from offsetstore.postgres.statements import MIGRATION_BLOCKERS
 from offsetstore.postgres.url import make_engine, schema_or_default
@@ -128,7 +128,7 @@ def _waiting_briefly(connection: Connection, schema: str | None, lock_timeout: f
             yield
             connection.execute(settings, {"wanted": before})
     except DATABASE_ERRORS as error:
-        if not is_lock_timeout(error):
+        if not isinstance(translate(error), LockTimeout | TransactionConflict):
             raise
         place = "" if schema is None else f"{quoted(schema)}."
         asked = {"tables": [place + name for name in (*metadata.tables, VERSION_TABLE)], "seconds": lock_timeout}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from offsetstore.errors import MissingPrivilege, SchemaNotAtHead
+from offsetstore.errors import MissingPrivilege, OffsetStoreError, SchemaNotAtHead
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import needing, printing, translated
 from offsetstore.postgres.grants import needed_columns
@@ -102,7 +102,7 @@ class StoreFactsStatements:
         try:
             with translated():
                 _, found, _ = self._send_together(sql.SAVE_IDENTITY, sql.IDENTITY, sql.KEEP_IDENTITY)
-        except MissingPrivilege:
+        except OffsetStoreError:  # whatever it is: a service may lack the function
             with translated():
                 _, found = self._send_together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)
         if not found.rows:

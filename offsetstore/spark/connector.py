@@ -23,11 +23,12 @@ def check_connector(spark: SparkSession) -> None:
     try:
         conf = session._jsparkSession.sessionState().conf()  # noqa: SLF001
         source = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource("kafka", conf)
-        found = source.getPackage().getImplementationVersion()
+        package = source.getPackage()
+        found = package.getImplementationVersion() if "Kafka" in str(package.getImplementationTitle()) else None
         scala = _minor(str(jvm.scala.util.Properties.versionNumberString()))
     except (PySparkException, Py4JJavaError):
         raise _missing(None, version) from None
-    except Py4JError:  # Java has ended, or Spark looks in another way
+    except (Py4JError, TypeError):  # Java has ended, or Spark looks in another way
         return
     if found is not None and _minor(str(found)) != _minor(version):
         raise _missing(str(found), version, scala)

@@ -110,22 +110,24 @@ class Job:
         progress = _Progress(claim.group) if sys.stderr.isatty() else None
         if progress is not None:
             claim.observers = claim.observers.with_one(progress)
-        with claim:
-            try:
-                self._is_running = True
-                self._wait(query, sink, progress)
-            except (PySparkException, Py4JError):
-                if sink.error is not None:
-                    raise sink.error from None
-                if self._signal is None:  # else Spark was ended by it too
-                    raise
-            finally:
-                self._is_running = False
-                if progress is not None:
-                    progress.end()
-                with suppress(Py4JError):
-                    if query.isActive:
-                        query.stop()
+        self._is_running = True
+        try:
+            with claim:
+                try:
+                    self._wait(query, sink, progress)
+                except (PySparkException, Py4JError) as ended:
+                    error = sink.error or ended
+                    if self._signal is None or not isinstance(error, (PySparkException, Py4JError)):
+                        raise error from None
+                    # Else Spark was ended by the signal, too.
+                finally:
+                    if progress is not None:
+                        progress.end()
+                    with suppress(Py4JError):
+                        if query.isActive:
+                            query.stop()
+        finally:
+            self._is_running = False
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
 
@@ -138,6 +140,8 @@ class Job:
             is_checked = is_checked or sink.check_start(query)
             if progress is not None:
                 progress.show(query)
+        if not is_checked:  # it has ended before the first look
+            sink.check_start(query)
 
     def _listen(self) -> None:
         if threading.current_thread() is not threading.main_thread():

@@ -5,7 +5,9 @@ This module has the checks that all batches share; `offsetstore.spark.ways` has 
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -16,6 +18,7 @@ from pyspark.sql.utils import is_remote
 
 from offsetstore.errors import (
     ConfigurationError,
+    MissingDependency,
     OffsetStoreError,
     UnsupportedQuery,
 )
@@ -41,6 +44,7 @@ from offsetstore.protocol.events import (
 )
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.spark.checkpoints import prune
+from offsetstore.spark.connector import check_connector
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
@@ -78,6 +82,8 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
 
 __all__ = ["TransactionalSink", "Transform"]
+
+_log = logging.getLogger(__name__)
 
 _RETAINED_CHECKPOINTS: Final = 3
 _LOOK: Final = 0.5  # seconds between two looks at whether the query is being stopped
@@ -175,6 +181,7 @@ class TransactionalSink:
             has_metadata=metadata is not None,
         )
         self._settings.check(self._outputs.writers.values())
+        self._check_early()  # before the claim is reserved, and a thread works for the sink
         self._metadata = BatchMetadata(claim, metadata)
         self._recovery = None if dead_letters is None else Recovery(claim, dead_letters, self._metadata)
         self._requests = None if dead_letters is None else LetterRequests(claim, self._outputs, dead_letters)
@@ -185,6 +192,7 @@ class TransactionalSink:
         self._between = self._between_batches(tick)
         self._stateful: StatefulWay | None = None
         self._has_written = False
+        self._is_waiting = False  # a batch, because the group is paused
         self._run_id: str | None = None
         self._started_run_id: str | None = None  # of which it is known where it starts
         self._execution: Any = None
@@ -197,7 +205,6 @@ class TransactionalSink:
                 group=claim.group, token=claim.token, query=self._query, replays_letters=self._requests is not None
             )
         )
-        self._check_early()
 
     def _check_early(self) -> None:
         """Compare the transform with the tables, if there is a session; a store in memory has none.
@@ -205,11 +212,18 @@ class TransactionalSink:
         With a kept checkpoint, it is not known which columns the query's batches have.
         """
         session = SparkSession.getActiveSession()
-        if session is None or self._claim.keeps_checkpoint or not isinstance(self._claim.database, PostgresDatabase):
+        if session is None:
+            return
+        _tell_connector(session)
+        if self._claim.keeps_checkpoint or not isinstance(self._claim.database, PostgresDatabase):
             return
         has_headers = getattr(self._claim.broker, "includes_headers", False)  # not with a user's own implementation
         columns = KAFKA_COLUMNS if has_headers else KAFKA_COLUMNS[:-1]
-        self._outputs.check(with_coordinates(kafka_frame(session, [], columns)))
+        try:
+            self._outputs.check(with_coordinates(kafka_frame(session, [], columns)))
+        except OffsetStoreError as error:
+            error.while_("trying the transform on an empty batch with the columns of Kafka's source")
+            raise
 
     @property
     def claim(self) -> Claim:
@@ -339,10 +353,12 @@ class TransactionalSink:
         """Stop a query that writes with this sink, between two batches.
 
         :param timeout: seconds to wait for the batch that is being written. After that Spark interrupts it, and what is
-            not written of it is left to the next start.
+            not written of it is left to the next start; so is at once what waits because the group is paused.
         """
         check_seconds("timeout", timeout, or_zero=True)
-        is_between = self._lock.acquire(timeout=timeout)
+        last, is_between = time.monotonic() + timeout, self._lock.acquire(blocking=False)
+        while not is_between and not self._is_waiting and (left := last - time.monotonic()) > 0:
+            is_between = self._lock.acquire(timeout=min(left, _LOOK))
         try:
             query.stop()  # the next batch waits for the lock, and notices it there
         finally:
@@ -356,7 +372,11 @@ class TransactionalSink:
         observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
 
         def sleep(seconds: float) -> None:
-            batch.sleep(self._claim, seconds)
+            self._is_waiting = seconds > 0
+            try:
+                batch.sleep(self._claim, seconds)
+            finally:
+                self._is_waiting = False
 
         def write() -> Written | None:
             if self._requests is not None:
@@ -433,6 +453,14 @@ class TransactionalSink:
                 epoch=self._claim.token.epoch,
                 retain=_RETAINED_CHECKPOINTS,
             )
+
+
+def _tell_connector(session: SparkSession) -> None:
+    """Warn if Kafka can't be read: `load` would only say that it fails. Replaying letters takes no connector."""
+    try:
+        check_connector(session)
+    except MissingDependency as error:
+        _log.warning("%s", error)
 
 
 def _connect_refused() -> UnsupportedQuery:

@@ -100,3 +100,21 @@ def test_waiting_for_another_migration_takes_as_long_as_that_takes(
             time.sleep(0.3)
             other.commit()
             assert waiting.result(10) == HEAD
+
+
+def test_a_deadlock_with_a_job_is_a_lock_that_was_not_to_be_had(
+    engine: Engine, offsetstore_empty_database: str
+) -> None:
+    """A job writes letters before its history; revision 0006 changes the history before it adds the letters' index."""
+    with engine.begin() as connection:
+        upgrade(connection, revision="0005")
+    with psycopg.connect(offsetstore_empty_database) as job, engine.connect() as connection:
+        job.execute("LOCK TABLE dead_letters IN ROW EXCLUSIVE MODE")
+        connection.execute(text("SET LOCAL deadlock_timeout = '200ms'"))
+        migrating = in_background(lambda: upgrade(connection, lock_timeout=30))
+        with psycopg.connect(offsetstore_empty_database, autocommit=True) as looking:
+            wait_until(lambda: looking.execute(WAITING).fetchall())
+        job.execute("LOCK TABLE offset_history IN ROW EXCLUSIVE MODE")  # its own check comes after a second
+        with pytest.raises(LockTimeout):
+            migrating.result(10)
+        assert current_revision(connection) == "0005"

@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant
 
+_JOB: Final = "offsetstore/spark/run_job.py"
 _BATCH: Final = "offsetstore/spark/ways/batch.py"
 _CYCLE: Final = "offsetstore/processing/cycle.py"
 _TASK: Final = "offsetstore/spark/executors/task.py"
@@ -18,6 +19,7 @@ _FOUND: Final = f"{_SPARK}test_targets.py::test_executors_write_to_the_table_tha
 _SHARING: Final = "offsetstore/spark/plans/sharing.py"
 _AGREEMENT: Final = f"{_SPARK}test_agreement.py::"
 _SHARED: Final = f"{_SPARK}test_sharing.py::"
+_JOBS: Final = "tests/unit/spark/test_job.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _BUFFERED: Final = "offsetstore/spark/ways/buffered.py"
 _COMPUTED: Final = (
@@ -464,4 +466,46 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-SPARK: Final = (*TASKS, *BATCHES, *REFUSED, *PLACEMENT, *TARGETS, *AGREEMENT, *KEPT)
+JOBS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "stop-after-the-batch",
+        (_JOB, "                sink.stop(query)\n", "                query.stop()\n"),
+        tests=(f"{_JOBS}test_a_signal_leaves_the_batch_to_the_sink_and_then_closes_the_claim",),
+        why="Each deploy would interrupt a batch, whose work is done again.",
+    ),
+    mutant(
+        "close-that-a-signal-cuts",
+        (
+            _JOB,
+            "                finally:\n                    if progress",
+            "                finally:\n                    self._is_running = False\n                    if progress",
+        ),
+        tests=(f"{_JOBS}test_a_signal_while_the_claim_is_being_closed_cuts_nothing_and_hides_no_error",),
+        why="A flush would be cut, and a job that has failed would end with exit code 0, without a word.",
+    ),
+    mutant(
+        "start-of-a-query-that-has-ended",
+        (_JOB, "        if not is_checked:  # it has", "        if False:  # it has"),
+        tests=(f"{_JOBS}test_where_a_query_starts_is_compared_once_also_if_it_has_ended_before_the_first_look",),
+        why="A job with a checkpoint above what is stored would end well each time, until records come.",
+    ),
+    mutant(
+        "exit-code-of-a-job",
+        (_JOB, "        raise SystemExit(int(exit_code(told))) from None\n", "        raise SystemExit(1) from None\n"),
+        tests=(f"{_JOBS}test_an_error_is_told_in_a_few_lines_and_becomes_the_exit_code",),
+        why="A supervisor would start a job again that was fenced, which takes the group back.",
+    ),
+    mutant(
+        "sink-that-was-refused",
+        (_SINK, "        self._check_early()  # before the claim is reserved, and a thread works for the sink\n", ""),
+        (
+            _SINK,
+            "            )\n        )\n\n    def _check_early",
+            "            )\n        )\n        self._check_early()\n\n    def _check_early",
+        ),
+        tests=("tests/unit/spark/test_sink.py::test_a_sink_that_is_refused_leaves_nothing_behind",),
+        why="The corrected sink would be refused, too, since the claim belonged to the first.",
+    ),
+)
+
+SPARK: Final = (*JOBS, *TASKS, *BATCHES, *REFUSED, *PLACEMENT, *TARGETS, *AGREEMENT, *KEPT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from offsetstore.demo.job_settings import URL
 from offsetstore.demo.kills import POISON_POINTS
 from offsetstore.local.free_ports import answers
+from offsetstore.postgres.url import SCHEMA_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +30,8 @@ COMMAND = [sys.executable, "-c", f"{HEED}; from offsetstore.cli.main import main
 
 def test_flights_land_exactly_once_while_the_job_is_killed_four_times(tmp_path: Path) -> None:
     arguments = ["--flights", "20000", "--only", "offsetstore", "--output", str(tmp_path)]
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=550, check=False)
+    own = {**os.environ, SCHEMA_VARIABLE: "jobs"}  # of the user's store: the demo's has none
+    done = subprocess.run([*COMMAND, *arguments], env=own, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
     report = json.loads((tmp_path / "report.json").read_text())

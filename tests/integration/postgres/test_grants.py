@@ -242,6 +242,18 @@ def test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_
     offsetstore_postgres.sql(f"DROP OWNED BY {role}; DROP ROLE {role}", database=name)
 
 
+@pytest.mark.behaviour("START-27")
+def test_a_server_without_that_function_has_jobs_all_the_same(
+    offsetstore_database: str, offsetstore_postgres: PostgresServer
+) -> None:
+    """As a service that only speaks PostgreSQL's protocol."""
+    name = offsetstore_database.rpartition("/")[2]
+    offsetstore_postgres.sql("ALTER FUNCTION pg_control_system() RENAME TO none_such", database=name)
+    with OffsetStore.connect(offsetstore_database) as store:
+        assert not store.identity().is_compared
+        store.claim(GROUP, broker())
+
+
 @pytest.mark.behaviour("OPS-3", "OPS-8")
 def test_only_the_owner_deletes_a_group_and_another_role_fences_no_job(deploy: Deploy) -> None:
     with deploy.store() as store:

@@ -14,12 +14,13 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import make_url
 
 import offsetstore.spark
-from offsetstore import Append, OffsetStore, TransactionalSink, Upsert
+from offsetstore import Append, OffsetStore, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ColumnMismatch, KafkaColumnsMissing, MissingPrivilege, OffsetGap
-from offsetstore.protocol.events import BatchInterrupted
+from offsetstore.protocol.events import BatchInterrupted, Paused
 from offsetstore.spark.connector import check_connector
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, events
+from tests.support.waiting import wait_until
 from tests.support.world import SECONDS
 
 if TYPE_CHECKING:
@@ -103,6 +104,23 @@ def test_a_query_that_starts_below_is_warned_about_once_and_writes_nothing_twice
     assert said.startswith(f"{topic}-0: the query starts at 0, below the claim's offset 2")
 
 
+@pytest.mark.behaviour("START-30")
+def test_one_with_another_checkpoint_that_has_ended_without_a_batch_is_told_too(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic, own = offsetstore_topic(1), f"{world.checkpoints}/own"
+    world.produce(topic, ["a", "b"])
+    world.run(world.claim(topic), events, Append("events"), checkpoint=own)
+    world.store.reset(world.group, {TopicPartition(topic, 0): 0}, reason="the database was restored")
+    claim = world.claim(topic)
+    sink = sink_of(claim)
+    query = world.start(sink, world.read(claim), checkpoint=own)
+    assert query.awaitTermination(SECONDS)
+    with pytest.raises(OffsetGap, match=r"\[0, 2\) is missing"):
+        offsetstore.spark.job().run(query, sink)
+
+
 # -- signals
 
 
@@ -169,6 +187,26 @@ def test_a_batch_that_takes_too_long_is_left_to_the_next_start(world: World, off
     assert world.database.column(VALUES) == ["a"]
 
 
+def test_a_batch_that_waits_for_the_end_of_a_pause_holds_no_stop_up(
+    world: World, offsetstore_topic: NewTopic, offsetstore_database: str
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a"])
+    recorder = Recorder()
+    with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
+        claim = store.claim(world.group, world.broker(topic), mirror_every=None)
+        store.pause(world.group, reason="ticket 17")
+        sink = sink_of(claim)
+        query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints), trigger=FOREVER)
+        wait_until(lambda: recorder.of(Paused), timeout=SECONDS)
+        began = time.monotonic()
+        sink.stop(query)
+        assert time.monotonic() - began < 20
+        assert not query.isActive
+    assert len(recorder.of(BatchInterrupted)) == 1
+
+
 # -- what is checked when the sink is made
 
 
@@ -183,7 +221,7 @@ def test_a_sink_is_refused_with_a_table_that_does_not_fit_before_any_job_is_run(
 ) -> None:
     claim = world.claim(offsetstore_topic(1))
     before = jobs_run(world)
-    with pytest.raises(ColumnMismatch, match="there is no table events"):
+    with pytest.raises(ColumnMismatch, match="there is no table events; while trying the transform on an empty batch"):
         sink_of(claim)
     world.database.execute(EVENTS)
     with pytest.raises(ColumnMismatch, match="vaule"):

@@ -6,17 +6,21 @@ import json
 import os
 import signal
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import psycopg
 import pytest
-from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark.errors import AnalysisException, StreamingQueryException
 
 import offsetstore.spark
 from offsetstore import OffsetRange, TopicPartition, errors
 from offsetstore.protocol.events import BatchWritten, LettersWritten, Paused, QueryStarted
 from offsetstore.spark import run_job as module
+from offsetstore.spark.connector import check_connector
 from offsetstore.text import ERROR_LINES
 
 if TYPE_CHECKING:
@@ -182,3 +186,155 @@ def test_java_s_stack_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err
     assert "java.lang.NoSuchMethodError" in said
     assert "at org.apache" not in said
+
+
+# -- a query, and what ends it
+
+
+class Claim:
+    """Notes whether it was closed as a whole, during which SIGTERM may come."""
+
+    group = "billing"
+
+    def __init__(self, *, sent: signal.Signals | None = None) -> None:
+        self._sent = sent
+        self.is_closed = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        if self._sent is not None:
+            os.kill(os.getpid(), self._sent)
+        time.sleep(0.01)
+        self.is_closed = True
+
+
+class Sink:
+    """Notes what `Job.run` asks for."""
+
+    def __init__(self, *, error: Exception | None = None, gap: Exception | None = None) -> None:
+        self.claim = Claim()
+        self.error = error
+        self.gap = gap
+        self.looks = 0
+        self.was_stopped = False
+
+    def check_start(self, _query: object) -> bool:
+        self.looks += 1
+        if self.gap is not None:
+            raise self.gap
+        return True
+
+    def stop(self, _query: object) -> None:
+        self.was_stopped = True
+
+
+class Query:
+    """Its answers, one for each time that it is waited for."""
+
+    isActive = False  # noqa: N815 - Spark's name
+
+    def __init__(self, *answers: bool | signal.Signals | Exception) -> None:
+        self._answers = [*answers]
+
+    def awaitTermination(self, _seconds: float) -> bool:  # noqa: N802 - Spark's name
+        match self._answers.pop(0):
+            case signal.Signals() as sent:
+                os.kill(os.getpid(), sent)
+                return self.awaitTermination(_seconds) if self._answers else False
+            case Exception() as error:
+                raise error
+            case answer:
+                return bool(answer)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Query, Sink], object]:
+    """Run a job, and return its exit code."""
+
+    def leave(_query: object) -> None: ...
+
+    monkeypatch.setattr(module, "_silence", leave)
+
+    def run(query: Any, sink: Any) -> object:
+        try:
+            with offsetstore.spark.job() as job:
+                job.run(query, sink)
+        except SystemExit as ended:
+            return ended.code
+        return 0
+
+    return run
+
+
+@pytest.mark.behaviour("START-30")
+@pytest.mark.parametrize("answers", [(True,), (False, False, True)], ids=["has ended", "runs"])
+def test_where_a_query_starts_is_compared_once_also_if_it_has_ended_before_the_first_look(
+    run: Callable[[Query, Sink], object], answers: tuple[bool, ...]
+) -> None:
+    """One that begins at the topic's end, with ``availableNow``, ends at once, and would have read nothing."""
+    sink = Sink()
+    assert run(Query(*answers), sink) == 0
+    assert sink.looks == 1
+    assert run(Query(*answers), Sink(gap=errors.OffsetGap("the query starts above the stored offset"))) == 5
+
+
+@pytest.mark.behaviour("DX-1")
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_leaves_the_batch_to_the_sink_and_then_closes_the_claim(
+    run: Callable[[Query, Sink], object], sent: signal.Signals, code: int
+) -> None:
+    sink = Sink()
+    assert run(Query(sent), sink) == code
+    assert sink.was_stopped
+    assert sink.claim.is_closed
+
+
+@pytest.mark.behaviour("DX-1")
+@pytest.mark.parametrize("error", [None, errors.RowsRefused("refused")], ids=["well", "failed"])
+def test_a_signal_while_the_claim_is_being_closed_cuts_nothing_and_hides_no_error(
+    run: Callable[[Query, Sink], object], error: Exception | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = Sink(error=error)
+    sink.claim = Claim(sent=signal.SIGTERM)
+    query = Query(True if error is None else StreamingQueryException("[STREAM_FAILED] ..."))
+    assert run(query, sink) == (0 if error is None else 5)
+    assert sink.claim.is_closed
+    assert ("Error: refused" in capsys.readouterr().err) is (error is not None)
+
+
+@pytest.mark.behaviour("DX-1")
+def test_what_spark_says_when_the_signal_has_ended_it_is_no_failure(run: Callable[[Query, Sink], object]) -> None:
+    """A supervisor sends SIGTERM to Java, too; the batch is left to the next start."""
+    gone = Py4JError("Java has ended")
+    assert run(Query(signal.SIGTERM, gone), Sink(error=gone)) == 0
+    assert run(Query(gone), Sink(error=gone)) == 70
+    assert run(Query(signal.SIGTERM, gone), Sink(error=errors.StaleClaim("taken over"))) == 6
+
+
+# -- the connector
+
+
+@pytest.mark.parametrize(
+    ("title", "version", "is_refused"),
+    [
+        ("Kafka 0.10+ Source for Structured Streaming", "4.2.0", False),
+        ("Kafka 0.10+ Source for Structured Streaming", "4.1.1", True),
+        ("billing", "1.0.3", False),
+        (None, None, False),
+    ],
+)
+def test_a_connector_is_known_by_its_own_jar(title: str | None, version: str | None, *, is_refused: bool) -> None:
+    """In an application's jar with all that it needs, the version is the application's."""
+    package = SimpleNamespace(getImplementationTitle=lambda: title, getImplementationVersion=lambda: version)
+    source = SimpleNamespace(getPackage=lambda: package)
+    sources = SimpleNamespace(lookupDataSource=MagicMock(return_value=source))
+    of_spark = SimpleNamespace(
+        sql=SimpleNamespace(execution=SimpleNamespace(datasources=SimpleNamespace(DataSource=sources)))
+    )
+    scala = SimpleNamespace(util=SimpleNamespace(Properties=SimpleNamespace(versionNumberString=lambda: "2.13.17")))
+    jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(spark=of_spark)), scala=scala)
+    state = SimpleNamespace(sessionState=lambda: SimpleNamespace(conf=lambda: None))
+    session: Any = SimpleNamespace(version="4.2.1", _jvm=jvm, _jsparkSession=state)
+    with pytest.raises(errors.MissingDependency) if is_refused else nullcontext():
+        check_connector(session)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from threading import Event
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offsetstore import Append, TopicPartition, TransactionalSink
-from offsetstore.errors import LogTruncated
+from offsetstore import Append, Flush, TopicPartition, TransactionalSink
+from offsetstore.errors import ColumnMismatch, LogTruncated, MissingDependency
+from offsetstore.protocol.events import SinkMade
 from offsetstore.spark import sink as module
 from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase
+from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
     from offsetstore.protocol.database import Session
@@ -85,3 +89,39 @@ def test_a_database_that_hangs_holds_a_failure_up_for_five_seconds_and_one_that_
                 fail(store, database, monkeypatch, answer)
         assert not answers.is_set()
         answers.set()
+
+
+def test_a_sink_that_is_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corrected one takes its place: in a notebook, say."""
+
+    def refuse(_sink: TransactionalSink) -> None:
+        raise ColumnMismatch("there is no table evnts")
+
+    recorder = Recorder()
+    with InMemoryOffsetStore(observers=[recorder]) as store:
+        claim = store.claim("billing", topics=["payments"])
+
+        def make() -> TransactionalSink:
+            return TransactionalSink(claim, lambda frame: frame, into=Append("evnts"), flush=Flush())
+
+        threads = threading.active_count()
+        with monkeypatch.context() as patch:
+            patch.setattr(TransactionalSink, "_check_early", refuse)
+            with pytest.raises(ColumnMismatch):
+                make()
+        assert threading.active_count() == threads
+        assert recorder.of(SinkMade) == []
+        make()
+
+
+def test_a_missing_connector_is_told_when_the_sink_is_made_and_keeps_nobody_from_replaying_letters(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(_session: object) -> None:
+        raise MissingDependency("Spark has no Kafka connector", next_step="spark-submit --packages ...")
+
+    monkeypatch.setattr(module, "SparkSession", SimpleNamespace(getActiveSession=object))
+    monkeypatch.setattr(module, "check_connector", check)
+    with InMemoryOffsetStore() as store:
+        TransactionalSink(store.claim("billing", topics=["payments"]), lambda frame: frame, into=Append("events"))
+    assert [one.getMessage() for one in caplog.records] == ["Spark has no Kafka connector. spark-submit --packages ..."]
