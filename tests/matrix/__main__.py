@@ -100,7 +100,7 @@ def run(cell: Cell) -> dict[str, Any]:
         options, environment = prepare(cell.product, cell.version)
     except (OffsetStoreError, subprocess.CalledProcessError) as error:
         return {"tests": 0, "skipped": 0, "failures": [f"not installed: {error}"]}
-    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *options, *cell.paths]
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *options, *cell.left_out, *cell.paths]
     with (place / "log").open("wb") as log:
         done = subprocess.run(
             command, cwd=ROOT, env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT, check=False

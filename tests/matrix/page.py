@@ -9,7 +9,7 @@ import click
 
 from offsetstore.local.spark.artifacts import KAFKA_VERSION
 from tests.matrix.__main__ import ROOT, RUNS, read_runs
-from tests.matrix.cells import CELLS, TESTS, VERSIONS
+from tests.matrix.cells import CELLS, LEFT_OUT, TESTS, VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +54,8 @@ def _table(product: str, last: Mapping[str, Mapping[str, Any]]) -> Iterator[str]
         commits = dict.fromkeys(f"`{run['commit']}`" for run in found if run)
         yield f"| {wanted} | {' | '.join(_told(run) for run in found)} | {', '.join(commits)} |"
     yield ""
+    for wanted in VERSIONS[product]:
+        yield from (f"{wanted} without {why}.\n" for why in LEFT_OUT.get(f"{product}-{wanted}", {}).values())
 
 
 def _told(run: Mapping[str, Any] | None) -> str:

@@ -9,7 +9,7 @@ import pytest
 from offsetstore.local.spark.artifacts import KAFKA_BROKER, KAFKA_VERSION
 from tests.matrix.__main__ import ROOT, counts, names_passed
 from tests.matrix.broker_version import kafka_broker
-from tests.matrix.cells import CELLS, VERSIONS, chosen
+from tests.matrix.cells import CELLS, LEFT_OUT, VERSIONS, chosen
 from tests.matrix.page import text
 
 REPORT = """
@@ -29,6 +29,16 @@ def result(cell: str, *failures: str, commit: str = "c1", tests: int = 9, skippe
 
 def test_a_cell_has_tests_that_exist() -> None:
     assert [path for cell in CELLS for path in cell.paths if not (ROOT / path).exists()] == []
+
+
+def test_what_is_left_out_of_a_row_is_a_test_of_its_cells() -> None:
+    cells = {f"{cell.product}-{cell.version}" for cell in CELLS}
+    assert cells.issuperset(LEFT_OUT)
+    for test in (test for tests in LEFT_OUT.values() for test in tests):
+        path, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(encoding="utf-8")
+    [kafka] = chosen(["kafka-3.9.2/client"])
+    assert kafka.left_out == [f"--deselect={test}" for test in LEFT_OUT["kafka-3.9.2"]]
 
 
 def test_cells_are_chosen_by_any_part_of_their_names_in_the_order_of_the_list() -> None:
@@ -78,3 +88,4 @@ def test_the_page_tells_what_passed_failed_and_was_not_run() -> None:
         "kafka-3.9.2/client: not installed: no network\n",
     ]
     assert "oracle" not in page
+    assert "\n3.9.2 without consumers that join by the protocol of KIP-848" in page
