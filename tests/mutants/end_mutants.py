@@ -9,24 +9,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.mutant import Mutant, mutant
-
-_SQL: Final = "offsetstore/postgres/statements.py"
-_TX: Final = "offsetstore/store/transaction.py"
-_SESSION: Final = "offsetstore/postgres/session.py"
-_LOST: Final = "offsetstore/store/unknown_commit.py"
-_STAGED: Final = "offsetstore/writers/staging.py"
-_CATALOGUE: Final = "offsetstore/writers/table/catalogue.py"
+from tests.mutants.mutant import Mutant, mutant, text
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _STORE: Final = "tests/integration/store/"
 _TARGETS: Final = "tests/integration/writers/test_targets.py::"
-_SETTLE: Final = "self._settle(advanced, error)"
 
 ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "another-connection-that-is-lost",
-        (_SESSION, "return inner.sqlstate is not None and (self._has", "return (inner.sqlstate is None or self._has"),
+        (
+            "PostgresSession.may_have_raised",
+            "inner.sqlstate is not None and (self._has_failed or self._is_failed())",
+            "inner.sqlstate is None or self._has_failed or self._is_failed()",
+        ),
         tests=(
             f"{_STORE}test_transaction_own_sql.py::test_a_connection_of_the_functions_own_that_fails_is_its_own_error",
         ),
@@ -34,7 +30,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "another-transaction-that-fails",
-        (_TX, "            if is_of_session:\n", "            if True:\n"),
+        ("Transaction.__exit__", "if is_of_session: ...", "if True: ..."),
         tests=(
             f"{_STORE}test_transaction_own_sql.py::test_an_error_of_another_transaction_of_the_functions_is_its_own",
         ),
@@ -42,43 +38,35 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "transaction-that-a-savepoint-has-saved",
-        (
-            _SESSION,
-            "self._has_failed = self._has_failed or self._connection.invalidated or self._is_failed()\n",
-            "pass\n",
-        ),
+        ("PostgresSession._note_failed", "self._has_failed = ...", "pass"),
         tests=(f"{_STORE}test_transaction_own_sql.py::test_an_outage_in_a_savepoint_is_the_transactions",),
         why="A deadlock would end the query, and not be repeated, if the function has used a savepoint.",
     ),
     mutant(
         "rollback-after-an-error",
         (
-            _TX,
-            "session.may_have_raised(error)\n            session.rollback()\n",
-            "session.may_have_raised(error)\n            session.commit()\n",
+            "Transaction.__exit__",
+            "session.rollback()\nif is_of_session:\n    ...",
+            "session.commit()\nif is_of_session:\n    ...",
         ),
         tests=(f"{_CONTRACT}test_an_exception_leaves_results_and_offset_as_they_were",),
         why="What was written before an error would stay.",
     ),
     mutant(
         "refusal-that-was-swallowed",
-        (_TX, "            self._lock_error = error\n            raise\n", "            raise\n"),
+        ("Transaction.lock", "self._lock_error = error", ""),
         tests=(f"{_CONTRACT}test_a_refusal_of_lock_can_not_be_swallowed",),
         why="Code that catches what lock raises could go on and commit what came before.",
     ),
     mutant(
         "end-behind-our-back",
-        (
-            _TX,
-            "not self._is_finished:\n            self._check_whole(is_whole=session.is_whole())",
-            "not self._is_finished:\n            session.is_whole()",
-        ),
+        ("Transaction._check_complete", "self._check_whole(is_whole=session.is_whole())", "session.is_whole()"),
         tests=(f"{_STORE}test_transaction_statements.py::test_an_end_after_the_advance_is_noticed_too",),
         why="A COMMIT or ROLLBACK among the job's SQL would tear results and offset apart.",
     ),
     mutant(
         "end-behind-our-back-at-the-finish",
-        (_TX, "self._check_whole(is_whole=is_whole)", "self._check_whole(is_whole=True)"),
+        ("Transaction._move_all", "self._check_whole(is_whole=is_whole)", "self._check_whole(is_whole=True)"),
         tests=(
             (
                 f"{_STORE}test_transaction_statements.py::"
@@ -90,9 +78,9 @@ ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "commit-that-rolls-back",
         (
-            "offsetstore/postgres/session.py",
-            "if self._number and (self._was_ended or is_over):",
-            "if self._number and self._was_ended and is_over:",
+            "PostgresSession.commit",
+            "self._number and (self._was_ended or is_over)",
+            "self._number and self._was_ended and is_over",
         ),
         tests=(
             (
@@ -104,8 +92,8 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "end-that-was-refused",
-        ("offsetstore/postgres/session.py", "return not self._was_ended and (row", "return (row"),
-        ("offsetstore/postgres/session.py", "(self._was_ended or is_over)", "False"),
+        ("PostgresSession._is_whole", "not self._was_ended and ...", "..."),
+        ("PostgresSession.commit", "self._was_ended or is_over", "False"),
         tests=(
             "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_an_end_whose_refusal_was_swallowed_is_noticed[advance-rollback]",
         ),
@@ -113,11 +101,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "rows-moved-at-the-finish",
-        (
-            _TX,
-            "        self._check_moved(moved, wanted)\n        self._check_whole",
-            "        self._advanced |= wanted.keys()\n        self._check_whole",
-        ),
+        ("Transaction._move_all", "self._check_moved(moved, wanted)", "self._advanced |= wanted.keys()"),
         tests=(
             f"{_STORE}test_transaction_statements.py::test_a_row_that_the_transactions_own_sql_moved_is_not_finished",
         ),
@@ -126,7 +110,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "advance-in-a-savepoint",
         (
-            "offsetstore/postgres/session.py",
+            "PostgresSession._is_whole",
             "(row.transaction_number, row.moved) == (self._number, str(self._moved))",
             "row.transaction_number == self._number",
         ),
@@ -135,68 +119,57 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lock-in-a-savepoint",
-        (
-            _TX,
-            '        if session.in_savepoint():\n            raise LockInSavepoint("tx.lock was',
-            '        if session.in_savepoint() is None:\n            raise LockInSavepoint("tx.lock was',
-        ),
+        ("Transaction.lock", "session.in_savepoint()", "session.in_savepoint() is None"),
         tests=(f"{_CONTRACT}test_lock_inside_a_savepoint_is_refused",),
         why="ROLLBACK TO drops the locks that were taken after the savepoint, and nobody would notice.",
     ),
     mutant(
         "commit-on-disk",
-        (
-            _SQL,
-            "THEN 'on' ELSE current_setting('synchronous_commit') END",
-            "THEN current_setting('synchronous_commit') ELSE current_setting('synchronous_commit') END",
-        ),
+        text("SETTINGS", "THEN 'on' ELSE", "THEN current_setting('synchronous_commit') ELSE"),
         tests=(f"{_STORE}test_transaction_statements.py::test_a_commit_that_was_answered_is_on_disk",),
         why="A crash of the server would take back what was reported, and mirrored to Kafka, as committed.",
     ),
     mutant(
         "row-known-before-its-commit",
         (
-            _TX,
-            "            self._create(session, {tp: ranges[tp].from_ for tp in unknown})\n",
-            (
-                "            self._create(session, {tp: ranges[tp].from_ for tp in unknown})\n"
-                "            self._claim.partitions.update(unknown)\n"
-            ),
+            "Transaction._lock",
+            "if unknown or not ranges: ...",
+            "if unknown or not ranges:\n    ...\n    self._claim.partitions.update(unknown)",
         ),
         tests=(f"{_CONTRACT}test_a_new_row_that_is_rolled_back_is_made_again",),
         why="After a rollback the row is gone, and the claim would take itself for stale.",
     ),
     mutant(
         "batch-mark",
-        (_SQL, "WHERE m.batch_id < excluded.batch_id\n", ""),
+        text("MARK_BATCH", "WHERE m.batch_id < excluded.batch_id\n", ""),
         tests=(f"{_CONTRACT}test_a_batch_without_ranges_is_written_once",),
         why="A window that fires without data moves no offset: only the mark tells that it was written.",
     ),
     mutant(
         "look-up-replaced-by-a-retry",
-        (_TX, _SETTLE, 'raise TransactionLost("the connection was lost at COMMIT") from error'),
+        (
+            "Transaction._commit",
+            "self._settle(advanced, error)",
+            'raise TransactionLost("the connection was lost at COMMIT") from error',
+        ),
         tests=(f"{_STORE}test_unknown_commit.py::test_transaction_ends_well_where_only_the_answer_was_lost",),
         why="A COMMIT whose answer was lost would be repeated blindly: what has no offset to tell is written twice.",
     ),
     mutant(
         "look-up-replaced-by-hope",
-        (_TX, _SETTLE, "pass"),
+        ("Transaction._commit", "self._settle(advanced, error)", "pass"),
         tests=(f"{_STORE}test_unknown_commit.py::test_run_neither_duplicates_nor_loses",),
         why="A COMMIT that never reached the server would be reported as done.",
     ),
     mutant(
         "look-up-by-the-group-s-lock",
-        (
-            _LOST,
-            "                session.lock_group(advanced.group)\n",
-            "                session.group(advanced.group)\n",
-        ),
+        ("_look", "session.lock_group(advanced.group)", "session.group(advanced.group)"),
         tests=(f"{_STORE}test_transaction_new_row_lost.py",),
         why="Nobody sees a row that the lost transaction has made: it would be called lost while it still runs.",
     ),
     mutant(
         "look-up-of-the-own-id-alone",
-        (_LOST, "if any(ids.get(tp) == before and (before ", "if any(tp in ids and (before "),
+        ("store:settle", "ids.get(tp) == before", "tp in ids"),
         tests=(f"{_STORE}test_unknown_commit.py::test_rows_that_a_new_owner_has_moved_on_cant_tell",),
         why="Where a new owner has moved the rows on, the transaction may have happened: it must not be called lost.",
     ),
@@ -205,14 +178,14 @@ ENDS: Final[tuple[Mutant, ...]] = (
 STAGING: Final[tuple[Mutant, ...]] = (
     mutant(
         "staging-count",
-        (_STAGED, "    if found != staged.rows:\n", "    if found is None:\n"),
+        ("check_staged", "found != staged.rows", "found is None"),
         tests=("tests/integration/writers/test_staging.py::test_rows_that_are_lost_or_too_many_are_noticed",),
         why="An unlogged table is empty after a crash: the offset would move over rows that are gone.",
     ),
     mutant(
         "staging-attempts",
-        (_STAGED, '"WHERE {attempt} = ANY ({attempts})"', '"WHERE {attempt} = ANY ({attempts}) OR true"'),
-        (_STAGED, "    if found != staged.rows:\n", "    if found is None:\n"),
+        text("_REPORTED", "WHERE {attempt} = ANY ({attempts})", "WHERE {attempt} = ANY ({attempts}) OR true"),
+        ("check_staged", "found != staged.rows", "found is None"),
         tests=("tests/integration/writers/test_staging.py::test_rows_of_reported_attempts_are_moved_and_no_others",),
         why="A task that Spark repeats, or its twin, leaves its rows twice. The count alone would see it: both go.",
     ),
@@ -221,52 +194,52 @@ STAGING: Final[tuple[Mutant, ...]] = (
 TARGETS: Final[tuple[Mutant, ...]] = (
     mutant(
         "target-unlogged",
-        (_CATALOGUE, " OR relpersistence = 'u' AND relkind <> 'p'", ""),
+        text("writers:_COLUMNS", " OR relpersistence = 'u' AND relkind <> 'p'", ""),
         tests=(f"{_TARGETS}test_an_unlogged_table_is_refused_by_name_until_it_is_logged",),
         why="After a crash of the database the table is empty, and the offsets say that its records were written.",
     ),
     mutant(
         "target-temporary",
-        (_CATALOGUE, " OR relpersistence = 't'", ""),
+        text("writers:_COLUMNS", " OR relpersistence = 't'", ""),
         tests=(f"{_TARGETS}test_a_temporary_table_is_refused_also_where_it_hides_the_target",),
         why="Rows would go to a table that ends with its connection.",
     ),
     mutant(
         "target-foreign",
-        (_CATALOGUE, "FROM tree WHERE relkind = 'f' OR ", "FROM tree WHERE "),
+        text("writers:_COLUMNS", "FROM tree WHERE relkind = 'f' OR ", "FROM tree WHERE "),
         tests=(f"{_TARGETS}test_a_partition_on_another_server_is_refused",),
         why="Another server commits apart: rows without their offset, or an offset without its rows.",
     ),
     mutant(
         "target-partitions",
-        (_CATALOGUE, "ON inhparent = tree.oid AND tree.relkind = 'p'", "ON inhparent = tree.oid AND tree.relkind = ''"),
+        text("writers:_COLUMNS", "tree.relkind = 'p'", "tree.relkind = ''"),
         tests=(f"{_TARGETS}test_partitions_are_looked_at_down_to_the_last",),
         why="Rows are in the partitions, and not in the table that the sink names.",
     ),
     mutant(
         "target-partitions-below-partitions",
-        (_CATALOGUE, "tree.oid AND tree.relkind = 'p'", "tree.oid AND tree.part = 'table'"),
+        text("writers:_COLUMNS", "tree.oid AND tree.relkind = 'p'", "tree.oid AND tree.part = 'table'"),
         tests=(f"{_TARGETS}test_partitions_are_looked_at_down_to_the_last",),
         why="A partition may be partitioned itself.",
     ),
     mutant(
         "target-partitions-of-the-moment",
-        ("offsetstore/writers/arrow/copying.py", "    if target.is_partitioned:\n", "    if target is None:\n"),
+        ("locked_target", "if target.is_partitioned: ...", "if target is None: ..."),
         tests=(f"{_TARGETS}test_a_partition_that_is_attached_while_rows_are_on_their_way_is_met",),
         why="A partition can be attached between the look and the rows: they would be committed into it.",
     ),
     mutant(
         "target-found-once",
-        (_CATALOGUE, "    return table if row is None else TableName(*row)\n", "    return table\n"),
+        ("locate", "table if row is None else TableName(*row)", "table"),
         tests=(f"{_TARGETS}test_a_table_that_was_found_once_is_kept_to",),
         why="A search_path or a temporary table of a connection would lead the rows to another table.",
     ),
     mutant(
         "session-after-execute",
         (
-            "offsetstore/postgres/session.py",
-            "        if self._connection.get_execution_options().get(_DISCARD):\n",
-            "        if self._connection.get_execution_options() is None:\n",
+            "PostgresSession._close",
+            "self._connection.get_execution_options().get(_DISCARD)",
+            "self._connection.get_execution_options() is None",
         ),
         tests=(
             "tests/integration/postgres/test_session_state.py::test_nothing_of_the_session_comes_to_the_next_transaction",
@@ -282,79 +255,67 @@ _LEFT_ALONE: Final = f"{_FORKS}test_a_forked_child_leaves_the_parent_s_transacti
 FORKS: Final[tuple[Mutant, ...]] = (
     mutant(
         "sockets-in-a-child",
-        ("offsetstore/protocol/forks.py", "    os.register_at_fork(after_in_child=_take_sockets)\n", "    pass\n"),
+        ("_take_sockets", "os.dup2(_nowhere[0].fileno(), connection.fileno(), inheritable=False)", "pass"),
         tests=(f"{_LEFT_ALONE}[SQL of the driver]",),
         why="SQL of a child, or a pool's finalizer in it, would end the parent's transaction.",
     ),
     mutant(
         "sockets-of-connections-in-use",
-        ("offsetstore/postgres/database.py", "    keep_from_children(driver)\n", ""),
+        ("_prepared", "keep_from_children(driver)", ""),
         tests=(f"{_LEFT_ALONE}[close of the connection]",),
         why="A child that closes the connection would end the parent's session.",
     ),
     mutant(
         "transactions-in-a-child",
-        (_TX, "        expect_own(self._pid)\n", ""),
+        ("Transaction._require_session", "expect_own(self._pid)", ""),
         tests=("tests/unit/store/test_forks.py",),
         why="A child could believe that it has advanced.",
     ),
     mutant(
         "transactions-of-a-child",
-        (_TX, "return self._session is not None and is_own(self._pid)", "return self._session is not None"),
+        ("Transaction.is_open", "self._session is not None and is_own(self._pid)", "self._session is not None"),
         tests=(f"{_FORKS}test_a_child_may_have_a_store_of_its_own",),
         why="A child with a store of its own could not use it.",
     ),
     mutant(
         "claims-in-a-child",
-        ("offsetstore/store/claim.py", "        if not is_own(self._pid):\n            return\n", ""),
+        ("Claim.close", "if not is_own(self._pid): return", ""),
         tests=(f"{_FORKS}test_a_child_that_exits_inside_the_block_ends_quietly_with_all_exit_handlers",),
         why="A child that exits would write what the parent's sink keeps, and warn of what it can't end.",
     ),
     mutant(
         "exit-of-a-child",
-        (
-            _TX,
-            "        if error is not None and not is_own(self._pid) and",
-            "        if error is not None and not self._pid and",
-        ),
+        ("Transaction.__exit__", "is_own(self._pid)", "self._pid"),
         tests=(f"{_LEFT_ALONE}[exit]",),
         why="sys.exit in a child, as a pool does it, would end in an error of ours.",
     ),
     mutant(
         "connections-of-a-child",
-        ("offsetstore/postgres/database.py", "        expect_own(self._pid)\n        try:\n", "        try:\n"),
+        ("PostgresDatabase._connect", "expect_own(self._pid)", ""),
         tests=(f"{_LEFT_ALONE}[another transaction]",),
         why="A child would take connections from its parent's pool.",
     ),
     mutant(
         "sockets-for-a-child-that-may-open-none",
-        ("offsetstore/protocol/forks.py", "    if not _nowhere:\n", "    if not connection:\n"),
+        ("keep_from_children", "if not _nowhere: ...", "if not connection: ..."),
         tests=("tests/unit/store/test_forks.py::test_a_child_that_may_open_no_more_files_still_loses_the_sockets",),
         why="Where a process has as many files open as it may, its children would keep its connections.",
     ),
     mutant(
         "metadata-from-a-child",
-        (
-            "offsetstore/store/claim.py",
-            '            self._pid,\n            "this claim was made',
-            '            os.getpid(),\n            "this claim was made',
-        ),
+        ("Claim.store_metadata", "expect_own(self._pid, ...)", "expect_own(os.getpid(), ...)"),
         tests=(f"{_CLOSED}test_metadata_for_the_next_advance_is_not_taken_from_a_forked_child",),
         why="What a child notes would be lost with it, in silence.",
     ),
     mutant(
         "error-of-a-close-is-told-once",
-        ("offsetstore/store/store.py", "            with not_hiding(claim.close_error):\n", "            if True:\n"),
+        ("OffsetStore.close", "with not_hiding(claim.close_error): ...", "if True: ..."),
         tests=(f"{_CLOSED}test_what_the_claim_s_close_has_raised_is_not_raised_again_by_the_store_s",),
         why="The store's close would raise it once more, in place of what the program has made of it.",
     ),
     mutant(
         "error-of-a-close-is-told",
-        (
-            "offsetstore/store/store.py",
-            "            with not_hiding(claim.close_error):\n",
-            "            with not_hiding(Exception()):\n",
-        ),
+        ("OffsetStore.close", "not_hiding(claim.close_error)", "not_hiding(Exception())"),
         tests=(f"{_CLOSED}test_what_no_close_has_raised_yet_is_raised_by_the_store_s",),
         why="Nobody would know that the last rows were not written.",
     ),

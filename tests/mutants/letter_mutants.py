@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.mutant import Mutant, mutant
+from tests.mutants.mutant import Mutant, mutant, text
 
-_TX: Final = "offsetstore/store/transaction.py"
-_RECOVERY: Final = "offsetstore/processing/recovery.py"
-_DISCOVERY: Final = "offsetstore/processing/discovery.py"
-_FUNCTIONS: Final = "offsetstore/spark/function_errors.py"
-_ERRORS: Final = "offsetstore/postgres/errors.py"
 _UPSERT_S_GRANT: Final = (
     "tests/integration/postgres/test_missing_privileges.py::"
     "test_what_is_missing_on_a_target_is_told_before_any_row_with_the_command_that_grants_it[update-written]"
 )
-_COMPUTING: Final = "offsetstore/processing/computing.py"
-_CAREFUL: Final = "offsetstore/spark/careful.py"
 
 _ERRORS_OF_SPARK: Final = "tests/unit/spark/test_function_errors.py::"
 _SEARCH: Final = "tests/unit/processing/test_computing.py::"
@@ -27,66 +20,40 @@ _PUT_BACK: Final = "tests/unit/processing/test_put_back.py::"
 _SETTINGS: Final = "tests/unit/spark/test_settings.py::"
 _POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
 
-_EXECUTE: Final = "offsetstore/writers/execute.py"
 _EXECUTES: Final = "tests/integration/writers/test_execute.py::"
 _SHOWN_OF_VALUES: Final = "tests/integration/writers/test_values_in_errors.py::"
 _HINTED: Final = f"{_SHOWN_OF_VALUES}test_the_same_state_raised_by_a_trigger_is_the_rows_and_shows_no_value"
 _NO_TEXT: Final = f"{_UNIT}test_an_error_that_ends_the_batch_tells_a_functions_class_and_place_and_none_of_its_text"
 
-_ATTEMPT: Final = "attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))"
-_SETTLE: Final = """\
-        if not self._is_manual:  # of what is only delivered, the marks tell how much is stored
-            self._settle_ahead(session, _remaining(decisions), gone)
-"""
-_REFUSED_AFTER_ALL: Final = """\
-                if is_searched:  # discovery has accepted these rows
-                    raise Halve(refused) from None
-"""
-_TIME_IS_UP: Final = """\
-        except DiscoveryEnded:
-            raise Halve(refused) from None
-"""
 
 LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-failure-of-spark-s-in-a-query-with-state",
-        (
-            "offsetstore/spark/ways/stateful.py",
-            "        if not (is_of_function(failed) or speaks_for_itself(failed)):\n",
-            "        if False:\n",
-        ),
+        ("StatefulWay.name_record", "not (is_of_function(failed) or speaks_for_itself(failed))", "False"),
         tests=(f"{_ERRORS_OF_SPARK}test_what_may_be_no_records_is_spark_s_own_error_where_there_is_no_trial",),
         why="A lost executor or a full disk would be told as refused rows, with the advice to correct a function.",
     ),
     mutant(
         "a-failure-of-spark-s-in-a-careful-batch",
-        (
-            "offsetstore/spark/ways/batch.py",
-            "        if self._recovery is not None:\n            raise failed.__cause__ or failed from None\n",
-            "",
-        ),
+        ("BatchWay.name_record", "if self._recovery is not None: raise failed.__cause__ or failed from None", ""),
         tests=(f"{_ERRORS_OF_SPARK}test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error",),
         why="Records whose key has an open letter would be written, and a lost executor would name a record to skip.",
     ),
     mutant(
         "letters-count",
-        (_TX, "        if written != len(letters):\n", "        if written > len(letters):\n"),
+        ("Transaction.write_letters", "written != len(letters)", "written > len(letters)"),
         tests=(f"{_UNIT}test_if_letters_are_swallowed_nothing_is_written",),
         why="A trigger on our table that swallows a letter would take its record with it.",
     ),
     mutant(
         "letters-of-passed-records",
-        (
-            _TX,
-            "            if range_ is None or not range_.from_ <= letter.offset < range_.until:\n",
-            "            if range_ is None:\n",
-        ),
+        ("Transaction.write_letters", "range_ is None or ...", "range_ is None"),
         tests=("tests/unit/store/test_letters_in_transactions.py::test_a_letter_is_of_a_record_that_is_passed",),
         why="A letter of a record that is still to be read: it would be in the results, and replayed as well.",
     ),
     mutant(
         "supersede-in-lock",
-        (_TX, _SETTLE, ""),
+        ("Transaction._lock", "if not self._is_manual: self._settle_ahead(session, _remaining(decisions), gone)", ""),
         tests=(
             f"{_UNIT}test_after_a_reset_a_record_that_passes_closes_its_letter_and_another_reopens_its_own",
             f"{_POSTGRES}test_a_record_that_is_good_after_a_kill_is_written_and_its_attempts_are_forgotten",
@@ -95,83 +62,79 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "outages-as-refusals",
-        (_ERRORS, "        if is_of_server(error):\n            return stripped(error)\n", ""),
+        ("_refusal", "if is_of_server(error): return stripped(error)", ""),
         tests=(f"{_POSTGRES}test_an_outage_counts_for_no_record",),
         why="While the disk is full, each record would become a letter.",
     ),
     mutant(
         "states-that-functions-raise",
-        (_ERRORS, '_PLPGSQL = "pl_"', '_PLPGSQL = "none"'),
+        text("_PLPGSQL", "pl_", "none"),
         tests=(f"{_POSTGRES}test_a_record_is_a_letter_whatever_a_trigger_raises_for_it",),
         why="A record for which a trigger raises 40001 would be repeated without end.",
     ),
     mutant(
         "connections-that-functions-lose",
-        (
-            _ERRORS,
-            "    return severity in _FATAL or (is_of_pooler and inner.sqlstate.startswith(_OF_POOLER))\n",
-            "    return severity in _FATAL or inner.sqlstate.startswith(_OF_POOLER)\n",
-        ),
+        ("is_connection_lost", "is_of_pooler and ...", "..."),
         tests=(f"{_SHOWN_OF_VALUES}test_a_connection_is_not_lost_because_a_trigger_says_so",),
         why="So would one for which a trigger raises 08006, on a connection that is sound.",
     ),
     mutant(
         "a-type-that-fails",
-        (_ERRORS, "    if sql_of is not None and not isinstance(error, psycopg.Error):\n", "    if False:\n"),
+        ("_not_sent", "sql_of is not None and not isinstance(error, psycopg.Error)", "False"),
         tests=(f"{_EXECUTES}test_a_type_that_fails_in_a_functions_sql_is_an_error_of_the_function",),
         why="On a topic with one record a batch, a bug in a type would make letters of good records.",
     ),
     mutant(
         "places-after-the-text",
-        (_RECOVERY, 'if not line.startswith(" ") or (', "if ("),
+        (
+            "_places",
+            'not line.startswith(" ") or (line.startswith("  File ") and not is_place)',
+            'line.startswith("  File ") and not is_place',
+        ),
         tests=(f"{_UNIT}test_where_a_function_fails_is_told_and_nothing_of_the_record",),
         why="A record that quotes a traceback would stand in the log of the job that ends with it.",
     ),
     mutant(
         "places-after-a-quoted-source",
-        (_RECOVERY, ' or (line.startswith("  File ") and not is_place)', ""),
+        (
+            "_places",
+            'not line.startswith(" ") or (line.startswith("  File ") and not is_place)',
+            'not line.startswith(" ")',
+        ),
         tests=(f"{_UNIT}test_where_a_function_fails_is_told_and_nothing_of_the_record",),
         why="So would a record that a parser quotes whole in a SyntaxError.",
     ),
     mutant(
         "an-error-that-was-swallowed",
-        (_ERRORS, "        if is_swallowed(error):\n            return", "        if not state:\n            return"),
+        ("_refusal", "is_swallowed(error)", "not state"),
         tests=("tests/integration/writers/test_execute.py::test_an_error_that_a_function_swallows_blames_no_row",),
         why="A function that swallows an outage would have its record blamed for that.",
     ),
     mutant(
         "an-outage-after-which-sql-goes-on",
-        (
-            _ERRORS,
-            "is not None and not _had_failed(one)), error)\n",
-            "is not None and not _had_failed(one) and not is_of_server(one)), error)\n",
-        ),
+        ("_failed_first", "... and not _had_failed(one)", "... and not _had_failed(one) and not is_of_server(one)"),
         tests=("tests/integration/writers/test_execute.py::test_an_outage_after_which_sql_goes_on_is_one",),
         why="A query would end for a deadlock that a function's handler has met, in place of going on after it.",
     ),
     mutant(
         "sql-that-goes-on-after-a-refusal",
-        (_ERRORS, "        error = _failed_first(last)\n", "        error = last\n"),
+        ("refusals", "_failed_first(last)", "last"),
         tests=("tests/integration/writers/test_execute.py::test_where_sql_goes_on_after_an_error_that_one_is_told",),
         why="A bad record would block its partition, unnamed, if the function goes on after the error of its row.",
     ),
     mutant(
         "a-writer-that-fails-for-a-letter",
         (
-            "offsetstore/processing/put_back.py",
-            "    except SinkError as error:\n        raise Halve(error) from error\n",
-            "    except SinkError:\n        raise\n",
+            "processing:_write",
+            "try: ...\nexcept ...: raise\nexcept SinkError as error: raise Halve(error) from error",
+            "try: ...\nexcept ...: raise\nexcept SinkError: raise",
         ),
         tests=(f"{_PUT_BACK}test_a_letter_for_which_a_writer_fails_keeps_no_others_waiting",),
         why="One letter for which a function swallows an error would keep all others from being replayed.",
     ),
     mutant(
         "blame-without-another-that-is-accepted",
-        (
-            _DISCOVERY,
-            "            told = set[int]() if limit is None else trials.told_apart(doubtful, proceed)\n",
-            "            told = {*doubtful}\n",
-        ),
+        ("discover", "set[int]() if limit is None else trials.told_apart(doubtful, proceed)", "{*doubtful}"),
         tests=(
             f"{_UNIT}test_where_no_other_record_is_accepted_the_query_ends_after_the_retries",
             f"{_POSTGRES}test_a_grant_that_is_missing_inside_a_trigger_blames_no_record",
@@ -180,143 +143,123 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "blame-after-the-last-that-is-accepted",
-        (
-            _DISCOVERY,
-            "        return refused if refused and self._keep(after) is None else set()\n",
-            "        return refused\n",
-        ),
+        ("KeptTrials._refused_between", "refused if refused and self._keep(after) is None else set()", "refused"),
         tests=("tests/unit/processing/test_discovery.py::test_what_begins_in_the_middle_of_the_search_blames_none",),
         why="A sequence that comes to its end during the search would make letters of good records.",
     ),
     mutant(
         "blame-in-another-place",
-        (
-            _DISCOVERY,
-            "            if self.probe([record]) is not None:\n",
-            "            if True:\n",
-        ),
+        ("KeptTrials._refused_between", "self.probe([record]) is not None", "True"),
         tests=("tests/unit/processing/test_discovery.py::test_of_more_records_than_a_table_takes_none_is_to_blame",),
         why="Records beyond what a trigger allows would become letters, although any of them would have been accepted.",
     ),
     mutant(
         "blame-for-a-conflict",
-        (_DISCOVERY, "in (none, others), (first, second), (second, first):\n", "in ((none, others),):\n"),
+        ("KeptTrials.told_apart", "(none, others), (first, second), (second, first)", "((none, others),)"),
         tests=(f"{_UNIT}test_a_duplicate_within_its_batch_is_a_letter_whatever_the_function_raises_for_it",),
         why="A duplicate would block its partition for good: it would be accepted in the place of all other records.",
     ),
     mutant(
         "blame-with-another",
-        (
-            _DISCOVERY,
-            "[record for record in doubtful if record not in told]",
-            "[] if told else doubtful",
-        ),
+        ("discover", "[record for record in doubtful if record not in told]", "[] if told else doubtful"),
         tests=("tests/unit/processing/test_discovery.py::test_a_bad_record_does_not_make_others_to_blame",),
         why="One bad record would make letters of those for which there is no room.",
     ),
     mutant(
         "cause-without-another-that-is-accepted",
-        (
-            "offsetstore/processing/isolate.py",
-            "        if not self.rows and not speaks_for_itself(refused):\n            return False\n",
-            "",
-        ),
+        ("_Search.is_cause", "if not self.rows and not speaks_for_itself(refused): return False", ""),
         tests=("tests/unit/processing/test_isolate.py::test_what_any_record_is_refused_for_names_none",),
         why="Without dead letters, the error would tell to pass over a good record.",
     ),
     mutant(
         "attempts-that-end-in-a-stop",
         (
-            _RECOVERY,
-            "        self._store(plan, failed)\n        if ending is not None:\n",
-            "        if ending is None:\n            self._store(plan, failed)\n        else:\n",
+            "Recovery._count",
+            "self._store(plan, failed)\nif ending is not None: ...",
+            "if ending is None: self._store(plan, failed)\nelse: ...",
         ),
         tests=(f"{_UNIT}test_starts_that_each_end_in_a_stop_are_one_attempt_after_the_other",),
         why="A strategy that stops until the tenth attempt would stop for ever.",
     ),
     mutant(
         "lock-during-discovery",
-        (
-            _DISCOVERY,
-            "        lock_as_planned(tx, decisions, in_sequence=True)  # what is rolled back overtakes nothing\n",
-            "        tx.lock({})\n",
-        ),
+        ("discover", "lock_as_planned(tx, decisions, in_sequence=True)", "tx.lock({})"),
         tests=("tests/unit/processing/test_discovery.py::test_a_stale_claim_and_an_outdated_plan_pass",),
         why="Another transaction could move the offsets meanwhile, and discovery would blame records that are stored.",
     ),
     mutant(
         "attempts-count",
-        (_RECOVERY, _ATTEMPT, _ATTEMPT.replace("1 + (", "(").replace("(tp, 0))", "(tp, 0)) or 1")),
+        (
+            "Recovery._count",
+            "1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))",
+            "(mine.attempts if self._settings.independent else highest.get(tp, 0)) or 1",
+        ),
         tests=(f"{_UNIT}test_attempts_survive_a_restart",),
         why="A bad record would be tried for ever.",
     ),
     mutant(
         "attempts-per-record",
-        (_RECOVERY, _ATTEMPT, "attempt = 1 + mine.attempts"),
+        ("Recovery._count", "mine.attempts if self._settings.independent else highest.get(tp, 0)", "mine.attempts"),
         tests=(f"{_UNIT}test_attempts_of_a_partition_add_up_until_it_moves_on",),
         why="Errors that come and go would hold up the partition without end: each has retries of its own.",
     ),
     mutant(
         "attempts-are-kept",
-        (_RECOVERY, "            tx.write_failures(failed)\n", "            tx.connection\n"),
+        ("Recovery._store", "tx.write_failures(failed)", "tx.connection"),
         tests=(f"{_UNIT}test_attempts_survive_a_restart", f"{_POSTGRES}test_attempts_survive_a_kill"),
         why="A job that a bad record kills would begin again with the first attempt.",
     ),
     mutant(
         "halve-what-is-refused-after-all",
-        (_RECOVERY, _REFUSED_AFTER_ALL, _REFUSED_AFTER_ALL.replace("Halve(refused)", "refused")),
+        ("Recovery._write_without", "Halve(refused)", "refused"),
         tests=(f"{_UNIT}test_what_the_transaction_refuses_although_discovery_accepts_it_is_halved",),
         why="Rows that are accepted in another order would end the query, for good.",
     ),
     mutant(
         "halve-when-the-time-is-up",
-        (_RECOVERY, _TIME_IS_UP, _TIME_IS_UP.replace("Halve(refused)", "refused")),
+        ("Recovery._discover", "Halve(refused)", "refused"),
         tests=(f"{_UNIT}test_if_the_time_is_up_the_part_is_halved_and_each_half_is_written_alone",),
         why="A large batch with many bad records would end the query, for good.",
     ),
     mutant(
         "attempts-of-records-ahead",
-        (_RECOVERY, "            if offset < remaining[tp].until and (tp,", "            if offset >= 0 and (tp,"),
+        ("Recovery._before", "offset < remaining[tp].until", "offset >= 0"),
         tests=(f"{_UNIT}test_attempts_at_a_record_ahead_are_not_those_of_the_records_before_it",),
         why="After a restart with smaller batches each record that needs a retry would be a letter without one.",
     ),
     mutant(
         "attempts-of-records-that-are-decided-about",
-        (_RECOVERY, ".until and (tp, offset) not in dead:\n", ".until:\n"),
+        ("Recovery._before", "... and (tp, offset) not in dead", "..."),
         tests=(f"{_UNIT}test_attempts_at_a_record_that_cant_be_computed_are_not_those_of_one_that_is_refused",),
         why="One record that can't be computed would take away the retries of those that the database refuses.",
     ),
     mutant(
         "functions-that-fail-in-a-row",
-        (_RECOVERY, 'one.cause in {"refused", "raised"}', 'one.cause in {"refused"}'),
+        ("_blamed", '{"refused", "raised"}', '{"refused"}'),
         tests=(f"{_UNIT}test_records_that_cant_be_computed_are_refused_in_a_row_too",),
         why="While each record has a value that can't be read, a slow topic would drain into the letters.",
     ),
     mutant(
         "outages-that-functions-raise",
-        (_FUNCTIONS, "any(one.is_outage for one in found) or ", ""),
+        ("function_failed", "... or any(one.is_outage for one in found) or ...", "... or ..."),
         tests=("tests/unit/spark/test_function_errors.py::test_an_outage_is_no_records",),
         why="While a service is down that a function asks, each record would become a letter.",
     ),
     mutant(
         "a-function-that-fails-for-all",
-        (_COMPUTING, "                    self._require_any(error)\n", "                    pass\n"),
+        ("_Search.run", "self._require_any(error)", "pass"),
         tests=(f"{_SEARCH}test_what_fails_for_all_records_is_given_up_after_a_few",),
         why="A bug in a function would cost a search for each record of the batch.",
     ),
     mutant(
         "a-record-that-fails-only-with-others",
-        (
-            _COMPUTING,
-            "            if (error := self._fails(place, place + 1)) is not None:\n",
-            "            if (error := self._fails(begin, end)) is not None:\n",
-        ),
+        ("_Search.run", "self._fails(place, place + 1)", "self._fails(begin, end)"),
         tests=(f"{_SEARCH}test_a_record_that_can_be_computed_alone_is_not_to_blame",),
         why="What is too much for Spark, and passes in parts, would make a letter of a good record.",
     ),
     mutant(
         "letters-before-a-stop",
-        (_RECOVERY, "        _end_before(run, part, found)\n", ""),
+        ("Recovery._count", "_end_before(run, part, found)", ""),
         tests=(
             f"{_UNIT}test_a_stop_makes_no_letter_of_a_record_that_needs_one_after_it",
             f"{_UNIT}test_what_is_stored_before_a_stop_ends_at_the_first_record_that_is_not_decided_about",
@@ -326,43 +269,35 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "names-before-a-stop",
-        (_RECOVERY, "                _end_before(run, part, new)\n", ""),
+        ("Recovery._write_without", "_end_before(run, part, new)", ""),
         tests=(f"{_UNIT}test_whatever_is_refused_before_a_stop_its_error_is_the_stop_s",),
         why="The same, where a function names the child.",
     ),
     mutant(
         "verdicts-before-a-stop",
-        (
-            _RECOVERY,
-            "replace(ending, decided={part.record(number): one for number, one in dead.items()})",
-            "ending",
-        ),
+        ("Recovery._count", "replace(ending, **...)", "ending"),
         tests=(f"{_UNIT}test_a_record_that_was_told_apart_by_later_ones_stays_a_letter_before_a_stop",),
         why="A record would be doubtful again, and the record at which the query ends would never be named.",
     ),
     mutant(
         "a-cut-behind-bad-records-alone",
         (
-            _COMPUTING,
-            "            if self.has_rows and time.monotonic() >= deadline",
-            "            if time.monotonic() >= deadline",
+            "_Search.run",
+            "self.has_rows and time.monotonic() >= deadline and begin < self.size",
+            "time.monotonic() >= deadline and begin < self.size",
         ),
         tests=(f"{_UNIT}test_a_bad_record_at_the_front_is_a_letter_where_each_search_has_no_time",),
         why="A bad record at the front would end the job on every start, although others of its batch can be computed.",
     ),
     mutant(
         "failures-from-before-a-wait",
-        (
-            _RECOVERY,
-            "        run.suspects = dict.fromkeys(run.suspects)  # after the wait they may not fail\n",
-            "",
-        ),
+        ("Recovery._count", "run.suspects = dict.fromkeys(run.suspects)", ""),
         tests=(f"{_UNIT}test_what_a_search_without_time_has_found_is_not_tried_again_unless_it_waits",),
         why="A record that failed during an outage, and was not tried again after it, would become a letter.",
     ),
     mutant(
         "what-a-search-has-found",
-        (_CAREFUL, "raise Halve(computed, place=place, suspects=found)", "raise Halve(computed, place=place)"),
+        ("_computed_without_failing", "Halve(computed, place=place, suspects=found)", "Halve(computed, place=place)"),
         tests=(
             "tests/unit/spark/test_careful.py::test_a_search_that_is_cut_again_and_again_does_not_search_again_what_it_has_found",
         ),
@@ -370,13 +305,13 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-record-that-nothing-is-compared-with",
-        (_RECOVERY, "doubtful = [] if part.with_rows else ", "doubtful = [] if part.numbers else "),
+        ("Recovery._failed", "[] if part.with_rows else ...", "[] if part.numbers else ..."),
         tests=(f"{_UNIT}test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries",),
         why="A bug in a function would make letters of all records of a slow topic.",
     ),
     mutant(
         "a-reject-that-others-are-compared-with",
-        (_CAREFUL, "if n not in self.rejected and any(", "if any("),
+        ("Careful.with_rows", "n not in self.rejected and ...", "..."),
         tests=(
             "tests/unit/spark/test_careful.py::test_a_rejected_record_makes_no_rows_and_is_not_computed_after_those_that_fail",
         ),
@@ -384,41 +319,29 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-function-that-fails-for-a-good-record-later",
-        (
-            _CAREFUL,
-            "        for number in self.with_rows[:1] if failed else ():\n",
-            "        for number in ():\n",
-        ),
+        ("Careful.fail_again", "self.with_rows[:1] if failed else ()", "()"),
         tests=("tests/unit/spark/test_careful.py::test_a_good_record_that_fails_too_shows_that_none_is_to_blame",),
         why="A service that goes down while a record is tried again would use up its retries.",
     ),
     mutant(
         "classes-in-an-errors-text",
         (
-            _FUNCTIONS,
-            '        first = next((line for line in lines if line and not line.startswith(" ")), "")\n',
-            "        first = [line for line in lines if _CLASS.fullmatch(line)][-1]\n",
+            "raised",
+            'next((line for line in lines if line and not line.startswith(" ")), "")',
+            "[line for line in lines if _CLASS.fullmatch(line)][-1]",
         ),
         tests=("tests/unit/spark/test_function_errors.py::test_a_functions_error_is_told_by_the_first_class_alone",),
         why="A record that says ConnectionError would end the job, for good.",
     ),
     mutant(
         "a-source-that-cant-be-read",
-        (
-            "offsetstore/spark/ways/batch.py",
-            "        if not is_out_of_range(error):\n",
-            "        if function_failed(error) is None:\n",
-        ),
+        ("_can_read", "not is_out_of_range(error)", "function_failed(error) is None"),
         tests=(f"{_ERRORS_OF_SPARK}test_where_the_source_fails_for_a_reason_that_is_in_no_record_its_error_passes",),
         why="A missing right on the topic would name a good record, with the command that loses it.",
     ),
     mutant(
         "partitions-before-a-record-that-cant-be-computed",
-        (
-            "offsetstore/processing/isolate.py",
-            "[{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]",
-            "[accepted]",
-        ),
+        ("conclude", "[{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]", "[accepted]"),
         tests=(
             f"{_ERRORS_OF_SPARK}test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_stores_it",
         ),
@@ -427,9 +350,9 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-limit-in-an-errors-text",
         (
-            _FUNCTIONS,
-            "last.classes[0] == _SPARK and not last.condition and last.text.startswith(_OVER_LIMIT)",
-            "_OVER_LIMIT in last.text",
+            "_is_over_limit",
+            "... and last.classes[0] == _SPARK and not last.condition and last.text.startswith(_OVER_LIMIT)",
+            "... and _OVER_LIMIT in last.text",
         ),
         tests=(
             "tests/unit/spark/test_function_errors.py::test_words_in_a_text_are_no_sign_of_the_limit_or_of_a_lost_block",
@@ -438,279 +361,207 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "named-records-that-were-not-given",
-        (
-            _RECOVERY,
-            "    numbers = [number for number in part.numbers if number not in dead] if",
-            "    numbers = part.numbers if",
-        ),
+        ("processing:_named", "[number for number in part.numbers if number not in dead]", "part.numbers"),
         tests=(f"{_UNIT}test_a_function_can_name_only_records_that_it_was_given",),
         why="A function that names a record again and again would be called for ever.",
     ),
     mutant(
         "refused-in-a-row",
-        (
-            _RECOVERY,
-            "        in_a_row = self._refused_in_a_row + _blamed(dead)\n",
-            "        in_a_row = _blamed(dead)\n",
-        ),
+        ("Recovery._check_count", "self._refused_in_a_row + _blamed(dead)", "_blamed(dead)"),
         tests=(f"{_UNIT}test_ten_records_that_are_refused_in_a_row_over_many_batches_are_not_to_blame",),
         why="During an outage that looks like a refusal, a slow topic would drain into the letters, one by one.",
     ),
     mutant(
         "refused-in-a-row-without-rows",
-        (_RECOVERY, "for number in part.with_rows)\n", "for number in part.numbers)\n"),
+        (
+            "Recovery._check_count",
+            "(number not in dead for number in part.with_rows)",
+            "(number not in dead for number in part.numbers)",
+        ),
         tests=(f"{_UNIT}test_records_without_rows_don_t_show_that_others_are_accepted",),
         why="So would a topic of which most records are filtered out.",
     ),
     mutant(
         "limit-of-the-whole-batch",
-        (
-            _RECOVERY,
-            "        letters = run.letters + _letters_in(dead)\n",
-            "        letters = _letters_in(dead)\n",
-        ),
+        ("Recovery._check_count", "run.letters + _letters_in(dead)", "_letters_in(dead)"),
         tests=(f"{_UNIT}test_the_limit_is_one_for_all_parts_of_a_batch",),
         why="A large batch could have the limit's number of letters in each of its parts.",
     ),
     mutant(
         "sequence-of-letters-without-records",
-        (
-            "offsetstore/processing/dead_letters.py",
-            '        if self.sequence is not None and self.keep == "coordinates":\n',
-            '        if self.sequence is not None and self.keep == "nothing":\n',
-        ),
+        ("DeadLetters.__post_init__", '"coordinates"', '"nothing"'),
         tests=(f"{_SETTINGS}test_records_that_wait_for_a_dead_one_need_letters_that_can_be_replayed",),
         why="Good records that wait behind a dead one would be passed over for ever: nothing holds them.",
     ),
     mutant(
         "marks-of-two-functions",
-        (
-            "offsetstore/spark/settings.py",
-            '        if self.marking == "manual" and len(writers) > 1:\n',
-            '        if self.marking == "manual" and len(writers) > 2:\n',
-        ),
+        ("SinkSettings._check_unstored", "len(writers) > 1", "len(writers) > 2"),
         tests=(f"{_SETTINGS}test_manual_marking_needs_one_function_since_the_last_mark_of_several_would_count",),
         why="The mark of one function would pass records that the other one keeps for later.",
     ),
     mutant(
         "letters-of-what-is-only-delivered",
-        (
-            _TX,
-            _SETTLE,
-            "        self._settle_ahead(session, _remaining(decisions), gone)\n",
-        ),
+        ("Transaction._lock", "if not self._is_manual: ...", "..."),
         tests=(f"{_MEMORY}test_a_letter_is_superseded_where_its_record_is_stored_and_not_where_it_is_delivered",),
         why="A record that is never marked would have no letter any more, and nobody would decide about it.",
     ),
     mutant(
         "letters-that-are-overtaken",
-        (
-            "offsetstore/store/ahead.py",
-            "        below = {} if in_sequence else {",
-            "        below = {} if not in_sequence else {",
-        ),
+        ("Ahead.settle", "{} if in_sequence else ...", "{} if not in_sequence else ..."),
         tests=(f"{_SEQUENCES}test_letters_are_overtaken_by_a_run_for_which_nothing_waits",),
         why="A replay would replace the row of a later record, which a run without sequences has written.",
     ),
     mutant(
         "letters-that-are-passed-are-locked-in-order",
-        (
-            "offsetstore/store/ahead.py",
-            "            session.lock_passed_letters(group, letters | below)\n",
-            "            pass\n",
-        ),
+        ("Ahead.settle", "session.lock_passed_letters(group, letters | below)", "pass"),
         tests=("tests/integration/store/test_letters.py::test_letters_read_again_and_below_are_locked_in_one_order",),
         why="A job that reads on after a reset and a decision about all letters would wait for each other.",
     ),
     mutant(
         "letters-that-are-overtaken-in-this-run",
-        (_TX, "            self._claim.ahead.note_sequence(tp, offset)\n", "            pass\n"),
+        ("Transaction.__exit__", "self._claim.ahead.note_sequence(tp, offset)", "pass"),
         tests=(f"{_SEQUENCES}test_a_transaction_of_the_job_s_own_overtakes_letters_of_the_same_run",),
         why="The same, where the letters and the later record are of one run.",
     ),
     mutant(
         "replay-of-a-letter-that-was-overtaken",
         (
-            "offsetstore/processing/put_back.py",
-            "letter.is_in_sequence and is_current",
-            "letter.sequence is not None and is_current",
+            "PutBack._out_of_order",
+            "... and letter.is_in_sequence and ...",
+            "... and letter.sequence is not None and ...",
         ),
         tests=(f"{_PUT_BACK}test_a_sequence_protects_no_newer_row_once_a_run_without_sequences_has_gone_on",),
         why="The same: that it is marked does not help if a replay does not look.",
     ),
     mutant(
         "metadata-of-a-replay",
-        (_TX, "        if decisions[tp].is_stored:\n", "        if not decisions:\n"),
+        ("Transaction.write_metadata", "if decisions[tp].is_stored: ...", "if not decisions: ..."),
         tests=(f"{_MEMORY}test_a_replay_does_not_replace_the_metadata_of_a_later_offset",),
         why="The next owner would read the note of a batch that was replayed as that of the stored offset.",
     ),
     mutant(
         "metadata-of-a-letter",
-        (_TX, "        self._is_replay = True\n", ""),
+        ("Transaction.lock_letters", "self._is_replay = True", ""),
         tests=(f"{_PUT_BACK}test_a_function_that_notes_what_it_writes_does_not_replace_a_later_note",),
         why="The same, where a letter is replayed: its transaction has an empty range at the stored offset.",
     ),
     mutant(
         "metadata-of-a-replay-in-an-advance",
-        (
-            _TX,
-            "        return wanted.keys() - stored if stored else wanted.keys()\n",
-            "        return wanted.keys()\n",
-        ),
+        ("Transaction._not_stored", "wanted.keys() - stored if stored else wanted.keys()", "wanted.keys()"),
         tests=(f"{_MEMORY}test_a_replay_does_not_replace_the_metadata_of_a_later_offset",),
         why="The same, where the note comes with the advance, or was stored for it.",
     ),
     mutant(
         "texts-of-a-function-that-ends-the-job",
-        (_RECOVERY, "            _hide_texts(error)\n", ""),
+        ("Recovery.write", "_hide_texts(error)", ""),
         tests=(_NO_TEXT,),
         why="Spark logs the error with its cause, whose text may quote a record.",
     ),
     mutant(
         "texts-of-a-function-s-cause",
-        (_RECOVERY, "            one.__cause__, one.__suppress_context__ = None, True\n", ""),
+        ("_hide_texts", "one.__cause__, one.__suppress_context__ = (None, True)", ""),
         tests=(_NO_TEXT,),
         why="The same, where only the error itself has lost its text.",
     ),
     mutant(
         "texts-of-a-function-behind-another-error",
-        (_RECOVERY, "    for one in [*chain(error)]:\n", "    for one in [error]:\n"),
+        ("_hide_texts", "[*chain(error)]", "[error]"),
         tests=(_NO_TEXT,),
         why="The same for TooManyLetters, which is raised from the function's error.",
     ),
     mutant(
         "lock-timeout-of-what-is-read",
-        (
-            "offsetstore/store/claim.py",
-            "read(self.database, query, lock_timeout=self.timeouts.lock)",
-            "read(self.database, query)",
-        ),
+        ("Claim.read", "read(self.database, query, lock_timeout=self.timeouts.lock)", "read(self.database, query)"),
         tests=(f"{_POSTGRES}test_what_a_claim_reads_waits_for_a_lock_as_long_as_its_transactions_do",),
         why="The look for misfits, in the careful way and in a replay, would wait for a locked target for ever.",
     ),
     mutant(
         "lock-timeout-of-a-target",
-        (
-            _ERRORS,
-            "        if is_lock_timeout(error):\n            locked",
-            "        if state is None:\n            locked",
-        ),
+        ("before_rows", "is_lock_timeout(error)", "state is None"),
         tests=("tests/integration/writers/test_append.py::test_a_lock_that_is_held_elsewhere_is_told_with_its_table",),
         why="The error would not name the table that is locked, and so not its holder.",
     ),
     mutant(
         "holder-of-a-locked-target",
-        (
-            "offsetstore/postgres/database.py",
-            "if isinstance(ours, LockTimeout) and ours.table is not None and (",
-            "if isinstance(ours, LockTimeout) and ours.table is ours and (",
-        ),
+        ("PostgresDatabase.translate", "ours.table is not None", "ours.table is ours"),
         tests=(f"{_POSTGRES}test_a_locked_target_ends_in_a_lock_timeout_that_names_the_holder[commit]",),
         why="Nobody would know whom to ask.",
     ),
     mutant(
         "outage-in-the-search",
-        (
-            _RECOVERY,
-            "            return self._claim.repeat(\n                lambda _: discover(",
-            "            return (lambda search: search(1))(\n                lambda _: discover(",
-        ),
+        ("Recovery._discover", "self._claim.repeat(...)", "(lambda search: search(1))(...)"),
         tests=(f"{_UNIT}test_an_outage_in_discovery_counts_for_no_record_and_the_search_begins_again",),
         why="A deadlock during the search would end the job.",
     ),
     mutant(
         "outage-in-the-search-of-a-replay",
-        (
-            "offsetstore/processing/put_back.py",
-            "            return self._claim.repeat(\n",
-            "            return (lambda search: search(1))(\n",
-        ),
+        ("PutBack._discover", "self._claim.repeat(...)", "(lambda search: search(1))(...)"),
         tests=(f"{_PUT_BACK}test_an_outage_in_the_search_of_a_replay_begins_the_search_again",),
         why="The same for a replay.",
     ),
     mutant(
         "what-a-copy-is-refused-before-the-rows",
-        (
-            "offsetstore/writers/arrow/copying.py",
-            "        with before_rows(encoding.table, target.as_string()):\n",
-            "        if True:\n",
-        ),
+        ("copy_batches", "with before_rows(encoding.table, target.as_string()): ...", "if True: ..."),
         tests=("tests/integration/writers/test_append.py::test_a_column_without_a_grant_is_told_before_any_row",),
         why="A missing grant on a column would be searched for in the records.",
     ),
     mutant(
         "what-an-upsert-is-refused-before-the-rows",
-        (
-            "offsetstore/writers/staging.py",
-            "    with before_rows(table, table.identifier.as_string(driver)):\n",
-            "    if True:\n",
-        ),
+        ("create_temporary", "with before_rows(table, table.identifier.as_string(driver)): ...", "if True: ..."),
         tests=(_UPSERT_S_GRANT,),
         why="The same, where the role may not update the table.",
     ),
     mutant(
         "what-an-upsert-is-refused-without-a-row",
-        (
-            "offsetstore/writers/staging.py",
-            'statement.as_string(driver), f"EXPLAIN {move.as_string(driver)}")',
-            "statement.as_string(driver))",
-        ),
+        ("create_temporary", 'execute_together(..., f"EXPLAIN {move.as_string(driver)}")', "execute_together(...)"),
         tests=(_UPSERT_S_GRANT,),
         why="It would be told with the first rows, as if these were to blame.",
     ),
     mutant(
         "copy-where-policies-apply",
-        ("offsetstore/writers/append.py", "if not target.has_policies:", "if target.columns:"),
+        ("Append.write", "if not target.has_policies: ...", "if target.columns: ..."),
         tests=("tests/integration/writers/test_row_security.py::test_an_append_inserts_its_rows",),
         why="PostgreSQL refuses COPY there, and the job would end.",
     ),
     mutant(
         "class-of-an-exhausted-sequence",
-        ("offsetstore/processing/isolate.py", ' and state != "2200H"', ""),
+        ("speaks_for_itself", '... and state != "2200H"', "..."),
         tests=("tests/unit/processing/test_isolate.py::test_other_refusals_do_not_speak_for_themselves",),
         why="Once a sequence has come to its end, each record that is alone in its batch would become a letter.",
     ),
     mutant(
         "class-of-a-function-s-error",
-        (
-            "offsetstore/processing/isolate.py",
-            "        return not isinstance(refused, FunctionFailed)\n",
-            "        return True\n",
-        ),
+        ("speaks_for_itself", "not isinstance(refused, FunctionFailed)", "True"),
         tests=(f"{_UNIT}test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries",),
         why="A bug in a function would make letters of all records of a slow topic.",
     ),
     mutant(
         "outage-behind-a-function-s-error",
-        (_EXECUTE, "any(may_pass(one) or is_of_server(one) for one", "any(may_pass(one) for one"),
+        ("_failing", "may_pass(one) or is_of_server(one)", "may_pass(one)"),
         tests=(f"{_EXECUTES}test_an_error_that_a_function_raises_from_an_outage_is_one",),
         why="A function that raises its own error from a deadlock's would have its record blamed for that.",
     ),
     mutant(
         "swallowed-behind-a-function-s-error",
-        (_EXECUTE, "next(filter(is_swallowed, chain(error)), None)) is not None", "None) is not None"),
+        ("_failing", "next(filter(is_swallowed, chain(error)), None)", "None"),
         tests=(f"{_EXECUTES}test_nor_does_what_it_raises_from_the_next_one",),
         why="The same, where it has swallowed the deadlock's.",
     ),
     mutant(
         "suspects-in-time",
-        (_CAREFUL, "            if time.monotonic() >= deadline:\n                break\n", ""),
+        ("_Computation.failing", "if time.monotonic() >= deadline: break", ""),
         tests=("tests/unit/spark/test_careful.py::test_the_look_at_records_that_have_failed_before_ends_in_time",),
         why="After a restart with many failed records, the job would write nothing for hours.",
     ),
     mutant(
         "letters-of-what-is-marked",
-        (_TX, "        self._settle_ahead(session, ranges)\n", ""),
+        ("Transaction._store_marks", "self._settle_ahead(session, ranges)", ""),
         tests=(f"{_MEMORY}test_a_letter_is_superseded_where_its_record_is_stored_and_not_where_it_is_delivered",),
         why="With marks, a letter of a record that the job has read again could be replayed: twice in the results.",
     ),
     mutant(
         "sequences-of-letters-that-were-overtaken",
-        (
-            "offsetstore/postgres/stored_letters.py",
-            "l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}\n",
-            "l.sequence IS NOT NULL\n",
-        ),
+        text("OPEN_SEQUENCES", "octet_length(l.sequence) = ", "octet_length(l.sequence) >= 0 * "),
         tests=(
             "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_open_letters_are_overtaken_by_what_is_written_above_them",
         ),
@@ -718,19 +569,19 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "hint-as-a-verdict",
-        (_DISCOVERY, "        return hinted + self._down_to_one(", "        return self._down_to_one("),
+        ("_Sweep._singles_of", "hinted + ...", "..."),
         tests=("tests/unit/processing/test_discovery.py::test_a_hint_is_never_a_verdict",),
         why="A row that looks like a line of the error's context would decide about another record.",
     ),
     mutant(
         "hint-of-the-database",
-        ("offsetstore/writers/append.py", ", copied=self.table.name, grants", ", grants"),
+        ("Append.write", "refusals(..., copied=self.table.name, **...)", "refusals(..., **...)"),
         tests=(_HINTED,),
         why="Each bad record of a large batch would take as many tries as it can be halved, and not four.",
     ),
     mutant(
         "sql-of-a-splittable-function",
-        (_ERRORS, "if sql_of is not None and not is_splittable and state", "if sql_of is not None and state"),
+        ("_refusal", "... and not is_splittable and ...", "... and ..."),
         tests=(f"{_EXECUTES}test_wrong_sql_is_of_the_rows_only_where_single_ones_can_tell",),
         why="A record for which a function's SQL meets a missing table or type would end the job, for good.",
     ),

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One replacement. ``old`` stands in ``file`` exactly once; ``file`` counts from the top of the checkout."""
+    """One edit of a definition; see `edits`.
 
-    file: str
+    ``where`` names a function, a class or a constant (``Class.method``), wherever the package defines it. If several
+    files do, the name of one's folder, or its own, goes before it: ``spark:judge``.
+    """
+
+    where: str
     old: str
     new: str
+    in_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,12 @@ class Mutant:
         return any(test.startswith("tests/integration/spark/") for test in self.tests)
 
 
-def mutant(name: str, *changes: tuple[str, str, str], tests: tuple[str, ...], why: str) -> Mutant:
-    """Make one of plain tuples (file, old, new)."""
-    return Mutant(name, tuple(Change(*change) for change in changes), tests, why)
+def mutant(name: str, *changes: tuple[str, str, str] | Change, tests: tuple[str, ...], why: str) -> Mutant:
+    """Make one of edits of syntax, which are plain tuples (where, old, new), and of `text`."""
+    made = tuple(change if isinstance(change, Change) else Change(*change) for change in changes)
+    return Mutant(name, made, tests, why)
+
+
+def text(where: str, old: str, new: str) -> Change:
+    """Make an edit of what is in the strings of a definition, as of SQL."""
+    return Change(where, old, new, in_text=True)

@@ -6,14 +6,6 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant
 
-_READS: Final = "offsetstore/store/reads.py"
-_HEALTH: Final = "offsetstore/store/group_health.py"
-_CHECKS: Final = "offsetstore/store/group_checks.py"
-_STATUS: Final = "offsetstore/cli/status.py"
-_LAG: Final = "offsetstore/cli/lag.py"
-_EXPORTER: Final = "offsetstore/monitoring/exporter.py"
-_SNAPSHOTS: Final = "offsetstore/monitoring/dashboard/snapshots.py"
-
 _UNIT: Final = "tests/unit/store/"
 _BEYOND: Final = (
     f"{_UNIT}test_reads.py::test_an_offset_beyond_the_end_has_no_lag_and_what_is_behind_a_transaction_is_unread"
@@ -42,113 +34,101 @@ _REPLAYED_BY_NONE: Final = (
 LOSS: Final[tuple[Mutant, ...]] = (
     mutant(
         "lag-beyond-the-end",
-        (_READS, "    return None if lag < 0 else lag\n", "    return max(0, lag)\n"),
+        ("store:lag_of", "None if lag < 0 else lag", "max(0, lag)"),
         tests=(_BEYOND,),
         why="A log that lost records would look like one of which all is read.",
     ),
     mutant(
         "lag-behind-an-open-transaction",
-        (_READS, "    return log.end if log.high is None else log.high\n", "    return log.end\n"),
+        ("end_of", "log.end if log.high is None else log.high", "log.end"),
         tests=(_BEYOND,),
         why="A transaction that hangs would hide what waits behind it.",
     ),
     mutant(
         "lag-of-the-other-partitions",
-        (_READS, "if known and not is_beyond else None", "if known else None"),
+        ("GroupState.lag", "known and not is_beyond", "known"),
         tests=(f"{_UNIT}test_reads.py::test_a_state_with_an_offset_beyond_the_end_has_no_lag_of_the_others",),
         why="The group's lag would leave out the partition that lost records.",
     ),
     mutant(
         "seconds-beyond-the-end",
-        ("offsetstore/store/lag.py", "None if lag is None else 0.0)", "0.0)"),
+        ("_Behind._partition", "None if lag is None else 0.0", "0.0"),
         tests=(_NEVER_0,),
         why="A partition that lost records would be 0 seconds behind.",
     ),
     mutant(
         "health-of-a-log-that-is-too-short",
-        (_HEALTH, " or (lag is not None and lag.beyond_end):", ":"),
+        (
+            "judge_group",
+            "any(...) or (lag is not None and lag.beyond_end)",
+            "any(...)",
+        ),
         tests=(_NEVER_0,),
         why="A check of the group would pass, and the next start be refused.",
     ),
     mutant(
         "health-of-a-log-that-has-grown",
-        (_HEALTH, "any(one.suspect or one.beyond_end for one", "any(one.beyond_end for one"),
+        ("judge_group", "one.suspect or one.beyond_end", "one.beyond_end"),
         tests=(f"{_UNIT}test_lag.py::test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well",),
         why="The same once the log has grown again.",
     ),
     mutant(
         "check-of-a-log-that-is-too-short",
-        (
-            _CHECKS,
-            "for place, one in self._partitions() if one.beyond_end]",
-            "for place, one in self._partitions() if one.beyond_end < 0]",
-        ),
+        ("_Checks._logs", "one.beyond_end", "one.beyond_end < 0"),
         tests=(_LOST,),
         why="The group's page would call its logs well.",
     ),
     mutant(
         "check-of-a-log-that-has-grown",
-        (
-            _CHECKS,
-            "for place, one in self._partitions() if one.is_suspect}",
-            "for place, one in self._partitions() if not place}",
-        ),
+        ("_Checks._logs", "one.is_suspect", "not place"),
         tests=(_LOST,),
         why="The same once the log has grown again.",
     ),
     mutant(
         "status-of-a-log-that-is-too-short",
-        (_STATUS, "        if one.beyond_end:\n", "        if one.beyond_end < 0:\n"),
+        ("status:_print", "if one.beyond_end: ...", "if one.beyond_end < 0: ..."),
         tests=(_TOLD,),
         why="The status would only leave the lag out, and not say why.",
     ),
     mutant(
         "status-of-a-log-that-has-grown",
-        (_STATUS, "        if one.suspect is not None:\n", "        if one.suspect is one:\n"),
+        ("status:_print", "one.suspect is not None", "one.suspect is one"),
         tests=(_TOLD,),
         why="The status would show a lag as if all were well, and the next start be refused.",
     ),
     mutant(
         "lag-command-of-a-log-that-is-too-short",
-        (_LAG, "        if part.beyond_end:\n", "        if part.beyond_end < 0:\n"),
+        ("_notes", "if part.beyond_end: ...", "if part.beyond_end < 0: ..."),
         tests=("tests/unit/cli/test_lag.py::test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit",),
         why="The command would only leave the lag out, and not say why.",
     ),
     mutant(
         "lag-command-of-a-log-that-has-grown",
-        (_LAG, "        if part.is_suspect:\n", "        if not part:\n"),
+        ("_notes", "if part.is_suspect: ...", "if not part: ..."),
         tests=("tests/unit/cli/test_lag.py::test_evidence_of_loss_is_told_also_where_the_log_has_grown_again",),
         why="The command would show a lag as if all were well.",
     ),
     mutant(
         "series-of-a-log-that-is-too-short",
-        (_EXPORTER, "page.add(BEYOND, topic.beyond_end, group, name)", "page.add(BEYOND, 0, group, name)"),
+        ("_add_groups", "page.add(BEYOND, topic.beyond_end, group, name)", "page.add(BEYOND, 0, group, name)"),
         tests=(_SERIES,),
         why="The alert would never be raised.",
     ),
     mutant(
         "series-of-a-log-that-has-grown",
-        (_EXPORTER, "sum(row.suspect is not None for row", "sum(row.suspect is row for row"),
+        ("_add_groups", "row.suspect is not None", "row.suspect is row"),
         tests=(_SERIES,),
         why="The alert would end once the log has grown again.",
     ),
     mutant(
         "page-of-a-log-that-is-too-short",
-        (
-            _SNAPSHOTS,
-            "any(part.is_suspect or part.beyond_end for part in parts)",
-            "any(part.is_suspect for part in parts)",
-        ),
+        ("_troubles", "part.is_suspect or part.beyond_end", "part.is_suspect"),
         tests=(_PAGE,),
         why="The list of groups would show the group as any other.",
     ),
     mutant(
         "page-of-a-log-that-has-grown",
-        (
-            _SNAPSHOTS,
-            "any(part.is_suspect or part.beyond_end for part in parts)",
-            "any(part.beyond_end for part in parts)",
-        ),
+        ("_troubles", "part.is_suspect or part.beyond_end", "part.beyond_end"),
         tests=(_PAGE,),
         why="The same once the log has grown again.",
     ),
@@ -157,39 +137,31 @@ LOSS: Final[tuple[Mutant, ...]] = (
 REQUESTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "requests-to-nobody-in-a-check",
-        (_CHECKS, "run.status.replays_letters is False", "run.status.replays_letters is run"),
+        ("_Checks._has_no_dead_letters", "run.status.replays_letters is False", "run.status.replays_letters is run"),
         tests=(_LEFT,),
         why="Letters would wait for a job that runs, and never replays them.",
     ),
     mutant(
         "requests-to-an-earlier-job-in-a-check",
-        (_CHECKS, "run is not None and run.token == self._of.owner.token and", "run is not None and"),
+        ("_Checks._has_no_dead_letters", "... and run.token == self._of.owner.token and ...", "... and ..."),
         tests=(_LEFT,),
         why="After a deploy that adds dead_letters=, the check would still say that nobody replays them.",
     ),
     mutant(
         "requests-to-nobody-in-the-status",
-        (_STATUS, "state.replays_letters is False", "state.replays_letters is state"),
+        ("status:_print", "state.replays_letters is False", "state.replays_letters is state"),
         tests=(_REPLAYED_BY_NONE,),
         why="The same in the status.",
     ),
     mutant(
         "requests-to-nobody-in-the-command",
-        (
-            "offsetstore/cli/dead_letters.py",
-            "    elif state.replays_letters is False:\n",
-            "    elif state.replays_letters is state:\n",
-        ),
+        ("_print_who_replays", "state.replays_letters is False", "state.replays_letters is state"),
         tests=(_REPLAYED_BY_NONE,),
         why="The same where they are requested.",
     ),
     mutant(
         "requests-to-nobody-in-the-log",
-        (
-            "offsetstore/store/run_record.py",
-            "are_left = status.replays_letters is False and",
-            "are_left = status.replays_letters is status and",
-        ),
+        ("RunRecord._save", "status.replays_letters is False", "status.replays_letters is status"),
         tests=(
             f"{_UNIT}test_run_record.py::test_a_job_without_dead_letters_says_that_it_replays_none_once_for_each_time_that_some_are_requested",
         ),
@@ -197,7 +169,7 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "requests-to-the-group-s-owner",
-        (_READS, "if owner and run.token == owner.token), None)", "if owner), None)"),
+        ("read_group", "owner and run.token == owner.token", "owner"),
         tests=(
             "tests/contract/test_memory.py::TestInMemoryOffsetStore::test_whether_a_job_replays_letters_is_known_of_the_last_run",
         ),
@@ -205,7 +177,7 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "requests-that-the-sink-looks-for",
-        ("offsetstore/spark/sink.py", "replays_letters=self._requests is not None", "replays_letters=True"),
+        ("TransactionalSink.__init__", "self._requests is not None", "True"),
         tests=(
             "tests/unit/spark/test_looking_for_requests.py::test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests",
         ),
@@ -216,19 +188,19 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
 ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "failure-recorded-with-the-next-heartbeat",
-        ("offsetstore/spark/sink.py", "            self._claim.record_run()\n", ""),
+        ("TransactionalSink._call", "self._claim.record_run()", ""),
         tests=("tests/unit/spark/test_sink.py::test_the_failure_is_in_the_database_before_the_sink_raises",),
         why="A job that dies of a batch's error would look killed.",
     ),
     mutant(
         "killed-and-replaced-at-once",
-        ("offsetstore/protocol/runs.py", " and is_live(self.read_at - self.next_at)", ""),
+        ("Run.state", "... and is_live(self.read_at - self.next_at)", "..."),
         tests=("tests/unit/protocol/test_runs.py::test_a_run_that_was_replaced_was_fenced_only_if_it_was_alive",),
         why="A job that is killed and restarted again and again would look like two that fight.",
     ),
     mutant(
         "first-claim-without-a-word",
-        ("offsetstore/protocol/resolver.py", "None if stored else group", "None"),
+        ("protocol:resolve", "None if stored else group", "None"),
         tests=(
             "tests/unit/store/test_first_claims.py::test_a_misspelt_group_is_told_what_it_reads_again_and_whom_it_resembles",
         ),

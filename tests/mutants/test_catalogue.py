@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.mutants.catalogue import MUTANTS
+from tests.mutants.edits import mutated
+from tests.mutants.mutant import Change, text
 from tests.mutants.mutation import Mutation, explained
 from tests.mutants.running import Failure
-from tests.mutants.trees import ROOT, apply
+from tests.mutants.trees import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,12 +40,10 @@ def test_each_mutant_has_a_name_of_its_own_which_can_be_a_directory() -> None:
 
 
 @each_mutant
-def test_what_a_mutant_replaces_is_there_once_and_what_comes_out_is_python(mutant: Mutant) -> None:
-    for change in mutant.changes:
-        before = (ROOT / change.file).read_text(encoding="utf-8")
-        assert before.count(change.old) == 1, change
-        after = before.replace(change.old, change.new)
-        assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+def test_what_a_mutant_edits_is_there_once_and_what_comes_out_is_other_python(mutant: Mutant) -> None:
+    for changes in {mutant.changes, *((change,) for change in mutant.changes)}:
+        for file, after in mutated(changes).items():
+            assert ast.dump(ast.parse(after)) != ast.dump(ast.parse((ROOT / file).read_text(encoding="utf-8")))
 
 
 @each_mutant
@@ -62,14 +62,65 @@ def test_every_mutation_that_is_explained_is_of_a_line_that_is_there() -> None:
         assert len(reason) > 20, "say why"
 
 
-def test_a_change_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    mutant = MUTANTS[0]
-    for change in mutant.changes:
-        file = tmp_path / change.file
+CODE = """\
+QUERY = f'''
+SELECT {1} FOR UPDATE
+'''
+
+
+class Job:
+    def run(self):
+        if self.is_due:  # a comment
+            call(
+                1, 2,
+                name="a job",
+            )
+        raise Late
+"""
+CALL = CODE[CODE.index("call(") : CODE.index("        raise")]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    files = {"spark/job.py": CODE, "store/job.py": "def run(): call(call())", "runs.py": "def run(): pass"}
+    for name, code in files.items():
+        file = tmp_path / "offsetstore" / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(change.old * 2, encoding="utf-8")
-    with pytest.raises(ValueError, match="2 times, not once"):
-        apply(mutant.changes, tmp_path)
+        file.write_text(code, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [
+        (Change("Job.run", "self.is_due", "True"), "self.is_due", "(True)"),
+        (Change("Job.run", "if self.is_due: ...", "if a or b: ..."), "self.is_due", "(a or b)"),
+        (Change("Job.run", "call(1, ..., **...)", "call(..., **...)"), CALL, "(call(2, name='a job')\n\n\n)\n"),
+        (
+            Change("Job.run", "if self.is_due: ...", "..."),
+            f"if self.is_due:  # a comment\n            {CALL}",
+            "call(1, 2, name='a job')\n\n\n\n\n",
+        ),
+        (Change("Job.run", "raise Late", ""), "raise Late", ""),
+        (text("QUERY", " FOR UPDATE", ""), "f'''\nSELECT {1} FOR UPDATE\n'''", "(f'\\nSELECT {1}\\n'\n\n)"),
+    ],
+)
+def test_an_edit_leaves_all_else_where_it_is(package: Path, change: Change, before: str, after: str) -> None:
+    assert mutated([change], package) == {"offsetstore/spark/job.py": CODE.replace(before, after)}
+
+
+@pytest.mark.parametrize(
+    ("where", "old", "said"),
+    [
+        ("run", "call()", "2 files, not in one: offsetstore/runs.py, offsetstore/store/job.py"),
+        ("gone", "call()", "0 files"),
+        ("store:run", "call(...)", "2 times, not once"),
+        ("runs:run", "call(...)", "0 times"),
+    ],
+)
+def test_an_edit_that_does_not_fit_is_refused(package: Path, where: str, old: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        mutated([Change(where, old, "other()")], package)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.mutants.mutant import Change
+from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 BUILD: Final = ROOT / "build" / "mutants"
@@ -30,19 +25,3 @@ def copy_tree(name: str) -> Path:
         else:
             shutil.copy(source, target / part)
     return target
-
-
-def apply(changes: Iterable[Change], tree: Path) -> None:
-    """Put a mutant's changes in.
-
-    :raises ValueError: a text is not there exactly once.
-    :raises SyntaxError: what comes out is no Python, so that any test would fail.
-    """
-    for change in changes:
-        file = tree / change.file
-        before = file.read_text(encoding="utf-8")
-        if before.count(change.old) != 1:
-            raise ValueError(f"{change.file} has this {before.count(change.old)} times, not once:\n{change.old}")
-        after = before.replace(change.old, change.new)
-        compile(after, change.file, "exec")
-        file.write_text(after, encoding="utf-8")

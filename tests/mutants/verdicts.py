@@ -6,8 +6,9 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.mutants.edits import mutated
 from tests.mutants.running import run_tests
-from tests.mutants.trees import apply, copy_tree
+from tests.mutants.trees import copy_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +41,8 @@ def run_unmutated(mutants: Iterable[Mutant]) -> Run:
 def judge(mutant: Mutant) -> Verdict:
     """Make the mutant and run its tests; its tree stays where it is not caught."""
     tree = copy_tree(mutant.name)
-    apply(mutant.changes, tree)
+    for file, source in mutated(mutant.changes).items():
+        (tree / file).write_text(source, encoding="utf-8")
     run = run_tests(tree, mutant.tests)
     verdict = _verdict(mutant.name, run)
     if verdict.is_caught:
