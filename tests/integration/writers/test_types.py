@@ -277,6 +277,35 @@ def test_times_and_intervals_from_strings_are_read_as_postgresql_writes_them(dat
     ]
 
 
+@pytest.mark.behaviour("SINK-22")
+@pytest.mark.parametrize(
+    ("target", "kept", "refused"),
+    [
+        (
+            "time",
+            ["12:30", "1:02:03", "23:59:59.123456000", "24:00:00", "07:30 PM"],
+            ["12:30:15+02", "12:30Z", "2024-07-01 12:30:15", "12:30:15.1234567", "12:30:60", "now", "12:30\n; 1"],
+        ),
+        (
+            "timetz",
+            ["12:30+02", "12:30:15.123456 -05:30", "12:30Z"],
+            ["12:30", "12:30:15.1234567+02", "2024-07-01 12:30:15+02", "now", "12:30 CET"],
+        ),
+        ("interval", ["1.500000 s", "PT1.123456S", "1.25 days"], ["1.1234567 s", "PT1.1234567S", "- 1 mon 2 days"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_string_of_which_postgresql_would_drop_a_part_is_refused(
+    database: Database, target: str, kept: list[str], refused: list[str]
+) -> None:
+    database.run(f"CREATE TABLE t (value {target}); CREATE TABLE a (value {target}[])")
+    assert database.write(Append("t"), column([*kept, None], pa.string())) == len(kept) + 1
+    for text in refused:
+        error = database.refusal(RowsRefused, Append("t"), column([None, text], pa.string()))
+        assert (error.column, error.sqlstate) == ("value", None)
+        database.refusal(RowsRefused, Append("a"), column([[kept[0], text]], pa.list_(pa.string())))
+
+
 def test_a_column_of_nothing_but_null_fits_any_type(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint, j jsonb, a text[], u uuid, i inet)")
     database.write(Append("t"), batch(dict.fromkeys("njau", pa.nulls(2))))
