@@ -74,7 +74,12 @@ SELECT target.relkind, target.insert_rules,
             ON classid = 'pg_catalog.pg_attrdef'::regclass AND objid = pg_attrdef.oid
         JOIN pg_catalog.pg_class ON refclassid = 'pg_catalog.pg_class'::regclass AND pg_class.oid = refobjid
         WHERE adrelid = target.oid AND adnum = a.attnum
-            AND CASE WHEN pg_class.relkind = 'S' -- the function fails for a table
+            -- By a function of one's own, or by another than nextval, it may be allowed.
+            AND pg_catalog.strpos(pg_catalog.pg_get_expr(adbin, adrelid), 'nextval(') > 0 AND NOT EXISTS (
+                SELECT FROM pg_catalog.pg_depend AS called
+                WHERE called.classid = 'pg_catalog.pg_attrdef'::regclass AND called.objid = pg_attrdef.oid
+                    AND called.refclassid = 'pg_catalog.pg_proc'::regclass
+            ) AND CASE WHEN pg_class.relkind = 'S' -- the function fails for a table
                 THEN NOT pg_catalog.has_sequence_privilege(pg_class.oid, 'USAGE, UPDATE') END
     ) END AS denied
 FROM target
