@@ -183,7 +183,7 @@ def _array(source: pa.DataType, column: Column) -> Cast | None:
     arrow = element.arrow
     for _ in range(depth):
         arrow = pa.list_(arrow)
-    binary = element.binary and depth == 1 and column.element in _BINARY_ELEMENTS
+    binary = element.binary and depth == 1 and column.element in _BINARY_ELEMENTS and not column.of_domain
     return Cast(arrow, binary=binary, after=element.after if depth == 1 else (HOLLOW, *element.after))
 
 

@@ -419,6 +419,26 @@ def test_a_type_that_changes_values_without_an_error_is_refused_with_the_one_to_
     assert database.write(Append("t"), column([None], pa.null())) == 1
 
 
+@pytest.mark.behaviour("SINK-2", "SINK-10")
+def test_an_array_of_a_domain_takes_what_an_array_of_its_type_takes(database: Database) -> None:
+    database.run(
+        "CREATE DOMAIN price AS numeric(5,2); CREATE DOMAIN positive AS price CHECK (VALUE > 0);"
+        "CREATE DOMAIN code AS name; CREATE DOMAIN label AS text; CREATE DOMAIN labels AS label[];"
+        "CREATE DOMAIN numbers AS int[]; CREATE TABLE lists (value numbers[]);"
+        "CREATE TABLE t (n positive[], l labels); CREATE TABLE c (value code[])"
+    )
+    prices, labels = pa.list_(pa.decimal128(7, 3)), pa.list_(pa.string())
+    written = batch({"n": [[Decimal("1.230"), None], None], "l": [["a", None], []]}, {"n": prices, "l": labels})
+    database.write(Append("t"), written)
+    assert database.rows("SELECT n::text, l::text FROM t ORDER BY ctid") == [("{1.23,NULL}", "{a,NULL}"), (None, "{}")]
+    database.refusal(RowsRefused, Append("t"), batch({"n": [[Decimal("1.235")]]}, {"n": prices}))
+    database.refusal(ColumnMismatch, Append("t"), batch({"n": [["1.235"]]}, {"n": labels}))
+    database.refusal(ColumnMismatch, Append("lists"), column([[[1]]], pa.list_(pa.list_(pa.int32()))))
+    assert database.write(Append("lists"), column([["{1,2}"]], labels)) == 1
+    error = database.refusal(ColumnMismatch, Append("c"), column([["x" * 100]], labels))
+    assert error.expected == {"value": "text[]"}
+
+
 def test_the_next_step_of_a_wrong_type_is_the_cast_to_write(database: Database) -> None:
     database.run("CREATE TABLE t (value numeric(10,2))")
     error = database.refusal(ColumnMismatch, Append("t"), column([0.1], pa.float64()))
