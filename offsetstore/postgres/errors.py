@@ -30,6 +30,7 @@ from offsetstore.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
+from offsetstore.postgres.schema import quoted
 from offsetstore.protocol.outages import chain
 from offsetstore.protocol.texts import misplaced
 from offsetstore.text import command
@@ -74,8 +75,8 @@ _NEXT_STEPS = {
     ),
 }
 _FITS_NO_PARTITION = (
-    "Create the partition, or one that is DEFAULT: CREATE TABLE ... PARTITION OF {table} ...; or correct the rows in "
-    "the transform."
+    "Create the partition, or one that is DEFAULT: CREATE TABLE ... PARTITION OF {table} ...; if you write to a "
+    "partition, name its parent; or correct the rows in the transform."
 )
 _OF_A_FUNCTION = (
     "PostgreSQL's log has its message, which may quote the row: correct such rows in the transform, or the function or "
@@ -217,9 +218,9 @@ def before_rows(table: object, quoted: str) -> Generator[None]:
             locked = LockTimeout(f"could not acquire a lock on {table} within lock_timeout", found=words(error))
             locked.table = quoted
             raise locked from None
-        if state is None or is_of_server(error):
+        if inner is None or state is None or is_of_server(error):
             raise
-        if state == _NOT_GRANTED:
+        if state == _NOT_GRANTED and not _is_of_a_function(inner):
             raise MissingPrivilege(
                 f"the role may not write to {table}; nothing was written", found=words(error)
             ) from None
@@ -547,7 +548,9 @@ def _refused(error: psycopg.Error, sqlstate: str, table: object, columns: Collec
         return refused.because("raised by a function or trigger of the database", _OF_A_FUNCTION)
     if isinstance(error, psycopg.errors.CheckViolation) and named is not None and constraint is None:
         # Of constraints that are CHECKed the server tells the names.
-        return refused.because(f"the row fits no partition of {named}", _FITS_NO_PARTITION.format(table=named))
+        table = f"{quoted(diagnostic.schema_name or '')}.{quoted(diagnostic.table_name or '')}"
+        why = f"the row fits no partition of {named}, or not into {named} itself"
+        return refused.because(why, _FITS_NO_PARTITION.format(table=table))
     return refused
 
 

@@ -18,7 +18,7 @@ from pyspark.errors import AnalysisException
 from pyspark.errors.exceptions.captured import CapturedException
 
 from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
-from offsetstore.postgres.errors import DATABASE_ERRORS, words
+from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error
 from offsetstore.protocol.outages import is_outage
 
 if TYPE_CHECKING:
@@ -148,9 +148,11 @@ def typed(error: BaseException) -> BaseException:
             next_step="See the error's cause, and Spark's log.",
         )
     elif isinstance(error, DATABASE_ERRORS):
+        inner = driver_error(error) or error
+        state = getattr(inner, "sqlstate", None)
         ours = SinkError(
             "a function of the job failed with an error of a database",
-            found=words(error),
+            found=type(inner).__name__ + (f" (SQLSTATE {state})" if state else ""),
             next_step="See the error's cause, and correct the function; raise Outage where a database is down.",
         )
     else:

@@ -14,6 +14,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from offsetstore.errors import ColumnMismatch
 from offsetstore.writers.arrow.casts import SparkType, is_variant
 from offsetstore.writers.arrow.values import has_type
+from offsetstore.writers.table.conversions import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,7 +45,7 @@ def arrow_schema(frame: DataFrame, *, as_collected: bool = False) -> pa.Schema:
     """
     made = [(field, _in_arrow(field, as_collected=as_collected)) for field in frame.schema]
     if unknown := {field.name: field.dataType.simpleString() for field, arrow in made if arrow is None}:
-        casts = ", ".join(f'col("{name}").cast("string")' for name in unknown)
+        casts = ", ".join(f'col({quoted(name)}).cast("string")' for name in unknown)
         raise ColumnMismatch(
             f"Spark can't pass {', '.join(unknown)} to Python: Arrow has no such type",
             found=unknown,
@@ -54,7 +55,10 @@ def arrow_schema(frame: DataFrame, *, as_collected: bool = False) -> pa.Schema:
 
 
 def table_schema(frame: DataFrame) -> pa.Schema:
-    """The schema that is compared with a table: a `SparkType` stands for what Arrow can't hold by value."""
+    """The schema that is compared with a table: a `SparkType` stands for what Arrow can't hold by value.
+
+    :raises ColumnMismatch: a struct has two fields of one name, of which JSON could keep one.
+    """
     return pa.schema([(field.name, _compared(field.dataType)) for field in frame.schema])
 
 
@@ -86,6 +90,12 @@ def _compared(kind: DataType, *, nullable: bool = True) -> Any:
             values = _compared(kind.valueType, nullable=kind.valueContainsNull)
             return pa.map_(_compared(kind.keyType, nullable=False), values)
         case StructType():
+            if len({*kind.names}) < len(kind.names):
+                raise ColumnMismatch(
+                    "a struct of the DataFrame has two fields of one name",
+                    found=kind.simpleString(),
+                    next_step="Give each field a name of its own in the transform.",
+                )
             return pa.struct([(field.name, _compared(field.dataType)) for field in kind])
         case _:
             field = _in_arrow(StructField("", kind, nullable)) if kind.typeName() in _VALUES else None

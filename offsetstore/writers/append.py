@@ -91,8 +91,10 @@ class Append:
         """
         driver, quoted = driver_connection(connection), self.table.identifier.as_string()
         with refusals(self.table, grants=self._grants), before_rows(self.table, quoted):
-            matches = self._match(read_target(driver, self.table).columns, schema)
-            check_rights(driver, self.table, ["INSERT"], [match.column.name for match in matches])
+            target = read_target(driver, self.table)
+            matches = self._match(target.columns, schema)
+            wanted = ["INSERT", *(["TEMPORARY"] if target.has_policies else [])]
+            check_rights(driver, self.table, wanted, [match.column.name for match in matches])
 
     def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
         """Add the rows; return how many.
@@ -125,8 +127,8 @@ class Append:
         return _MOVE.format(table=self.table.identifier, columns=columns, staging=source, reported=condition)
 
     @property
-    def _grants(self) -> list[str]:
-        return ["--append", str(self.table)]
+    def _grants(self) -> list[str] | None:
+        return self.table.as_option("--append")
 
     def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
         """Find the rows that `write` refuses because of their own values; see `MisfitsWriter`."""

@@ -143,8 +143,8 @@ class Upsert:
         return stream.rows
 
     @property
-    def _grants(self) -> list[str]:
-        return ["--upsert", str(self.table)]
+    def _grants(self) -> list[str] | None:
+        return self.table.as_option("--upsert")
 
     def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
         """Find the rows that `write` refuses because of their own values; see `MisfitsWriter`.

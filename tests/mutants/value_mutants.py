@@ -134,9 +134,15 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "signs-of-intervals",
-        ("_scalar", "(NUL, SIGN_OF_STYLE)", "(NUL,)"),
+        ("LOSSY_TEXTS", "(NUL, _SIGN_OF_STYLE, _BELOW_MICROSECONDS)", "(NUL, _BELOW_MICROSECONDS)"),
         tests=(f"{_TYPES}test_a_string_whose_sign_depends_on_the_style_of_intervals_is_no_interval",),
         why="A role's IntervalStyle would decide whether an interval's days are negative.",
+    ),
+    mutant(
+        "texts-of-which-a-part-is-dropped",
+        ("_scalar", "replace(text, after=LOSSY_TEXTS[kind])", "text"),
+        tests=(f"{_TYPES}test_a_string_of_which_postgresql_would_drop_a_part_is_refused",),
+        why="PostgreSQL leaves out the date and the zone of a text for a time, and rounds a seventh digit.",
     ),
     mutant(
         "internals-of-spark-s-types",

@@ -17,10 +17,10 @@ from offsetstore.writers.arrow.json_text import CHECKS as JSON_CHECKS
 from offsetstore.writers.arrow.json_text import json_texts
 from offsetstore.writers.arrow.values import (
     HOLLOW,
+    LOSSY_TEXTS,
     NOT_A_UUID,
     NUL,
     OUT_OF_RANGE,
-    SIGN_OF_STYLE,
     UUID_TYPE,
     Check,
     cast_values,
@@ -183,7 +183,7 @@ def _array(source: pa.DataType, column: Column) -> Cast | None:
     arrow = element.arrow
     for _ in range(depth):
         arrow = pa.list_(arrow)
-    binary = element.binary and depth == 1 and column.element in _BINARY_ELEMENTS
+    binary = element.binary and depth == 1 and column.element in _BINARY_ELEMENTS and not column.of_domain
     return Cast(arrow, binary=binary, after=element.after if depth == 1 else (HOLLOW, *element.after))
 
 
@@ -215,7 +215,7 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
             return _text(source, binary=True, length=text_length(modifier) if kind == "varchar" else None)
         case "time" | "timetz" | "interval" if is_string(source):
             text = _text(source, binary=False) if moment_step(modifier) == 1 else None  # PostgreSQL would round
-            return replace(text, after=(NUL, SIGN_OF_STYLE)) if text and kind == "interval" else text
+            return replace(text, after=LOSSY_TEXTS[kind]) if text else None
         case "date" | "timestamp" | "timestamptz" | "time" | "interval":
             return _moment(source, kind, modifier)
         case _:  # inet, citext, ranges, ...: in their text form, which PostgreSQL checks

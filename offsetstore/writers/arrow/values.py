@@ -29,6 +29,9 @@ _OF_A_DAY = (0, 86_400_000_000 - 1)
 
 _NUL = re.compile(b"\0")
 _UUID_BYTES = 16
+_CLOCK = r"\d{1,2}:\d\d(:[0-5]\d(\.\d{1,6}0*)?)?(\s*[AaPp][Mm])?"
+_OFFSET = r"\s*([Zz]|[-+]\d{1,2}(:?\d\d(:\d\d)?)?)"
+_SEVENTH_DIGIT = r"\.\d{6}\d*[1-9]"
 UUID_TYPE = pa.binary(_UUID_BYTES)
 _UUID_HEX = f"^[0-9a-fA-F]{{{2 * _UUID_BYTES}}}$"
 
@@ -230,15 +233,35 @@ NUL: Final = of_values("a text with a NUL (\\u0000)", _nul)
 """PostgreSQL's text can't hold one."""
 
 
-def _sign_of_style(array: pa.Array[Any]) -> pa.Array[Any] | None:
-    if not _is_plain_string(array.type):
-        return None
-    # ISO 8601's, P-1M2D, have a sign of their own for each part.
-    return _KERNELS.match_substring_regex(array, "^[^-+0-9P]*-[0-9.]+[^-+0-9.:]+[^-+]*[0-9][^-+]*$")
+def _matching(array: pa.Array[Any], pattern: str) -> pa.Array[Any] | None:
+    return _KERNELS.match_substring_regex(array, pattern) if _is_plain_string(array.type) else None
 
 
-SIGN_OF_STYLE: Final = of_values("an interval in which only the first part has a sign, -1 mon 2 days", _sign_of_style)
-"""By IntervalStyle, which is the role's, PostgreSQL takes the minus for the first part's or for that of all."""
+def _unlike(array: pa.Array[Any], pattern: str) -> pa.Array[Any] | None:
+    found = _matching(array, f"^\\s*{pattern}\\s*$")
+    return None if found is None else _KERNELS.invert(found)
+
+
+# By IntervalStyle, which is the role's, PostgreSQL takes the minus for the first part's or for that of all. ISO 8601's,
+# P-1M2D, have a sign of their own for each part.
+_SIGN_OF_STYLE = of_values(
+    "an interval in which only the first part has a sign, -1 mon 2 days",
+    partial(_matching, pattern=r"^[^-+0-9P]*-\s*[0-9.]+[^-+0-9.:]+[^-+]*[0-9][^-+]*$"),
+)
+_BELOW_MICROSECONDS = of_values(
+    "an interval that is not of whole microseconds", partial(_matching, pattern=_SEVENTH_DIGIT)
+)
+_NO_TIME = of_values("a text that is no time of day, 23:59:59.999999", partial(_unlike, pattern=_CLOCK))
+_NO_TIMETZ = of_values(
+    "a text that is no time of day with an offset, 23:59:59.999999+02", partial(_unlike, pattern=_CLOCK + _OFFSET)
+)
+
+LOSSY_TEXTS: Final = {
+    "interval": (NUL, _SIGN_OF_STYLE, _BELOW_MICROSECONDS),
+    "time": (_NO_TIME,),
+    "timetz": (_NO_TIMETZ,),
+}
+"""By type, the texts that PostgreSQL reads by other settings, or without a part of them: a date, a zone, a digit."""
 
 
 def longer_than(length: int) -> Check:

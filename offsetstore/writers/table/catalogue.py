@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
 _OTHERS = {"v": "a view", "m": "a materialized view"}
 
-# A domain's values are sent as its base type's, so domains are resolved to it. An array's modifier is its elements'.
+# A domain's values are sent as its base type's, so domains are resolved to it, also those of an array's elements. An
+# array's modifier is its elements'.
 # `kind` is a built-in type's name, 'enum', or '' for all types of which only the text form is known.
 #
 # `refuses_null`: no trigger BEFORE INSERT FOR EACH ROW (bits 2, 4 and 1), of the table or a partition, can fill it in.
@@ -41,12 +42,14 @@ WITH RECURSIVE target AS (
     JOIN pg_catalog.pg_inherits ON inhparent = tree.oid AND tree.relkind = 'p'
     JOIN pg_catalog.pg_class AS child ON child.oid = inhrelid
 ), typed AS (
-    SELECT attnum, atttypid AS type, atttypmod AS modifier
+    SELECT attnum, atttypid AS type, atttypmod AS modifier, false AS is_array, false AS of_domain
     FROM pg_catalog.pg_attribute JOIN target ON attrelid = target.oid
     WHERE attnum > 0 AND NOT attisdropped
   UNION ALL
-    SELECT typed.attnum, domain.typbasetype, domain.typtypmod
-    FROM typed JOIN pg_catalog.pg_type AS domain ON domain.oid = typed.type AND domain.typtype = 'd'
+    SELECT attnum, CASE typtype WHEN 'd' THEN typbasetype ELSE typelem END,
+        CASE typtype WHEN 'd' THEN typtypmod ELSE modifier END, is_array OR typtype <> 'd', is_array AND typtype = 'd'
+    FROM typed JOIN pg_catalog.pg_type ON pg_type.oid = typed.type
+    WHERE typtype = 'd' OR typcategory = 'A' AND NOT is_array
 )
 SELECT target.relkind, target.insert_rules,
     ARRAY(
@@ -60,7 +63,7 @@ SELECT target.relkind, target.insert_rules,
     pg_catalog.row_security_active(target.oid) AS has_policies,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY') AS allows_temporary,
     a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
-    CASE WHEN element.oid IS NOT NULL THEN 'array' ELSE base.kind END, element.kind,
+    CASE WHEN is_array THEN 'array' ELSE base.kind END, CASE WHEN is_array THEN base.kind END, of_domain,
     a.attnotnull OR declared.typnotnull,
     a.attnotnull AND declared.typtype <> 'd' AND NOT EXISTS (
         SELECT FROM tree JOIN pg_catalog.pg_trigger ON tgrelid = tree.oid
@@ -74,24 +77,25 @@ SELECT target.relkind, target.insert_rules,
             ON classid = 'pg_catalog.pg_attrdef'::regclass AND objid = pg_attrdef.oid
         JOIN pg_catalog.pg_class ON refclassid = 'pg_catalog.pg_class'::regclass AND pg_class.oid = refobjid
         WHERE adrelid = target.oid AND adnum = a.attnum
-            AND CASE WHEN pg_class.relkind = 'S' -- the function fails for a table
+            -- By a function of one's own, or by another than nextval, it may be allowed.
+            AND pg_catalog.strpos(pg_catalog.pg_get_expr(adbin, adrelid), 'nextval(') > 0 AND NOT EXISTS (
+                SELECT FROM pg_catalog.pg_depend AS called
+                WHERE called.classid = 'pg_catalog.pg_attrdef'::regclass AND called.objid = pg_attrdef.oid
+                    AND called.refclassid = 'pg_catalog.pg_proc'::regclass
+            ) AND CASE WHEN pg_class.relkind = 'S' -- the function fails for a table
                 THEN NOT pg_catalog.has_sequence_privilege(pg_class.oid, 'USAGE, UPDATE') END
     ) END AS denied
 FROM target
 LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = target.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_catalog.pg_type AS declared ON declared.oid = a.atttypid
 LEFT JOIN (
-    typed JOIN LATERAL (
-        SELECT oid, typelem, typcategory, typtype,
+    typed JOIN (
+        SELECT oid, typcategory, typtype,
             CASE WHEN typtype = 'e' THEN 'enum' WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname ELSE '' END
         FROM pg_catalog.pg_type
-    ) AS base(oid, typelem, typcategory, typtype, kind) ON base.oid = typed.type AND base.typtype <> 'd'
+    ) AS base(oid, typcategory, typtype, kind)
+    ON base.oid = typed.type AND base.typtype <> 'd' AND (is_array OR base.typcategory <> 'A')
 ) ON typed.attnum = a.attnum
-LEFT JOIN LATERAL (
-    SELECT oid,
-        CASE WHEN typtype = 'e' THEN 'enum' WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname ELSE '' END
-    FROM pg_catalog.pg_type WHERE base.typcategory = 'A' AND pg_type.oid = base.typelem
-) AS element(oid, kind) ON true
 ORDER BY a.attnum
 """
 
@@ -128,6 +132,7 @@ class Column:
     :param type_name: as written in SQL: ``numeric(10,2)``.
     :param kind: the built-in type's name (``int8``, ``varchar``), ``enum``, ``array``, or ``""`` for any other.
     :param element: the elements' kind, for arrays.
+    :param of_domain: the elements are of a domain, which an array's binary form would have to name.
     :param modifier: PostgreSQL's ``atttypmod``: length, precision or -1.
     :param refuses_null: every inserted row that has NULL in it is refused, which a NOT NULL alone doesn't tell: a
         trigger may fill it in. Of a column of a domain it is not known.
@@ -141,6 +146,7 @@ class Column:
     number: int = 0
     modifier: int = -1
     element: str | None = None
+    of_domain: bool = False
     not_null: bool = False
     refuses_null: bool = False
     has_default: bool = False
@@ -238,6 +244,7 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
         modifier,
         kind,
         element,
+        of_domain,
         not_null,
         refuses_null,
         has_default,
@@ -252,6 +259,7 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
                 number=number,
                 modifier=modifier,
                 element=element,
+                of_domain=of_domain,
                 not_null=not_null,
                 refuses_null=refuses_null,
                 has_default=has_default,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MOST_DIGITS = 38  # of Spark's decimals
+_LEAST_SCALE = 6  # that Spark's own arithmetic keeps where digits are too many
 
 # What to cast to in Spark, by PostgreSQL's type.
 _SPARK_TYPES = {
@@ -82,7 +83,7 @@ _CASTS = {
 
 _OF_TEXT = {"binary", "char", "string", "varchar", "variant"}
 _UNITS = ("seconds", "millis", "micros")
-_ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+_ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX"  # before 1900, offsets have seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Conversion:
 
 def conversion(name: str, source: pa.DataType, column: Column) -> Conversion:
     """Find the next step for a column that `find_cast` knows no cast for."""
-    expressions = _expressions(f"col({_quoted(name)})", source, column)
+    expressions = _expressions(f"col({quoted(name)})", source, column)
     # PostgreSQL would round such a string: only a column without a precision keeps it.
     is_rounded = _family(source) in _OF_TEXT and column.kind in {"interval", "time", "timetz"}
     return Conversion(name, tuple(expressions), column.kind if is_rounded else _natural(source))
@@ -198,7 +199,7 @@ def _as_json(x: str, source: Any) -> str:
     for field in fields:
         one = f"{x}[{json.dumps(field.name, ensure_ascii=False)}]"
         if (value := _as_json(one, field.type)) != one:
-            made += f".withField({_quoted(field.name)}, {value})"
+            made += f".withField({quoted(field.name)}, {value})"
     return _expressions(x, source, _TEXT)[0] if isinstance(source, SparkType) and not is_variant(source) else made
 
 
@@ -218,11 +219,12 @@ def _spark_type(column: Column) -> str:
     if column.kind != "numeric" or column.modifier < 0:
         return _SPARK_TYPES[column.kind]
     scale = numeric_scale(column.modifier)
-    precision = max(numeric_precision(column.modifier) - min(scale, 0), scale)
-    return f"decimal({min(precision, _MOST_DIGITS)},{min(max(scale, 0), _MOST_DIGITS)})"
+    before_point = max(numeric_precision(column.modifier) - scale, 0)
+    kept = min(max(scale, 0), max(_MOST_DIGITS - before_point, _LEAST_SCALE))
+    return f"decimal({min(before_point + kept, _MOST_DIGITS)},{kept})"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """Quote a column's name as Spark's functions take it."""
     is_plain = re.fullmatch(r"\w+", name, re.ASCII)
     return json.dumps(name if is_plain else "`" + name.replace("`", "``") + "`", ensure_ascii=False)

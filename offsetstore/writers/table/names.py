@@ -45,5 +45,9 @@ class TableName:
         """The name for a statement, quoted."""
         return sql.Identifier(self.name) if self.schema is None else sql.Identifier(self.schema, self.name)
 
+    def as_option(self, option: str) -> list[str] | None:
+        """Write an option of a command, ``None`` if `parse` could not read it."""
+        return None if "." in f"{self.schema or ''}{self.name}" else [option, str(self)]
+
     def __str__(self) -> str:
         return self.name if self.schema is None else f"{self.schema}.{self.name}"

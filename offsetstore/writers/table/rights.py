@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
     from offsetstore.writers.table.names import TableName
 
+# LOCK TABLE takes a privilege on the whole table.
 _MISSING = """
 SELECT wanted, CURRENT_USER
 FROM pg_catalog.to_regclass(%(name)s) AS target, pg_catalog.unnest(%(wanted)s::text[]) AS wanted
 WHERE NOT CASE wanted
     WHEN 'TEMPORARY' THEN pg_catalog.has_database_privilege(pg_catalog.current_database(), wanted)
-    WHEN 'INSERT' THEN (
+    WHEN 'INSERT' THEN pg_catalog.has_table_privilege(target, 'INSERT, UPDATE, DELETE, TRUNCATE') AND (
         SELECT coalesce(bool_and(pg_catalog.has_column_privilege(target, name, wanted)), true)
         FROM pg_catalog.unnest(%(columns)s::text[]) AS name
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError
+from offsetstore.postgres.schema import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -94,14 +95,15 @@ class Roles:
         """
         if frozenset(self.key) not in unique:
             key = ", ".join(self.key)
+            named = table.identifier.as_string()
             what = f"the table {table} has no unique constraint or index on exactly the key ({key})"
             found = "; ".join(f"({', '.join(sorted(columns))})" for columns in unique) or "none"
-            quoted = ", ".join(f'"{name}"' for name in self.key)
+            columns = ", ".join(map(quoted, self.key))
             raise ColumnMismatch(
                 what,
                 found=found,
                 expected=f"({key})",
-                next_step=f"Add it (not partial, not deferrable): ALTER TABLE {table} ADD UNIQUE ({quoted});",
+                next_step=f"Add it (not partial, not deferrable): ALTER TABLE {named} ADD UNIQUE ({columns});",
             )
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import MetaData, Table
 
 from offsetstore import Append, OffsetRange, OffsetStore, Upsert
 from offsetstore.cli.commands import cli
-from offsetstore.errors import MissingPrivilege
+from offsetstore.errors import MissingPrivilege, SinkError
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, lock
 from tests.integration.writers.writing import batch
@@ -49,8 +50,10 @@ class Role:
         assert (program, printed.exit_code) == ("offsetstore", 0), printed.output
         self.owner.execute(printed.stdout.encode())
 
-    def job(self, writer: Append | Upsert = ORDERS, rows: pa.RecordBatch = ROW, *, is_checked: bool = False) -> None:
-        """A claim and one batch."""
+    def job(
+        self, writer: Append | Upsert = ORDERS, rows: pa.RecordBatch = ROW, *, steps: tuple[str, ...] = ("write",)
+    ) -> None:
+        """A claim, and the check or one batch, or both."""
 
         def work(tx: Transaction) -> None:
             left = lock(tx, P0, range_=OffsetRange(0, 3))
@@ -60,9 +63,10 @@ class Role:
 
         broker = StaticBroker.with_topics({"payments": 1}, end=100)
         with OffsetStore.connect(self.url, schema="public") as store, store.claim(GROUP, broker) as claim:
-            if is_checked:  # as the sink does it
+            if "check" in steps:  # as the sink does it
                 claim.read(lambda session: writer.check(session.connection, rows.schema))
-            store.run(claim, work)
+            if "write" in steps:
+                store.run(claim, work)
 
 
 @pytest.fixture
@@ -133,23 +137,60 @@ TARGETS: dict[str, tuple[Append | Upsert, pa.RecordBatch, str]] = {
 
 
 @pytest.mark.behaviour("OPS-8", "SINK-24", "SINK-25")
-@pytest.mark.parametrize("is_checked", [True, False], ids=["checked", "written"])
+@pytest.mark.parametrize("step", ["check", "write"])
 @pytest.mark.parametrize("missing", TARGETS)
 def test_what_is_missing_on_a_target_is_told_before_any_row_with_the_command_that_grants_it(
-    role: Role, missing: str, *, is_checked: bool
+    role: Role, missing: str, step: str
 ) -> None:
     writer, rows, revoke = TARGETS[missing]
     role.run(revoke.replace("{database}", role.owner.info.dbname))
     with pytest.raises(
         MissingPrivilege, match=r"permission denied|no (USAGE|INSERT|UPDATE|SELECT|TEMPORARY)"
     ) as caught:
-        role.job(writer, rows, is_checked=is_checked)
+        role.job(writer, rows, steps=(step,))
     [command] = re.findall(r"`(.*)`", caught.value.next_step)
     option = "--upsert" if isinstance(writer, Upsert) else "--append"
     assert command == f"offsetstore grants --role {shlex.quote(role.name)} {option} {writer.table}"
     role.grant(command)
-    role.job(writer, rows, is_checked=is_checked)
+    role.job(writer, rows, steps=("check", "write"))
     assert role.owner.execute(f"SELECT n FROM {writer.table}".encode()).fetchall() == [(1,)]
+
+
+DEFAULTS = {
+    "a function that has the right itself": "app.next_id('app.numbers')",
+    "a value that may be read": "coalesce(pg_sequence_last_value('app.numbers'), 0)",
+}
+
+
+@pytest.mark.behaviour("OPS-8")
+@pytest.mark.parametrize("default", DEFAULTS)
+def test_a_default_that_needs_no_usage_of_its_sequence_is_not_refused(role: Role, default: str) -> None:
+    role.run(
+        "CREATE SEQUENCE app.numbers; GRANT SELECT ON SEQUENCE app.numbers TO {role};"
+        "CREATE FUNCTION app.next_id(regclass) RETURNS bigint LANGUAGE sql SECURITY DEFINER AS 'SELECT nextval($1)';"
+        f"ALTER TABLE app.orders ALTER id SET DEFAULT {DEFAULTS[default]}"
+    )
+    role.job(steps=("check", "write"))
+    assert role.owner.execute("SELECT n FROM app.orders").fetchall() == [(1,)]
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_no_command_is_printed_that_could_not_name_the_table(role: Role) -> None:
+    role.run('CREATE TABLE app."a.b" (n bigint)')
+    with pytest.raises(MissingPrivilege) as caught:
+        role.job(Append(Table("a.b", MetaData(), schema="app")))
+    assert caught.value.next_step == MissingPrivilege.default_next_step
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_what_a_trigger_of_the_database_refuses_is_no_missing_grant(role: Role) -> None:
+    role.run(
+        "CREATE FUNCTION app.veto() RETURNS event_trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE insufficient_privilege; END $$;"
+        "CREATE EVENT TRIGGER veto ON ddl_command_start WHEN TAG IN ('CREATE TABLE AS') EXECUTE FUNCTION app.veto()"
+    )
+    with pytest.raises(SinkError, match="raised by a function or trigger"):
+        role.job(TOTALS, TOTAL)
 
 
 @pytest.mark.behaviour("OPS-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ from psycopg import sql
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql import types as spark_types
 
+from offsetstore.errors import ColumnMismatch
 from offsetstore.postgres.url import make_engine
-from offsetstore.spark.schemas import table_schema, variants_as_json
+from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
 from offsetstore.writers import Append
 from offsetstore.writers.table.catalogue import read_columns
 from offsetstore.writers.table.names import TableName
@@ -97,6 +99,20 @@ def test_what_holds_a_variant_becomes_a_string_of_json(spark: SparkSession) -> N
     made = variants_as_json(frame, table_schema(frame))
     assert made.columns == frame.columns
     assert [field.dataType.simpleString() for field in made.schema] == ["string", "string", "bigint", "array<bigint>"]
+
+
+def test_two_fields_of_one_name_are_refused_before_a_record_is_blamed(spark: SparkSession) -> None:
+    frame = spark.range(1).selectExpr("array(named_struct('id', id, 'id', 'x')) AS pair")
+    with pytest.raises(ColumnMismatch, match=r"two fields of one name; found struct<id:bigint,id:string>"):
+        table_schema(frame)
+
+
+def test_the_cast_of_a_column_that_arrow_lacks_can_be_pasted(spark: SparkSession) -> None:
+    frame = spark.range(1).selectExpr("make_interval(1) AS `a.b`")
+    with pytest.raises(ColumnMismatch) as caught:
+        arrow_schema(frame)
+    [cast] = re.findall(r"col\(.*\)", caught.value.next_step)
+    assert frame.select(evaluated(cast)).first() == ("1 years",)
 
 
 @pytest.mark.behaviour("SINK-22", "SINK-23")

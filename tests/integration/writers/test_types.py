@@ -277,6 +277,35 @@ def test_times_and_intervals_from_strings_are_read_as_postgresql_writes_them(dat
     ]
 
 
+@pytest.mark.behaviour("SINK-22")
+@pytest.mark.parametrize(
+    ("target", "kept", "refused"),
+    [
+        (
+            "time",
+            ["12:30", "1:02:03", "23:59:59.123456000", "24:00:00", "07:30 PM"],
+            ["12:30:15+02", "12:30Z", "2024-07-01 12:30:15", "12:30:15.1234567", "12:30:60", "now", "12:30\n; 1"],
+        ),
+        (
+            "timetz",
+            ["12:30+02", "12:30:15.123456 -05:30", "12:30Z"],
+            ["12:30", "12:30:15.1234567+02", "2024-07-01 12:30:15+02", "now", "12:30 CET"],
+        ),
+        ("interval", ["1.500000 s", "PT1.123456S", "1.25 days"], ["1.1234567 s", "PT1.1234567S", "- 1 mon 2 days"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_string_of_which_postgresql_would_drop_a_part_is_refused(
+    database: Database, target: str, kept: list[str], refused: list[str]
+) -> None:
+    database.run(f"CREATE TABLE t (value {target}); CREATE TABLE a (value {target}[])")
+    assert database.write(Append("t"), column([*kept, None], pa.string())) == len(kept) + 1
+    for text in refused:
+        error = database.refusal(RowsRefused, Append("t"), column([None, text], pa.string()))
+        assert (error.column, error.sqlstate) == ("value", None)
+        database.refusal(RowsRefused, Append("a"), column([[kept[0], text]], pa.list_(pa.string())))
+
+
 def test_a_column_of_nothing_but_null_fits_any_type(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint, j jsonb, a text[], u uuid, i inet)")
     database.write(Append("t"), batch(dict.fromkeys("njau", pa.nulls(2))))
@@ -388,6 +417,26 @@ def test_a_type_that_changes_values_without_an_error_is_refused_with_the_one_to_
         assert error.expected == {"value": instead}
         assert f"Change value to {instead} in the table." in str(error)
     assert database.write(Append("t"), column([None], pa.null())) == 1
+
+
+@pytest.mark.behaviour("SINK-2", "SINK-10")
+def test_an_array_of_a_domain_takes_what_an_array_of_its_type_takes(database: Database) -> None:
+    database.run(
+        "CREATE DOMAIN price AS numeric(5,2); CREATE DOMAIN positive AS price CHECK (VALUE > 0);"
+        "CREATE DOMAIN code AS name; CREATE DOMAIN label AS text; CREATE DOMAIN labels AS label[];"
+        "CREATE DOMAIN numbers AS int[]; CREATE TABLE lists (value numbers[]);"
+        "CREATE TABLE t (n positive[], l labels); CREATE TABLE c (value code[])"
+    )
+    prices, labels = pa.list_(pa.decimal128(7, 3)), pa.list_(pa.string())
+    written = batch({"n": [[Decimal("1.230"), None], None], "l": [["a", None], []]}, {"n": prices, "l": labels})
+    database.write(Append("t"), written)
+    assert database.rows("SELECT n::text, l::text FROM t ORDER BY ctid") == [("{1.23,NULL}", "{a,NULL}"), (None, "{}")]
+    database.refusal(RowsRefused, Append("t"), batch({"n": [[Decimal("1.235")]]}, {"n": prices}))
+    database.refusal(ColumnMismatch, Append("t"), batch({"n": [["1.235"]]}, {"n": labels}))
+    database.refusal(ColumnMismatch, Append("lists"), column([[[1]]], pa.list_(pa.list_(pa.int32()))))
+    assert database.write(Append("lists"), column([["{1,2}"]], labels)) == 1
+    error = database.refusal(ColumnMismatch, Append("c"), column([["x" * 100]], labels))
+    assert error.expected == {"value": "text[]"}
 
 
 def test_the_next_step_of_a_wrong_type_is_the_cast_to_write(database: Database) -> None:

@@ -216,7 +216,15 @@ def test_a_key_that_the_table_does_not_have_unique_is_refused_with_the_ddl(datab
         ColumnMismatch, Upsert("t", key=["b", "a"], add=["n"]), batch({"a": [1], "b": [1], "n": [1]})
     )
     assert error.expected == "(b, a)"
-    assert 'ALTER TABLE t ADD UNIQUE ("b", "a")' in error.next_step
+    assert 'ALTER TABLE "t" ADD UNIQUE ("b", "a");' in error.next_step
+
+
+def test_the_ddl_of_a_missing_unique_key_can_be_pasted(database: Database) -> None:
+    database.run('CREATE SCHEMA "weird Schema"; CREATE TABLE "weird Schema"."My Table" ("a""b" int)')
+    writer, rows = Upsert("weird Schema.My Table", key=['a"b']), batch({'a"b': [1]})
+    step = database.refusal(ColumnMismatch, writer, rows).next_step
+    database.run(step[step.index("ALTER") :])
+    assert database.write(writer, rows) == 1
 
 
 @pytest.mark.parametrize(

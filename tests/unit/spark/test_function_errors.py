@@ -237,7 +237,9 @@ def stateful() -> Any:
         (awaited(Thrown("java.io.IOException", text="canary")), "SparkException, caused by IOException"),
         (awaited(Thrown(SPARK, condition="CANNOT_LOAD_STATE_STORE")), "SparkException, caused by CANNOT_LOAD_STATE_S"),
         (Py4JError("canary"), "Py4JError"),
-        (psycopg.errors.UndefinedTable('relation "x" does not exist'), 'UndefinedTable: relation "x" does not exist'),
+        (psycopg.errors.UndefinedTable('relation "canary" does not exist'), "UndefinedTable (SQLSTATE 42P01)"),
+        (psycopg.errors.InvalidTextRepresentation('invalid input: "canary"'), "InvalidTextRepresentation (SQLSTATE 22"),
+        (psycopg.OperationalError("canary"), "OperationalError"),
     ],
 )
 def test_what_nothing_has_explained_leaves_the_sink_as_our_error_with_its_cause(error: Exception, found: str) -> None:
