@@ -180,9 +180,9 @@ def conclude(
             _log.warning("records that the search had accepted were refused when they were stored: %s", again)
             suspects, record = {tp: range_ for tp, range_ in ranges.items() if tp not in stored}, None
     if record is None:
-        place = f"the batch is first refused at one of the records {describe(suspects)}"
+        place = f"first refused at one of the records {describe(suspects)}"
     else:
-        place = f"the batch is first refused at record {record[0]}@{record[1]}"
+        place = f"first refused at record {record[0]}@{record[1]}"
     place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
     next_step = verdict.error.next_step
     if record is not None:

@@ -100,9 +100,10 @@ class StartingOffsets:
         names = f" Groups with similar names: {', '.join(map(repr, self.similar))}." if self.similar else ""
         return (
             f"the store has no offsets of group {self.unknown!r}: it {' and '.join(does)} of "
-            f"{', '.join(sorted({tp.topic for tp in starts}))}.{names} If this is not a new job, stop it. "
-            "Then correct the name; or delete this group (delete_group), and take over the earlier job's offsets "
-            'with rename_group or adopt_checkpoint=. StartPolicy(auto_offset_reset="none") refuses such starts.'
+            f"{', '.join(sorted({tp.topic for tp in starts}))}.{names} If this is not a new job, stop it, and remove "
+            "what it has written. Then correct the name; or delete this group (delete_group), and take over the "
+            "earlier job's offsets with "
+            'rename_group or adopt_checkpoint=. StartPolicy(auto_offset_reset="none") refuses such starts.'
         )
 
     def json(self) -> str:

@@ -35,12 +35,13 @@ def check_connector(spark: SparkSession) -> None:
 
 
 def _missing(found: str | None, version: str, scala: str = "2.13") -> MissingDependency:
-    package = f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version}"
+    # A connector goes with each patch of its minor version, and not each patch has one; the first has.
+    package = f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{_minor(version)}.0"
     return MissingDependency(
         "Spark has no Kafka connector" if found is None else "Spark's Kafka connector is made for another Spark",
         found=found,
         expected=f"one for Spark {_minor(version)}",
-        next_step=f"spark-submit --packages {package} job.py; where that version is not published, the one before it.",
+        next_step=f"spark-submit --packages {package} job.py, or a later {_minor(version)} where one is published.",
     )
 
 

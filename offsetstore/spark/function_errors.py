@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import logging
 import re
-from contextlib import suppress
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
 from pyspark.errors.exceptions.captured import CapturedException
+from pyspark.logger import PySparkLogger
 
 from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
 from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error
 from offsetstore.protocol.outages import is_outage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 _SPARK: Final = "org.apache.spark.SparkException"
 _WORKER: Final = "org.apache.spark.api.python.PythonException"
@@ -58,6 +60,35 @@ _OF_A_RECORD: Final = "org.apache.kafka.common.errors.SerializationException"
 _MALFORMED: Final = "KAFKA_MALFORMED_RECORD_TIMESTAMP"
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
+
+_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+_unlogged: Final = set[int]()
+"""The threads in which PySpark is kept from logging errors."""
+
+
+@contextmanager
+def told_by_us() -> Generator[None]:
+    """Keep PySpark from logging the errors that it raises in this thread.
+
+    It writes each to standard error as it makes it, with the values that it quotes and Java's stack, although the error
+    may be part of a search, and is told in the end in our own words.
+    """
+    for name in _LOGGERS:
+        PySparkLogger.getLogger(name).addFilter(_is_logged)  # once, however often
+    thread = threading.get_ident()
+    is_outermost = thread not in _unlogged
+    _unlogged.add(thread)
+    try:
+        yield
+    finally:
+        if is_outermost:
+            _unlogged.discard(thread)
+
+
+def _is_logged(record: logging.LogRecord) -> bool:
+    return record.thread not in _unlogged
+
+
 _CLASS: Final = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?::.*)?")
 _DEEPEST: Final = 32
 """Of Java's causes: a chain may be a circle."""

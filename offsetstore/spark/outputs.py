@@ -100,6 +100,8 @@ class Outputs:
             )
             _log.warning(what, type(error).__name__, text)
             return
+        if isinstance(result, DataFrame) and {*batch.columns} - {KAFKA} <= {*result.columns}:
+            return  # nobody writes all of them: the query selects its columns before the sink
         self._checked_outputs(batch, result)
         self._has_lineage = False  # of the query's batches it is not known yet
 

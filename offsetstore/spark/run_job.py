@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -23,6 +23,7 @@ from offsetstore.errors import ExitCode, MissingPrivilege, OffsetStoreError, Sch
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.events import BatchWritten, BufferFlushed, LettersWritten, Paused, QueryStarted, Resumed
 from offsetstore.spark.connector import check_connector
+from offsetstore.spark.function_errors import told_by_us
 from offsetstore.spark.plans.progress import parse_offsets
 from offsetstore.text import describe_error, error_text, shortened
 
@@ -79,14 +80,17 @@ class Job:
         self._is_running = False
         self._signal: int | None = None
         self._before: dict[int, Any] = {}
+        self._told_by_us = nullcontext() if os.environ.get(TRACE) else told_by_us()
 
     def __enter__(self) -> Self:
         self._listen()
+        self._told_by_us.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._told_by_us.__exit__(None, None, None)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if error is None or isinstance(error, (SystemExit, GeneratorExit)):
@@ -195,7 +199,7 @@ class _Progress:
             "" if behind is None else f"{behind:,} behind",
             f"{self._letters:,} dead letters" if self._letters else "",
         ]
-        _write(f"\r\033[K{self._group}: {', '.join(part for part in parts if part)}")
+        _write(f"\r\033[K{self._group}: {', '.join(part for part in parts if part)}\r")  # logs overwrite it
 
     def end(self) -> None:
         """Leave the line."""

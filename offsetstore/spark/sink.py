@@ -48,7 +48,7 @@ from offsetstore.spark.connector import check_connector
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
-from offsetstore.spark.function_errors import typed
+from offsetstore.spark.function_errors import told_by_us, typed
 from offsetstore.spark.letters import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.plans.admission import admit
@@ -220,7 +220,8 @@ class TransactionalSink:
         has_headers = getattr(self._claim.broker, "includes_headers", False)  # not with a user's own implementation
         columns = KAFKA_COLUMNS if has_headers else KAFKA_COLUMNS[:-1]
         try:
-            self._outputs.check(with_coordinates(kafka_frame(session, [], columns)))
+            with told_by_us():
+                self._outputs.check(with_coordinates(kafka_frame(session, [], columns)))
         except OffsetStoreError as error:
             error.while_("trying the transform on an empty batch with the columns of Kafka's source")
             raise
@@ -255,7 +256,8 @@ class TransactionalSink:
         self.error = None
         self._ranges, self._stored = {}, Stored()
         try:
-            self._process(batch, batch_id)
+            with told_by_us():
+                self._process(batch, batch_id)
         except BaseException as error:  # noqa: BLE001 - raised below, without the database's error as its context
             strip_chain(error)
             self.error = stripped(error)

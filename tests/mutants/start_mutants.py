@@ -217,7 +217,7 @@ START: Final[tuple[Mutant, ...]] = (
         "copy-of-the-database-by-the-mark",
         (
             "_starts",
-            "rows[tp].pinned_epoch if tp in rows else contested_epoch",
+            "contested_epoch if row is None else row.pinned_epoch",
             "max((row.token.epoch for row in rows.values()), default=0)",
         ),
         tests=(f"{_MIRRORED}test_a_copy_that_was_met_is_named_whatever_the_group_s_token_is_by_then",),
@@ -273,8 +273,8 @@ START: Final[tuple[Mutant, ...]] = (
         "evidence-refuses",
         (
             "_starts",
-            "tp in rows and (suspect := rows[tp].suspect) is not None",
-            "tp in rows and (suspect := rows[tp].suspect) is not None and False",
+            "row is not None and row.suspect is not None",
+            "False",
         ),
         tests=(f"{_LOGS}test_a_refused_start_is_remembered_when_the_log_has_grown_until_a_reset",),
         why="What is recorded would be for the history alone.",

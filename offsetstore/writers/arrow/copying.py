@@ -70,17 +70,17 @@ def lock_against_change(connection: psycopg.Connection, table: TableName) -> Non
     :raises ColumnMismatch: there is no such table.
     :raises UnsafeTarget: it can't be locked, like a foreign table.
     """
-    with _lock_errors(table):
+    with _lock_errors(connection, table):
         connection.execute(_LOCK.format(table=table.identifier))
 
 
 @contextmanager
-def _lock_errors(table: TableName) -> Generator[None]:
+def _lock_errors(connection: psycopg.Connection, table: TableName) -> Generator[None]:
     with before_rows(table, table.identifier.as_string()):
         try:
             yield
         except NO_TABLE:
-            raise missing(table) from None
+            raise missing(table, connection.info.dbname) from None
         except WRONG_OBJECT as error:
             raise UnsafeTarget(
                 f"{table} can't be locked as a table (is it a foreign table, or a materialized view?)",
@@ -99,7 +99,7 @@ def locked_target(connection: psycopg.Connection, table: TableName) -> Generator
     :raises ColumnMismatch, UnsafeTarget: as `read_target` does; the transaction has to be rolled back.
     """
     lock = _LOCK.format(table=table.identifier).as_string(connection)
-    with _lock_errors(table):
+    with _lock_errors(connection, table):
         _, columns = execute_together(connection, lock, target_query(connection, table))
     target = read_target(connection, table, columns.rows)
     yield target

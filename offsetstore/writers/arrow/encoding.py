@@ -146,7 +146,7 @@ class Encoding:
             column=column.name,
             found=f"{found}",
             expected=f"values of {column.type_name}",
-            next_step="Correct, round or filter such values in the transform.",
+            next_step="Correct, round or filter such values in the transform, or change the column.",
         )
 
 

@@ -198,7 +198,7 @@ def read_target(connection: Connection, table: TableName, rows: Sequence[tuple[A
     """
     found = _read(connection, table) if rows is None else rows
     if not found:
-        raise missing(table)
+        raise missing(table, connection.info.dbname)
     if unsafe := found[0][2]:
         raise _unsafe(connection, table, unsafe)
     kind, _, _, has_policies, allows_temporary, *_ = found[0]
@@ -216,7 +216,7 @@ def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
 def _read(connection: Connection, table: TableName) -> Sequence[tuple[Any, ...]]:
     rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
     if not rows:
-        raise missing(table)
+        raise missing(table, connection.info.dbname)
     return rows
 
 
@@ -296,10 +296,11 @@ def _unsafe(connection: Connection, table: TableName, found: Sequence[Sequence[s
     )
 
 
-def missing(table: TableName) -> ColumnMismatch:
+def missing(table: TableName, database: str) -> ColumnMismatch:
     """Make the error for a table that does not exist."""
     return ColumnMismatch(
         f"there is no table {table}",
+        found=f"none that the role can see in the database {database}",
         next_step='Create it, name its schema ("schema.table"; case matters), or grant the role USAGE on the schema. '
         "If the job has written to it before, it was renamed or dropped.",
     )

@@ -246,6 +246,6 @@ def test_a_record_is_found_behind_an_aggregation(world: World, offsetstore_topic
 
     assert isinstance(failed.error, RowsRefused)
     assert failed.error.column == "value"
-    assert str(failed.error.found).startswith(f"string; the batch is first refused at record {topic}-1@1")
+    assert str(failed.error.found).startswith(f"string; first refused at record {topic}-1@1")
     assert world.database.rows("SELECT * FROM counts ORDER BY value") == [("a", 3), ("b", 1)]
     assert world.stored(topic) == {0: 3, 1: 1}

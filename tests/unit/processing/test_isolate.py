@@ -421,8 +421,7 @@ def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_th
     assert stored == [error.stored] == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
     assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 21))
     assert error.found == (
-        "int64; the batch is first refused at record payments-1@20; "
-        "stored before it: payments-0 [40, 60), payments-1 [0, 20)"
+        "int64; first refused at record payments-1@20; stored before it: payments-0 [40, 60), payments-1 [0, 20)"
     )
     assert error.next_step == (
         "Correct it. To skip only this record: "
@@ -442,7 +441,7 @@ def test_the_readme_gives_the_same_command() -> None:
 
 def test_nothing_is_stored_before_the_first_record() -> None:
     error = conclude(searched((P0, 40)), BATCH, lambda _: pytest.fail("stored"), group="billing", schema="public")
-    assert "the batch is first refused at record payments-0@40" in str(error)
+    assert "first refused at record payments-0@40" in str(error)
     assert "nothing before it was stored" in str(error)
     assert error.stored == {}
 
@@ -454,7 +453,7 @@ def test_where_no_record_is_named_no_reset_is_offered() -> None:
     error = conclude(verdict, BATCH, stored.append, group="billing", schema="public")
 
     assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 64))
-    assert "the batch is first refused at one of the records payments-1 [20, 64)" in str(error)
+    assert "first refused at one of the records payments-1 [20, 64)" in str(error)
     assert error.next_step == "Correct it."
     assert stored == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +12,7 @@ import psycopg
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
 
 from offsetstore import DeadLetters, OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
@@ -24,6 +27,7 @@ from offsetstore.spark.function_errors import (
     is_over_limit,
     may_be_of_records,
     raised,
+    told_by_us,
     typed,
 )
 from offsetstore.spark.ways import batch as batch_way
@@ -578,3 +582,25 @@ def test_a_traceback_without_a_class_names_none(told: str) -> None:
 @pytest.mark.parametrize("sqlstate", ["23514", "42501"])
 def test_a_refusal_may_be_a_records_whatever_its_sqlstate(sqlstate: str) -> None:
     assert may_be_of_records(RowsRefused("refused", sqlstate=sqlstate))
+
+
+@pytest.mark.behaviour("DX-1", "OPS-7")
+@pytest.mark.parametrize("name", ["SQLQueryContextLogger", "DataFrameQueryContextLogger"])
+def test_pyspark_logs_no_error_of_a_thread_in_which_we_tell_it(name: str) -> None:
+    logger = PySparkLogger.getLogger(name)
+    written: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: written.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        with told_by_us():
+            with told_by_us():
+                logger.error("within")
+            logger.error("after the inner one")
+            other = threading.Thread(target=logger.error, args=["another query's"])
+            other.start()
+            other.join()
+        logger.error("after it")
+    finally:
+        logger.removeHandler(handler)
+    assert written == ["another query's", "after it"]

@@ -136,7 +136,8 @@ def test_the_line_at_the_terminal_says_what_is_stored_and_what_is_left(capsys: p
     progress.show(query)
     progress.end()
 
-    first, second, third = capsys.readouterr().err.removesuffix("\n").split("\r\033[K")[1:]
+    said = capsys.readouterr().err.removesuffix("\r\n").split("\r\033[K")[1:]
+    first, second, third = (one.removesuffix("\r") for one in said)  # what is logged begins at the line's start
     assert first == "billing: starting, 0 records, 0/s"
     assert second.startswith("billing: 1,234 records, ")
     assert second.endswith("/s, 3,000 behind, 3 dead letters")

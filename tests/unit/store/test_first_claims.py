@@ -90,7 +90,9 @@ def test_a_start_at_the_end_says_what_it_leaves_out(
 
     [warning] = warnings(caplog)
     assert "it leaves out at most 140 records of payments. " in warning
-    assert "If this is not a new job, stop it. " in warning  # whether an earlier one has written them or not
+    assert (
+        "If this is not a new job, stop it, and remove what it has written. " in warning
+    )  # whether an earlier one has written them or not
 
 
 def test_nothing_is_told_without_records_or_where_kafka_has_the_group(
