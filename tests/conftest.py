@@ -22,6 +22,7 @@ settings.register_profile("search", max_examples=2000, database=None, deadline=N
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours", "tests.programs"]
+pytest.register_assert_rewrite("tests.contract")  # its cases are in modules that no test is collected from
 
 
 # What takes longest: begun first, so that no worker is left alone with it at the end of a run.

@@ -272,6 +272,8 @@ class TransactionalSink:
             raise _Interrupted(_INTERRUPTED)
         if self.error is not None:
             self.error = typed(self.error)
+            if ranges and isinstance(self.error, OffsetStoreError):
+                self.error.while_(f"writing batch {batch_id}: {describe(ranges)}")
             self._claim.observers.on(
                 BatchFailed(group=group, batch=batch_id, ranges=ranges, error=self.error, stored=stored, rows=rows)
             )
@@ -308,16 +310,12 @@ class TransactionalSink:
             self._claim.observers.on(query.started(self._claim.group, batch.sparkSession))
         ranges = self._ranges = query.ranges()
         self._check_claimed(ranges)
-        try:
-            self._claim.bind(query.query_id, query.is_active)
-            if not ranges and self._stateful is None:
-                return
-            finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
-            with finding:
-                self._write_batch(MicroBatch(batch, batch_id, query, ranges, self._stored))
-        except OffsetStoreError as error:
-            error.while_(f"writing batch {batch_id}: {describe(ranges)}")
-            raise
+        self._claim.bind(query.query_id, query.is_active)
+        if not ranges and self._stateful is None:
+            return
+        finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
+        with finding:
+            self._write_batch(MicroBatch(batch, batch_id, query, ranges, self._stored))
         if not self._has_written:
             self._has_written = True
             self._prune(batch)

@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore.testing import InMemoryOffsetStore, OffsetStoreContract
+from offsetstore.testing import InMemoryOffsetStore
+from tests.contract.suite import OffsetStoreContract
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from offsetstore import Transaction
-    from offsetstore.testing.contract.parts import Read, Write
+    from tests.contract.parts import Read, Write
 
 
 class TestInMemoryOffsetStore(OffsetStoreContract):

@@ -7,11 +7,11 @@ from sqlalchemy import text
 
 from offsetstore import OffsetStore
 from offsetstore.postgres.url import make_engine
-from offsetstore.testing import OffsetStoreContract
-from offsetstore.testing.contract.admin import AdminContract
-from offsetstore.testing.contract.pauses import PauseContract
-from offsetstore.testing.contract.runs import RunContract
-from offsetstore.testing.contract.samples import SampleContract
+from tests.contract.admin import AdminContract
+from tests.contract.pauses import PauseContract
+from tests.contract.runs import RunContract
+from tests.contract.samples import SampleContract
+from tests.contract.suite import OffsetStoreContract
 from tests.support.hostile import HOSTILE, set_defaults
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from offsetstore import Transaction
-    from offsetstore.testing.contract.parts import Read, Write
+    from tests.contract.parts import Read, Write
 
 
 class OnPostgres:

@@ -26,7 +26,7 @@ def test_the_page_of_behaviours_is_up_to_date(request: pytest.FixtureRequest, tm
 def test_a_test_of_the_contract_is_listed_once_with_the_classes_that_run_it() -> None:
     page = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8").splitlines()
     [line] = [line for line in page if "test_break_after_advance_commits" in line]
-    assert "`offsetstore/testing/contract/together.py::TogetherContract::test_break_after_advance_commits`" in line
+    assert "`tests/contract/together.py::TogetherContract::test_break_after_advance_commits`" in line
     assert "in `TestInMemoryOffsetStore`, `TestPooledOffsetStore`, `TestPostgresOffsetStore`" in line
 
 

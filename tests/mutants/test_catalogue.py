@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.mutants.mutant import Mutant
 
-CONTRACT = sorted((ROOT / "offsetstore" / "testing" / "contract").glob("*.py"))
+CONTRACT = sorted((ROOT / "tests" / "contract").glob("*.py"))
 
 each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 

@@ -282,6 +282,7 @@ def test_what_the_writer_wrote_is_gone_with_the_error_that_came_after_it(
 
     assert isinstance(failed.error, SinkError)
     assert isinstance(failed.error.__cause__, psycopg.errors.CheckViolation)
+    assert f"while writing batch 0: {topic}-0 [0, 1)" in str(failed.error)
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 0}
 

@@ -1,5 +1,5 @@
 """Dead letters: written with the transaction, decided about by people, replayed once. See `contract.suite`."""
-# ruff: noqa: D102, ARG002, PLR2004, PT012 - these are tests: the name is the docstring, fixtures, numbers and order are
+# ruff: noqa: ARG002, PT012 - these are tests: the name is the docstring, fixtures, numbers and order are
 # the point
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
 from offsetstore.store.letters import LetterPage
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
-from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Stop
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Give, Read, Write
+    from tests.contract.parts import Give, Read, Write
 
 REASON = "ticket 17"
 HEADERS = (

@@ -1,5 +1,4 @@
-"""A stale job writes nothing. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102 - these are tests: the name is the docstring, numbers and order are the point
+"""A stale job writes nothing. See `tests.contract.suite`."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ import pytest
 from offsetstore.errors import StaleClaim
 from offsetstore.offsets import OffsetRange, Token, TopicPartition
 from offsetstore.testing.broker import StaticBroker
-from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, ContractParts, assert_untouched
+from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, assert_untouched
 
 if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
-    from offsetstore.testing.contract.parts import Give, Read
+    from tests.contract.parts import Give, Read
 
 
 class FenceContract(ContractParts):

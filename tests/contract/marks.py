@@ -1,5 +1,5 @@
-"""Marks of batches, which may have no ranges. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, PLR2004, PT012 - these are tests: the name is the docstring, numbers and order are the point
+"""Marks of batches, which may have no ranges. See `tests.contract.suite`."""
+# ruff: noqa: PT012 - these are tests: the name is the docstring, numbers and order are the point
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from offsetstore.errors import LockFirst, StaleClaim
 from offsetstore.offsets import OffsetRange
-from offsetstore.testing.contract.parts import GROUP, P0, WAIT, ContractParts, Stop
+from tests.contract.parts import GROUP, P0, WAIT, ContractParts, Stop
 
 if TYPE_CHECKING:
     from offsetstore.offsets import TopicPartition
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Read, Write
+    from tests.contract.parts import Read, Write
 
 QUERY, OTHER = UUID(int=1), UUID(int=2)
 

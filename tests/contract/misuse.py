@@ -1,5 +1,5 @@
-"""The order of things inside a transaction, and what is refused by name. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, PLR2004, PT012 - these are tests: the name is the docstring, numbers and order are the point
+"""The order of things inside a transaction, and what is refused by name. See `tests.contract.suite`."""
+# ruff: noqa: PT012 - these are tests: the name is the docstring, numbers and order are the point
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from offsetstore.errors import (
     UnexpectedCommit,
 )
 from offsetstore.offsets import OffsetRange
-from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, ContractParts, Stop, assert_untouched
+from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, Stop, assert_untouched
 
 if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
-    from offsetstore.testing.contract.parts import Give, Read, Write
+    from tests.contract.parts import Give, Read, Write
 
 
 class MisuseContract(ContractParts):

@@ -1,5 +1,5 @@
-"""What becomes of a range: applied, cropped, skipped, refused. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, PLR2004, PT012 - these are tests: the name is the docstring, numbers and order are the point
+"""What becomes of a range: applied, cropped, skipped, refused. See `tests.contract.suite`."""
+# ruff: noqa: PT012 - these are tests: the name is the docstring, numbers and order are the point
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from offsetstore.errors import OffsetGap, StaleClaim
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.replay import Outcome
-from offsetstore.testing.contract.parts import GROUP, HUGE, NEW, P0, P1, WAIT, ContractParts, Stop, assert_untouched
+from tests.contract.parts import GROUP, HUGE, NEW, P0, P1, WAIT, ContractParts, Stop, assert_untouched
 
 if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Give, Read, Write
+    from tests.contract.parts import Give, Read, Write
 
 
 class ReplayContract(ContractParts):

@@ -1,5 +1,5 @@
-"""Each run records itself, how it ended and what it met. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+"""Each run records itself, how it ended and what it met. See `tests.contract.suite`."""
+# ruff: noqa: ARG002 - these are tests: the name is the docstring, fixtures and numbers are the point
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from offsetstore.protocol.events import (
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.runs import JobError, RunStatus
 from offsetstore.store.sessions import read, transaction
-from offsetstore.testing.contract.parts import GROUP, P0, P1, ContractParts
+from tests.contract.parts import GROUP, P0, P1, ContractParts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Give
+    from tests.contract.parts import Give
 
 RANGES = {P0: OffsetRange(0, 40), P1: OffsetRange(3, 5)}
 SECONDS = {"compute": 1.5, "commit": 0.25}

@@ -1,5 +1,5 @@
-"""What travels with the offset. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, PLR2004, PT012 - these are tests: the name is the docstring, numbers and order are the point
+"""What travels with the offset. See `tests.contract.suite`."""
+# ruff: noqa: PT012 - these are tests: the name is the docstring, numbers and order are the point
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.protocol.metadata import KEEP, MAX_BYTES, Metadata
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing.broker import StaticBroker
-from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Stop, assert_untouched, held
+from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Stop, assert_untouched, held
 
 if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
-    from offsetstore.testing.contract.parts import Read, Write
+    from tests.contract.parts import Read, Write
 
 
 def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, *, metadata: object = KEEP) -> None:

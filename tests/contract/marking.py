@@ -1,5 +1,5 @@
-"""Manual marking: code decides how far its results reach. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, PLR2004, PT012 - these are tests: the name is the docstring, numbers and order are the point
+"""Manual marking: code decides how far its results reach. See `tests.contract.suite`."""
+# ruff: noqa: PT012 - these are tests: the name is the docstring, numbers and order are the point
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from offsetstore.errors import (
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.letters import LetterError, NewLetter
 from offsetstore.protocol.replay import Outcome
-from offsetstore.testing.contract.parts import GROUP, P0, P1, ContractParts, Stop
+from tests.contract.parts import GROUP, P0, P1, ContractParts, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from offsetstore.store.store import OffsetStore
     from offsetstore.store.transaction import Transaction
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Read, Write
+    from tests.contract.parts import Read, Write
 
     Deliver: TypeAlias = Callable[[Claim, int, int, int | None], None]
     """Deliver a range of `P0`, write the numbers below the mark that are not in the results yet, and mark."""

@@ -1,5 +1,5 @@
-"""Results and offset: both or neither. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, PLR2004, PT012 - these are tests: the name is the docstring, numbers and order are the point
+"""Results and offset: both or neither. See `tests.contract.suite`."""
+# ruff: noqa: PT012 - these are tests: the name is the docstring, numbers and order are the point
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from offsetstore.errors import Unadvanced
 from offsetstore.offsets import OffsetRange
-from offsetstore.testing.contract.parts import GROUP, P0, WAIT, ContractParts, Stop, assert_untouched, write_in_pieces
+from tests.contract.parts import GROUP, P0, WAIT, ContractParts, Stop, assert_untouched, write_in_pieces
 
 if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
-    from offsetstore.testing.contract.parts import Give, Read, Write
+    from tests.contract.parts import Give, Read, Write
 
 
 class TogetherContract(ContractParts):

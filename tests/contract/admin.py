@@ -1,5 +1,5 @@
-"""An operator's decisions stick, and earlier jobs are fenced. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+"""An operator's decisions stick, and earlier jobs are fenced. See `tests.contract.suite`."""
+# ruff: noqa: ARG002 - these are tests: the name is the docstring, fixtures and numbers are the point
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from offsetstore.store.admin import ShiftBy
 from offsetstore.store.resolving import resolve_starting_offsets
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
-from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, held
+from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Give, Read
+    from tests.contract.parts import Give, Read
 
 OTHER = "invoicing"
 NEW_NAME = "billing-v2"

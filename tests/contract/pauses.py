@@ -1,5 +1,5 @@
-"""A group is paused and resumed, and its job keeps its claim. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, ARG002 - these are tests: the name is the docstring, fixtures are asked for by their effects
+"""A group is paused and resumed, and its job keeps its claim. See `tests.contract.suite`."""
+# ruff: noqa: ARG002 - these are tests: the name is the docstring, fixtures are asked for by their effects
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from offsetstore.errors import ConfigurationError, GroupRenamed, UnknownGroup
 from offsetstore.offsets import OffsetRange, Pause
-from offsetstore.testing.contract.parts import GROUP, P0, P1, WAIT, ContractParts
+from tests.contract.parts import GROUP, P0, P1, WAIT, ContractParts
 
 if TYPE_CHECKING:
     from offsetstore.protocol.database import GroupRow
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Give
+    from tests.contract.parts import Give
 
 OTHER = "invoicing"
 REASON = "ticket 17"

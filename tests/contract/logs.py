@@ -1,5 +1,5 @@
-"""A log that lost records is not gone on in. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+"""A log that lost records is not gone on in. See `tests.contract.suite`."""
+# ruff: noqa: ARG002 - these are tests: the name is the docstring, fixtures and numbers are the point
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from offsetstore.store import mirror as mirrors
 from offsetstore.store.resolving import resolve_starting_offsets
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
-from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, held
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Give
+    from tests.contract.parts import Give
 
 P3 = TopicPartition("payments", 3)
 REASON = "ticket 17"

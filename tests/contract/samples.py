@@ -1,5 +1,5 @@
-"""Samples of groups are kept in rings, for trends. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+"""Samples of groups are kept in rings, for trends. See `tests.contract.suite`."""
+# ruff: noqa: ARG002 - these are tests: the name is the docstring, fixtures and numbers are the point
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.events import BatchStarted, BatchWritten
 from offsetstore.protocol.samples import Sample
 from offsetstore.store.sessions import transaction
-from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
 
 if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.lag import Lag
     from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Give
+    from tests.contract.parts import Give
 
 HOUR, DAY, MONTH = timedelta(hours=1), timedelta(days=1), timedelta(days=31)
 SECOND = timedelta(seconds=1)

@@ -1,5 +1,4 @@
-"""Locks: their order, their timeout, and what is repeated. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, PLR2004 - these are tests: the name is the docstring, numbers and order are the point
+"""Locks: their order, their timeout, and what is repeated. See `tests.contract.suite`."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ import pytest
 from offsetstore.errors import ConfigurationError, LockTimeout
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.testing.broker import StaticBroker
-from offsetstore.testing.contract.parts import GROUP, P0, P1, P2, ContractParts, Stop, assert_untouched, held
+from tests.contract.parts import GROUP, P0, P1, P2, ContractParts, Stop, assert_untouched, held
 
 if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
     from offsetstore.store.store import OffsetStore
     from offsetstore.store.transaction import Transaction
-    from offsetstore.testing.contract.parts import Give, Read, Write
+    from tests.contract.parts import Give, Read, Write
 
 
 class LockContract(ContractParts):

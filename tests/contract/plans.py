@@ -1,5 +1,5 @@
-"""A decision does what its plan has shown, or nothing. See `offsetstore.testing.contract.suite`."""
-# ruff: noqa: D102, ARG002, PLR2004 - these are tests: the name is the docstring, fixtures and numbers are the point
+"""A decision does what its plan has shown, or nothing. See `tests.contract.suite`."""
+# ruff: noqa: ARG002 - these are tests: the name is the docstring, fixtures and numbers are the point
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
 from offsetstore.store.admin import ShiftBy, write_token
 from offsetstore.store.sessions import transaction
 from offsetstore.store.store import OffsetStore
-from offsetstore.testing.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts
+from tests.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.database import Session
     from offsetstore.store.transaction import Transaction
     from offsetstore.testing.broker import StaticBroker
-    from offsetstore.testing.contract.parts import Give
+    from tests.contract.parts import Give
 
 OTHER = "invoicing"
 REASON = "ticket 17"
