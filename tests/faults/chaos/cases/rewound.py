@@ -29,7 +29,7 @@ KINDS: Final = ("hot", "cold")
 LONG: Final = 5000
 _LENGTHEN: Final = f"""
 UPDATE kafka_partitions SET metadata = json_build_object('until', next_offset, 'why', repeat('x', {LONG}))
-"""  # noqa: S608 - our own number
+"""
 """Metadata that a copy in Kafka has no room for."""
 
 _ALL_ROWS: Final = "TRUNCATE kafka_partitions, consumer_groups, heartbeats, batch_marks, offset_history"
