@@ -221,7 +221,7 @@ def test_a_sink_is_refused_with_a_table_that_does_not_fit_before_any_job_is_run(
 ) -> None:
     claim = world.claim(offsetstore_topic(1))
     before = jobs_run(world)
-    with pytest.raises(ColumnMismatch, match="no table events; .* while trying the transform on an empty batch"):
+    with pytest.raises(ColumnMismatch, match=r"no table events; .* while trying the transform on an empty batch"):
         sink_of(claim)
     world.database.execute(EVENTS)
     with pytest.raises(ColumnMismatch, match="vaule"):
