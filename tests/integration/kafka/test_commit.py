@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -211,7 +212,14 @@ def test_a_broker_that_is_silent_is_unavailable_in_time(
 ) -> None:
     offsets = {TopicPartition(offsetstore_topic(1), 0): CommittedOffset(1)}
     broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=1)
-    broker.commit(offsetstore_group, offsets)
+
+    def is_committed() -> bool:
+        with suppress(BrokerUnavailable):  # the first answer may take longer
+            broker.commit(offsetstore_group, offsets)
+            return True
+        return False
+
+    wait_until(is_committed)
     assert offsetstore_kafka.pid is not None
     with stopped(offsetstore_kafka.pid):
         started = time.monotonic()
