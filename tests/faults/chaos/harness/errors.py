@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job failed: ``during`` connect, claim or batch. ``ours`` is whether the class is of offsetstore's tree.
+    """How a job failed: ``during`` connect, claim, sink or batch. ``ours`` is whether the class is of offsetstore's tree.
 
     ``stored`` is what a refused batch has stored all the same: begin and end of each partition.
     """
@@ -38,12 +38,14 @@ class Report:
         """What a reader of this error is not told.
 
         Without the database or the broker nobody knows yet which partitions there are: a claim that fails names its
-        topics, and a connection that fails is nobody's.
+        topics, and a connection that fails is nobody's, and neither is a sink that is refused when it is made.
         """
         if not self.ours:
             return []
         number = "" if self.during == "claim" else r"-\d+"
-        names_one = self.during == "connect" or any(re.search(re.escape(topic) + number, self.text) for topic in topics)
+        names_one = self.during in {"connect", "sink"} or any(
+            re.search(re.escape(topic) + number, self.text) for topic in topics
+        )
         # Of a topic that is not the job's, such as another query's.
         names_one = names_one or (self.topic_partition is not None and self.topic_partition in self.text)
         return [

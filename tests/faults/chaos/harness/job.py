@@ -184,8 +184,9 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
             starting=json.loads(claim.starting_offsets),
         )
         check_notes(claim)
-        stoppable.phase = "batch"
+        stoppable.phase = "sink"
         sink = make_sink(claim, work)
+        stoppable.phase = "batch"
         query = (
             session.readStream.format("kafka")
             .options(**options)
