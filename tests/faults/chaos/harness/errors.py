@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job failed: ``during`` connect, claim, sink or batch. ``ours`` is whether the class is of offsetstore's tree.
+    """How a job failed: ``during`` connect, claim, sink or batch. ``ours`` is whether the class is of offsetstore's
+    tree.
 
     ``stored`` is what a refused batch has stored all the same: begin and end of each partition.
     """

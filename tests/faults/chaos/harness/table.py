@@ -40,8 +40,8 @@ After every fault, and while it lasts where that can be, these must hold:
 - I8: the job catches up within a minute (in the soak, two).
 
 Every error of offsetstore's own says what was found and the way out, and names the partition; an error of a claim may
-name the topic alone, and one of a connection or of a
-sink that is being made neither. A run whose fault did not happen fails.
+name the topic alone, and one of a connection, or of a sink when it is made, neither. A run whose fault did not happen
+fails.
 
 ## To read this page, and to run it
 
