@@ -23,7 +23,7 @@ ROW: Final = "speculative twin"
 MUST: Final = "one of the two attempts commits, the other writes nothing"
 _BLOCKED: Final = """
 SELECT pid, pg_blocking_pids(pid) FROM pg_stat_activity
-WHERE application_name LIKE '{prefix}%' AND wait_event_type = 'Lock' AND query LIKE '%kafka_partitions%'
+WHERE application_name LIKE '{prefix}%' AND wait_event_type = 'Lock' AND wait_event IN ('transactionid', 'tuple')
 """
 LATER: Final = ("at-once", "after-the-next-batch")
 
