@@ -34,7 +34,7 @@ _REPLAYED_BY_NONE: Final = (
 LOSS: Final[tuple[Mutant, ...]] = (
     mutant(
         "lag-beyond-the-end",
-        ("store:lag_of", "None if lag < 0 else lag", "max(0, lag)"),
+        ("operations:lag_of", "None if lag < 0 else lag", "max(0, lag)"),
         tests=(_BEYOND,),
         why="A log that lost records would look like one of which all is read.",
     ),
