@@ -10,7 +10,7 @@ _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _WAITING: Final = f"{_CONTRACT}test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first"
 _SHOWN: Final = f"{_CONTRACT}test_what_has_changed_since_the_plan_was_shown_is_shown_first"
 _MEANWHILE: Final = "tests/integration/cli/test_reset_meanwhile.py::"
-_RESETS: Final = "tests/integration/store/test_resets.py::"
+_RESETS: Final = "tests/integration/operations/test_resets.py::"
 _BEATS: Final = "tests/integration/store/test_heartbeat.py::"
 _COMMANDS: Final = "tests/unit/cli/test_plans.py::"
 _ON_A_PAGE: Final = (
@@ -137,7 +137,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         "plan-in-any-zone",
         ("operations:_plain", "value.timestamp()", "float(value.hour)"),
         tests=(
-            "tests/unit/store/test_plans.py::test_a_time_is_the_same_in_all_zones_and_another_microsecond_is_another",
+            "tests/unit/operations/test_plans.py::test_a_time_is_the_same_in_all_zones_and_another_microsecond_is_another",
         ),
         why="A plan that one role has shown could never be carried out by another whose TimeZone differs.",
     ),
@@ -157,7 +157,11 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-of-a-delete-before-the-lock",
-        ("operations:delete_group", "deletion.expect(planned, takeover)", "refuse_live(group, takeover, planned.owner)"),
+        (
+            "operations:delete_group",
+            "deletion.expect(planned, takeover)",
+            "refuse_live(group, takeover, planned.owner)",
+        ),
         tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
         why="The same for a delete.",
     ),

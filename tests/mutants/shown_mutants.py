@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant
 
-_UNIT: Final = "tests/unit/store/"
+_UNIT: Final = "tests/unit/operations/"
 _BEYOND: Final = (
     f"{_UNIT}test_reads.py::test_an_offset_beyond_the_end_has_no_lag_and_what_is_behind_a_transaction_is_unread"
 )
