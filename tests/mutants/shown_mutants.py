@@ -163,7 +163,7 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
         "requests-to-nobody-in-the-log",
         ("RunRecord._save", "status.replays_letters is False", "status.replays_letters is status"),
         tests=(
-            f"{_UNIT}test_run_record.py::test_a_job_without_dead_letters_says_that_it_replays_none_once_for_each_time_that_some_are_requested",
+            "tests/unit/store/test_run_record.py::test_a_job_without_dead_letters_says_that_it_replays_none_once_for_each_time_that_some_are_requested",
         ),
         why="The same in the job's log.",
     ),
