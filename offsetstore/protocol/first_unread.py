@@ -125,8 +125,8 @@ class Search:
         if below is None:
             return above is not None
         if above is None:
-            # All unread records have the timestamp of the last one below, if they are in order.
-            return self._is_near(below.timestamp_ms, self._now if self._asked is None else self._asked)
+            # All unread records are between the last one below and now, if they are in order.
+            return self._is_near(below.timestamp_ms, self._now)
         return above.offset == self._stored or self._is_near(below.timestamp_ms, above.timestamp_ms)
 
     def _is_at_end(self, below: FoundRecord) -> bool:

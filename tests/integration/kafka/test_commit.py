@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +17,7 @@ from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from tests.support.consumer_groups import consumer_groups_tool
+from tests.support.signals import stopped
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -211,16 +212,20 @@ def test_a_broker_that_is_silent_is_unavailable_in_time(
 ) -> None:
     offsets = {TopicPartition(offsetstore_topic(1), 0): CommittedOffset(1)}
     broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=1)
-    broker.commit(offsetstore_group, offsets)
+
+    def is_committed() -> bool:
+        with suppress(BrokerUnavailable):  # the first answer may take longer
+            broker.commit(offsetstore_group, offsets)
+            return True
+        return False
+
+    wait_until(is_committed)
     assert offsetstore_kafka.pid is not None
-    os.kill(offsetstore_kafka.pid, signal.SIGSTOP)
-    try:
+    with stopped(offsetstore_kafka.pid):
         started = time.monotonic()
         with pytest.raises(BrokerUnavailable):
             broker.commit(offsetstore_group, offsets)
         assert time.monotonic() - started < 1.5
-    finally:
-        os.kill(offsetstore_kafka.pid, signal.SIGCONT)
     wait_until(lambda: broker.view(offsetstore_group, [tp.topic for tp in offsets]))
 
 
