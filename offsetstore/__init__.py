@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from offsetstore import errors
 from offsetstore.errors import exit_code
 from offsetstore.lazy import load
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
+from offsetstore.operations.admin import PauseDecided, Reset, ShiftBy
+from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
+from offsetstore.operations.letters import LetterPage, LettersDecided, LettersPruned
+from offsetstore.operations.names import DeletedGroup, NewName
+from offsetstore.operations.reads import GroupState, PartitionState
 from offsetstore.processing.between import Tick
 from offsetstore.processing.buffer import Flush
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
@@ -23,14 +29,8 @@ from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.protocol.work import Work
-from offsetstore.store.admin import PauseDecided, Reset, ShiftBy
+from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.store.claim import Claim
-from offsetstore.store.lag import GroupLag, Lag, PartitionLag, TopicLag
-from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned
-from offsetstore.store.names import DeletedGroup, NewName
-from offsetstore.store.reads import GroupState, PartitionState
-from offsetstore.store.resolving import resolve_starting_offsets
-from offsetstore.store.store import OffsetStore
 from offsetstore.store.transaction import Transaction
 
 if TYPE_CHECKING:

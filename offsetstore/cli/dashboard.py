@@ -13,7 +13,7 @@ from offsetstore.cli.output import print_lines
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings, collect_garbage_seldom
-from offsetstore.store.store import OffsetStore
+from offsetstore.offset_store import OffsetStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import click
 from offsetstore import errors
 from offsetstore.cli.output import print_error
 from offsetstore.errors import ExitCode, exit_code
-from offsetstore.store import admin
+from offsetstore.operations import admin
 from offsetstore.text import describe_error
 
 if TYPE_CHECKING:

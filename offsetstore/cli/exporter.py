@@ -13,7 +13,7 @@ from offsetstore.cli.output import print_lines
 from offsetstore.monitoring.addresses import url_host
 from offsetstore.monitoring.exporter import MAX_PARTITION_SERIES, Exporter
 from offsetstore.monitoring.text_server import TextServer
-from offsetstore.store.store import OffsetStore
+from offsetstore.offset_store import OffsetStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ from offsetstore.text import counted, short, visible
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from offsetstore.operations.names import DeletedGroup, NewName
     from offsetstore.protocol.database import GroupRow, ListedGroup
-    from offsetstore.store.names import DeletedGroup, NewName
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 

@@ -14,14 +14,14 @@ from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import print_json, print_lines
 from offsetstore.cli.pause import document as pause_document
 from offsetstore.errors import ExitCode
-from offsetstore.store.group_health import judge_group
+from offsetstore.operations.group_health import judge_group
 from offsetstore.text import short
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offsetstore.store.group_health import GroupHealth, LagLimit
-    from offsetstore.store.lag import Lag
+    from offsetstore.operations.group_health import GroupHealth, LagLimit
+    from offsetstore.operations.lag import Lag
 
 _SECONDS: Final = 10.0
 _PROBLEMS: Final = {

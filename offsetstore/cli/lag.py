@@ -14,15 +14,15 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Column, print_error, print_json, print_lines, print_table
 from offsetstore.errors import ExitCode
-from offsetstore.store.group_health import judge_lag
+from offsetstore.operations.group_health import judge_lag
 from offsetstore.text import short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from offsetstore.store.group_health import LagLimit
-    from offsetstore.store.lag import GroupLag, Lag, PartitionLag, TopicLag
+    from offsetstore.operations.group_health import LagLimit
+    from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 
 _COLUMNS = (
     Column("group"),

@@ -12,10 +12,10 @@ import click
 from click.core import ParameterSource
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.group_health import LagLimit
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.protocol.texts import misplaced
-from offsetstore.store.group_health import LagLimit
-from offsetstore.store.store import OffsetStore
 from offsetstore.text import parse_duration, parse_time
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from offsetstore.offsets import Pause
-    from offsetstore.store.admin import PauseDecided
+    from offsetstore.operations.admin import PauseDecided
 
 
 @click.command()

@@ -15,14 +15,14 @@ from offsetstore.cli.exits import show_done
 from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_losses, print_table
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
-from offsetstore.store.admin import ShiftBy
+from offsetstore.operations.admin import ShiftBy
 from offsetstore.text import counted, visible
 
 if TYPE_CHECKING:
     from datetime import timedelta
     from pathlib import Path
 
-    from offsetstore.store.admin import Partitions, Reset, ResetTarget
+    from offsetstore.operations.admin import Partitions, Reset, ResetTarget
 
 _COLUMNS = (
     Column("partition"),

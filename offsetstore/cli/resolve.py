@@ -20,10 +20,10 @@ from offsetstore.errors import (
     TopicRecreated,
 )
 from offsetstore.offsets import count_offsets
+from offsetstore.operations.reads import lag_of
 from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
 from offsetstore.protocol.starting import Reason
-from offsetstore.store.reads import lag_of
-from offsetstore.store.resolving import resolve_starting_offsets
+from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.text import counted
 
 if TYPE_CHECKING:

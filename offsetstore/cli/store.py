@@ -12,7 +12,7 @@ from offsetstore.cli.output import print_digest, print_json, print_lines
 from offsetstore.text import counted
 
 if TYPE_CHECKING:
-    from offsetstore.store.home import StoreDecided
+    from offsetstore.operations.home import StoreDecided
 
 
 @click.group()

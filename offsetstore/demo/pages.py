@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from offsetstore.kafka.broker import Broker
 from offsetstore.lazy import load
-from offsetstore.store.store import OffsetStore
+from offsetstore.offset_store import OffsetStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
 
+    from offsetstore.offset_store import OffsetStore
+    from offsetstore.operations.lag import Lag
     from offsetstore.protocol.ports import BrokerOverview
-    from offsetstore.store.lag import Lag
-    from offsetstore.store.store import OffsetStore
 
 _log = logging.getLogger(__name__)
 

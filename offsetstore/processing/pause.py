@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.protocol.events import Paused, Resumed
-from offsetstore.store.admin import end_pause
-from offsetstore.store.sessions import deciding, read
+from offsetstore.store.sessions import deciding, end_pause, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable

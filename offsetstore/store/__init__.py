@@ -1,1 +1,1 @@
-"""The store: claims, transactions, reads and administration."""
+"""The job's side of the store: claims, transactions, the mirror."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from offsetstore.errors import ConnectionLost, LockTimeout, StoreUnavailable, TransactionConflict, TransactionLost
+from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.events import Retried
 from offsetstore.protocol.retries import may_pass, with_retries
 from offsetstore.store.identity import name_prefix
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from offsetstore.offsets import StoredOffset, TopicPartition
-    from offsetstore.protocol.database import Database, Session
+    from offsetstore.protocol.database import Database, GroupRow, Session
     from offsetstore.protocol.observers import Observers
     from offsetstore.protocol.retries import Retries, Timeouts
 
@@ -135,3 +136,14 @@ def read(
 def read_offsets(database: Database, group: str) -> dict[TopicPartition, StoredOffset]:
     """The group's rows, in order of (topic, partition)."""
     return read(database, lambda session: session.read_partitions(group))
+
+
+def end_pause(session: Session, group: str, owner: GroupRow | None, who: str) -> None:
+    """Write to the history that the group's pause has ended by itself, if it has. Needs the lock of its row.
+
+    :param owner: the row, as it is.
+    """
+    if owner is not None and owner.ended is not None:
+        session.write_pause(group, None)
+        reason = f"ended by itself: {owner.ended}"
+        session.append_history(group, [HistoryEvent("resume", None, None, None, owner.token, who, reason)])

@@ -27,14 +27,14 @@ from offsetstore.errors import (
     UnknownGroup,
 )
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
+from offsetstore.operations.admin import ShiftBy
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import LetterFilter
-from offsetstore.store.admin import ShiftBy
-from offsetstore.store.resolving import resolve_starting_offsets
+from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
 from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, held
@@ -42,8 +42,8 @@ from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, he
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
     from tests.contract.parts import Give, Read
 

@@ -25,11 +25,11 @@ from offsetstore.errors import (
     UnknownLetter,
 )
 from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.operations.letters import LetterPage
 from offsetstore.protocol.letters import Failed, LetterError, LetterKey, NewLetter, Payload, digest
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Timeouts
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
-from offsetstore.store.letters import LetterPage
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
 from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Stop
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.protocol.database import Session
     from offsetstore.protocol.letters import Letter, State
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
     from tests.contract.parts import Give, Read, Write
 

@@ -14,8 +14,8 @@ from offsetstore.testing.broker import StaticBroker
 from tests.contract.parts import GROUP, P0, P1, P2, ContractParts, Stop, assert_untouched, held
 
 if TYPE_CHECKING:
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.store.transaction import Transaction
     from tests.contract.parts import Give, Read, Write
 

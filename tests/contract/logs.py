@@ -13,9 +13,9 @@ from offsetstore.errors import BrokerRefused, BrokerUnavailable, LogTruncated, O
 from offsetstore.offsets import EpochPair, OffsetRange, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries
+from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.store import acquire
 from offsetstore.store import mirror as mirrors
-from offsetstore.store.resolving import resolve_starting_offsets
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
 from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, held
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from offsetstore.errors import BrokerError
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.offsets import StoredOffset
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
     from tests.contract.parts import Give
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import TypeAlias
 
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.offsets import TopicPartition
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.store.transaction import Transaction
     from offsetstore.testing.broker import StaticBroker
     from tests.contract.parts import Read, Write

@@ -15,9 +15,9 @@ from offsetstore.offsets import OffsetRange
 from tests.contract.parts import GROUP, P0, WAIT, ContractParts, Stop
 
 if TYPE_CHECKING:
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.offsets import TopicPartition
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
     from tests.contract.parts import Read, Write
 

@@ -16,8 +16,8 @@ from offsetstore.testing.broker import StaticBroker
 from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Stop, assert_untouched, held
 
 if TYPE_CHECKING:
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from tests.contract.parts import Read, Write
 
 

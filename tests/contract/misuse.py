@@ -23,8 +23,8 @@ from offsetstore.offsets import OffsetRange
 from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, Stop, assert_untouched
 
 if TYPE_CHECKING:
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from tests.contract.parts import Give, Read, Write
 
 

@@ -16,9 +16,9 @@ from offsetstore.testing.broker import StaticBroker
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.protocol.replay import Decision
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.store.transaction import Transaction
 
 GROUP = "billing"

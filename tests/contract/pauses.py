@@ -15,9 +15,9 @@ from offsetstore.offsets import OffsetRange, Pause
 from tests.contract.parts import GROUP, P0, P1, WAIT, ContractParts
 
 if TYPE_CHECKING:
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.protocol.database import GroupRow
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
     from tests.contract.parts import Give
 
@@ -194,7 +194,7 @@ class PauseContract(ContractParts):
         assert store.history(GROUP, events=["resume"], before=ids[-1] + 1) == store.history(GROUP, events=["resume"])
 
     def test_the_history_is_followed(self, store: OffsetStore, running: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("offsetstore.store.reads._INTERVAL", 0.05)
+        monkeypatch.setattr("offsetstore.operations.reads._INTERVAL", 0.05)
         store.pause(GROUP, reason="0")
         following = store.follow_history(GROUP, events=["pause", "resume"], limit=1)
         assert next(following).reason == "0"

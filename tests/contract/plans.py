@@ -14,13 +14,13 @@ from uuid import uuid4
 import pytest
 
 from offsetstore.errors import GroupBusy, LogTruncated, OffsetOutOfRange, PlanChanged
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Pause, Token
+from offsetstore.operations.admin import ShiftBy, write_token
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
-from offsetstore.store.admin import ShiftBy, write_token
 from offsetstore.store.sessions import transaction
-from offsetstore.store.store import OffsetStore
 from tests.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts
 
 if TYPE_CHECKING:

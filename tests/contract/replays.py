@@ -15,8 +15,8 @@ from offsetstore.protocol.replay import Outcome
 from tests.contract.parts import GROUP, HUGE, NEW, P0, P1, WAIT, ContractParts, Stop, assert_untouched
 
 if TYPE_CHECKING:
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
     from tests.contract.parts import Give, Read, Write
 

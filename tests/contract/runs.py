@@ -30,9 +30,9 @@ from tests.contract.parts import GROUP, P0, P1, ContractParts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.protocol.runs import Run
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
     from tests.contract.parts import Give
 

@@ -21,9 +21,9 @@ from offsetstore.store.sessions import transaction
 from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
 
 if TYPE_CHECKING:
+    from offsetstore.offset_store import OffsetStore
+    from offsetstore.operations.lag import Lag
     from offsetstore.store.claim import Claim
-    from offsetstore.store.lag import Lag
-    from offsetstore.store.store import OffsetStore
     from offsetstore.testing.broker import StaticBroker
     from tests.contract.parts import Give
 

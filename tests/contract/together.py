@@ -13,8 +13,8 @@ from offsetstore.offsets import OffsetRange
 from tests.contract.parts import GROUP, P0, WAIT, ContractParts, Stop, assert_untouched, write_in_pieces
 
 if TYPE_CHECKING:
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.store.claim import Claim
-    from offsetstore.store.store import OffsetStore
     from tests.contract.parts import Give, Read, Write
 
 

@@ -414,7 +414,9 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "letters-that-are-passed-are-locked-in-order",
         ("Ahead.settle", "session.lock_passed_letters(group, letters | below)", "pass"),
-        tests=("tests/integration/store/test_letters.py::test_letters_read_again_and_below_are_locked_in_one_order",),
+        tests=(
+            "tests/integration/operations/test_letters.py::test_letters_read_again_and_below_are_locked_in_one_order",
+        ),
         why="A job that reads on after a reset and a decision about all letters would wait for each other.",
     ),
     mutant(

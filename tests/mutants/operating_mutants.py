@@ -10,7 +10,7 @@ _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _WAITING: Final = f"{_CONTRACT}test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first"
 _SHOWN: Final = f"{_CONTRACT}test_what_has_changed_since_the_plan_was_shown_is_shown_first"
 _MEANWHILE: Final = "tests/integration/cli/test_reset_meanwhile.py::"
-_RESETS: Final = "tests/integration/store/test_resets.py::"
+_RESETS: Final = "tests/integration/operations/test_resets.py::"
 _BEATS: Final = "tests/integration/store/test_heartbeat.py::"
 _COMMANDS: Final = "tests/unit/cli/test_plans.py::"
 _ON_A_PAGE: Final = (
@@ -29,7 +29,7 @@ _CLAIMS: Final = "current = {_mark(claim_id) for claim_id in current_claims()}"
 OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "reset-under-the-lock",
-        ("store:reset", "request.look(session, request.plan(rows, view, seen), owner)", "planned"),
+        ("operations:reset", "request.look(session, request.plan(rows, view, seen), owner)", "planned"),
         tests=(
             f"{_MEANWHILE}test_what_a_job_stores_between_the_plan_and_the_fence_is_what_is_moved_printed_and_recorded",
         ),
@@ -37,44 +37,44 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "live-under-the-lock",
-        ("store:reset", "request.expect(request.look(...))", ""),
-        ("store:reset", "request.expect(done)", "expect_plan(done, request.if_plan)"),
+        ("operations:reset", "request.expect(request.look(...))", ""),
+        ("operations:reset", "request.expect(done)", "expect_plan(done, request.if_plan)"),
         tests=(f"{_MEANWHILE}test_a_job_that_claims_between_the_look_and_the_fence_is_not_fenced_unless_it_is_forced",),
         why="A job that starts while the operator types would be fenced without --force.",
     ),
     mutant(
         "plan-of-a-reset-under-the-lock",
-        ("store:reset", "request.expect(done)", "refuse_live(group, request.takeover, owner)"),
+        ("operations:reset", "request.expect(done)", "refuse_live(group, request.takeover, owner)"),
         tests=(f"{_WAITING}[reset]",),
         why="A reset would move other offsets than it has shown, if they change while it waits for the rows.",
     ),
     mutant(
         "plan-of-a-reset-before-the-lock",
-        ("store:reset", "request.expect(planned)", "refuse_live(group, request.takeover, owner)"),
+        ("operations:reset", "request.expect(planned)", "refuse_live(group, request.takeover, owner)"),
         tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
         why="A reset that will be refused would first wait for a newer job's transaction, and then terminate it.",
     ),
     mutant(
         "plan-of-a-reset-before-the-rows",
-        ("store:reset", "request.expect(request.look(...))", ""),
+        ("operations:reset", "request.expect(request.look(...))", ""),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
         why="A reset that will be refused would terminate the transaction of a job that has claimed since.",
     ),
     mutant(
         "live-before-the-lock",
-        ("store:reset", "request.expect(planned)", "expect_plan(planned, request.if_plan)"),
+        ("operations:reset", "request.expect(planned)", "expect_plan(planned, request.if_plan)"),
         tests=(f"{_CONTRACT}test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction",),
         why="A reset that will be refused would first wait for the live job's transaction, and then terminate it.",
     ),
     mutant(
         "plan-of-a-pause",
-        ("store:pause", "expect_plan(done, if_plan)", ""),
+        ("operations:pause", "expect_plan(done, if_plan)", ""),
         tests=(f"{_WAITING}[pause]",),
         why="A pause with an end would replace one without, which someone has set while the plan was read.",
     ),
     mutant(
         "plan-of-a-resume",
-        ("store:resume", "expect_plan(done, if_plan)", ""),
+        ("operations:resume", "expect_plan(done, if_plan)", ""),
         tests=(f"{_WAITING}[resume]",),
         why="A resume would end another pause than the one that it has shown.",
     ),
@@ -92,14 +92,14 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-of-a-copy",
-        ("store:copy_group", "expect_plan(done, naming.if_plan)", ""),
+        ("operations:copy_group", "expect_plan(done, naming.if_plan)", ""),
         tests=(f"{_WAITING}[copy]",),
         why="A copy would begin at other offsets than it has shown.",
     ),
     mutant(
         "plan-of-a-rename-and-a-delete",
-        ("store:rename_group", "naming.expect(done, takeover)", ""),
-        ("store:delete_group", "deletion.expect(found, takeover)", ""),
+        ("operations:rename_group", "naming.expect(done, takeover)", ""),
+        ("operations:delete_group", "deletion.expect(found, takeover)", ""),
         tests=(f"{_WAITING}[rename]", f"{_WAITING}[delete]"),
         why="Offsets that were stored after the plan was shown would be renamed or deleted unseen.",
     ),
@@ -135,9 +135,9 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-in-any-zone",
-        ("store:_plain", "value.timestamp()", "float(value.hour)"),
+        ("operations:_plain", "value.timestamp()", "float(value.hour)"),
         tests=(
-            "tests/unit/store/test_plans.py::test_a_time_is_the_same_in_all_zones_and_another_microsecond_is_another",
+            "tests/unit/operations/test_plans.py::test_a_time_is_the_same_in_all_zones_and_another_microsecond_is_another",
         ),
         why="A plan that one role has shown could never be carried out by another whose TimeZone differs.",
     ),
@@ -151,25 +151,29 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-of-a-rename-before-the-lock",
-        ("store:rename_group", "naming.expect(planned, takeover)", "refuse_live(group, takeover, planned.owner)"),
+        ("operations:rename_group", "naming.expect(planned, takeover)", "refuse_live(group, takeover, planned.owner)"),
         tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
         why="A rename that will be refused would first wait for a newer job's transaction, and then terminate it.",
     ),
     mutant(
         "plan-of-a-delete-before-the-lock",
-        ("store:delete_group", "deletion.expect(planned, takeover)", "refuse_live(group, takeover, planned.owner)"),
+        (
+            "operations:delete_group",
+            "deletion.expect(planned, takeover)",
+            "refuse_live(group, takeover, planned.owner)",
+        ),
         tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
         why="The same for a delete.",
     ),
     mutant(
         "plan-of-a-rename-before-the-rows",
-        ("store:rename_group", "naming.expect(naming.plan(session), takeover)", ""),
+        ("operations:rename_group", "naming.expect(naming.plan(session), takeover)", ""),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
         why="A rename that will be refused would terminate the transaction of a job that has claimed since.",
     ),
     mutant(
         "plan-of-a-delete-before-the-rows",
-        ("store:delete_group", "deletion.expect(deletion.look(session), takeover)", ""),
+        ("operations:delete_group", "deletion.expect(deletion.look(session), takeover)", ""),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
         why="The same for a delete.",
     ),
@@ -308,7 +312,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "tombstone-of-a-deleted-group",
-        ("store:delete_group", "write_token(session, group, token, who)", ""),
+        ("operations:delete_group", "write_token(session, group, token, who)", ""),
         tests=(f"{_CONTRACT}test_a_job_that_still_runs_is_fenced_by_a_delete_and_brings_nothing_back",),
         why="A job that still runs would write new partitions' rows under the deleted name.",
     ),

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant
 
-_UNIT: Final = "tests/unit/store/"
+_UNIT: Final = "tests/unit/operations/"
 _BEYOND: Final = (
     f"{_UNIT}test_reads.py::test_an_offset_beyond_the_end_has_no_lag_and_what_is_behind_a_transaction_is_unread"
 )
@@ -34,7 +34,7 @@ _REPLAYED_BY_NONE: Final = (
 LOSS: Final[tuple[Mutant, ...]] = (
     mutant(
         "lag-beyond-the-end",
-        ("store:lag_of", "None if lag < 0 else lag", "max(0, lag)"),
+        ("operations:lag_of", "None if lag < 0 else lag", "max(0, lag)"),
         tests=(_BEYOND,),
         why="A log that lost records would look like one of which all is read.",
     ),
@@ -163,7 +163,7 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
         "requests-to-nobody-in-the-log",
         ("RunRecord._save", "status.replays_letters is False", "status.replays_letters is status"),
         tests=(
-            f"{_UNIT}test_run_record.py::test_a_job_without_dead_letters_says_that_it_replays_none_once_for_each_time_that_some_are_requested",
+            "tests/unit/store/test_run_record.py::test_a_job_without_dead_letters_says_that_it_replays_none_once_for_each_time_that_some_are_requested",
         ),
         why="The same in the job's log.",
     ),

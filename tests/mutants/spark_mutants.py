@@ -236,7 +236,9 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     mutant(
         "reset-for-one-stored-offset",
         ("ResetRequest._move", "row.next_offset != self.from_offset", "row.next_offset < 0"),
-        tests=("tests/integration/store/test_resets.py::test_a_reset_for_one_stored_offset_does_nothing_at_another",),
+        tests=(
+            "tests/integration/operations/test_resets.py::test_a_reset_for_one_stored_offset_does_nothing_at_another",
+        ),
         why="The command that an error gave, run late, would move a job back that has gone on.",
     ),
     mutant(

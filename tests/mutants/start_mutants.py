@@ -153,7 +153,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "contest-through-a-rename",
-        ("store:rename_group", "same_offset(row, keep_contested=True)", "same_offset(row, keep_contested=False)"),
+        ("operations:rename_group", "same_offset(row, keep_contested=True)", "same_offset(row, keep_contested=False)"),
         tests=(f"{_MIRRORED}test_a_new_name_does_not_decide_about_another_application",),
         why="A new name would decide what only an operator can: that the other application's offsets do not count.",
     ),

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from offsetstore.monitoring.dashboard.security import Access
     from offsetstore.monitoring.dashboard.snapshots import Snapshots
+    from offsetstore.offset_store import OffsetStore
+    from offsetstore.operations.lag import GroupLag, Lag
     from offsetstore.protocol.ports import BrokerOffsets
-    from offsetstore.store.lag import GroupLag, Lag
-    from offsetstore.store.store import OffsetStore
 
 SPANS: Final = {
     "5m": timedelta(minutes=5),

@@ -8,19 +8,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self, TypeAlias
 
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
+from offsetstore.operations.admin import ShiftBy
 from offsetstore.protocol.letters import LetterKey
 from offsetstore.protocol.stored_letters import CAUSES, LetterFilter
-from offsetstore.store.admin import ShiftBy
 from offsetstore.text import parse_duration, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from offsetstore.offset_store import OffsetStore
+    from offsetstore.operations.admin import Partitions, PauseDecided, Reset, ResetTarget
+    from offsetstore.operations.letters import LettersDecided
     from offsetstore.protocol.letters import Cause
     from offsetstore.protocol.ports import BrokerOffsets
-    from offsetstore.store.admin import Partitions, PauseDecided, Reset, ResetTarget
-    from offsetstore.store.letters import LettersDecided
-    from offsetstore.store.store import OffsetStore
 
     Result: TypeAlias = Reset | LettersDecided | PauseDecided
 

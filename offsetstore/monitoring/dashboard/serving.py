@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offsetstore.monitoring.dashboard.context import Deciding
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.protocol.ports import BrokerOverview
-    from offsetstore.store.store import OffsetStore
 
 PORT: Final = 9466
 

@@ -11,20 +11,20 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
+from offsetstore.operations.group_health import condition, last_advance
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.samples import rates
-from offsetstore.store.group_health import condition, last_advance
 from offsetstore.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from offsetstore.offset_store import OffsetStore
+    from offsetstore.operations.group_health import Condition
+    from offsetstore.operations.lag import GroupLag, Lag
     from offsetstore.protocol.ports import BrokerOverview
     from offsetstore.protocol.samples import Sample
-    from offsetstore.store.group_health import Condition
-    from offsetstore.store.lag import GroupLag, Lag
-    from offsetstore.store.store import OffsetStore
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pyspark import TaskContext
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.url import VARIABLE, connection_parameters
-from offsetstore.store.address import StoreAddress, secrets_of
+from offsetstore.spark.executors.store_address import StoreAddress, secrets_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.postgres.address import Secrets
     from offsetstore.store.sessions import Connected
-    from offsetstore.store.store import OffsetStore
 
 PASSWORD_VARIABLE: Final = "OFFSETSTORE_PASSWORD"  # noqa: S105 - its name
 """In an executor's environment: the password, used if the driver sends none."""

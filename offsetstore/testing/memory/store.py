@@ -15,7 +15,7 @@ from copy import deepcopy
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from offsetstore.store.store import OffsetStore
+from offsetstore.offset_store import OffsetStore
 from offsetstore.testing.memory.session import MemorySession, Shared
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from sqlalchemy import text
 
 from offsetstore.monitoring.dashboard.views import history
 from offsetstore.monitoring.dashboard.views.letters import ON_A_PAGE, WITHIN
+from offsetstore.operations.letters import MOST
 from offsetstore.postgres import statements, stored_letters
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.stored_letters import STATES
-from offsetstore.store.letters import MOST
 from offsetstore.store.sessions import transaction
 from tests.integration.dashboard.conftest import GROUP
 

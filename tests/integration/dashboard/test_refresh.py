@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Locator, Page
 
-    from offsetstore.store.lag import Lag
+    from offsetstore.operations.lag import Lag
     from tests.integration.conftest import Query
     from tests.support.browser import Pages
 

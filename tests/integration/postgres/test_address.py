@@ -14,7 +14,7 @@ from offsetstore import OffsetStore, Timeouts
 from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.store.address import StoreAddress, secrets_of
+from offsetstore.spark.executors.store_address import StoreAddress, secrets_of
 from offsetstore.testing import InMemoryOffsetStore
 
 if TYPE_CHECKING:

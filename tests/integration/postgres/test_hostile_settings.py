@@ -19,7 +19,7 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.letters import NewLetter, Payload
-from offsetstore.store.address import StoreAddress
+from offsetstore.spark.executors.store_address import StoreAddress
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
 from offsetstore.testing.fixtures import copy_database

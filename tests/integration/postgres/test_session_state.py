@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine, event
 
 from offsetstore import Append, Execute, OffsetRange, OffsetStore
-from offsetstore.store.address import StoreAddress
+from offsetstore.spark.executors.store_address import StoreAddress
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, lock

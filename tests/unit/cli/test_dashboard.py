@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offsetstore.store.store import OffsetStore
+from offsetstore.offset_store import OffsetStore
 from offsetstore.testing import InMemoryOffsetStore
 
 if TYPE_CHECKING:

@@ -34,11 +34,11 @@ from offsetstore.monitoring.dashboard.decisions import (
 )
 from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
+from offsetstore.operations import admin
+from offsetstore.operations.letters import LettersDecided
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
 from offsetstore.protocol.texts import MOST_REASON
-from offsetstore.store import admin
 from offsetstore.store.identity import this_process
-from offsetstore.store.letters import LettersDecided
 from offsetstore.text import visible
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from offsetstore.errors import OffsetStoreError
     from offsetstore.monitoring.dashboard.decisions import Decision
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.protocol.database import GroupRow
-    from offsetstore.store.store import OffsetStore
 
 SHOWN: Final = 100
 """Partitions that a plan lists."""

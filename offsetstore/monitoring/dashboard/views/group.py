@@ -22,8 +22,8 @@ from offsetstore.monitoring.dashboard.context import (
 )
 from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offsets import TopicPartition
+from offsetstore.operations.group_checks import check_group
 from offsetstore.protocol.samples import Selection, rates
-from offsetstore.store.group_checks import check_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from offsetstore.monitoring.dashboard.snapshots import Summary
-    from offsetstore.store.group_checks import Check, CheckName
-    from offsetstore.store.lag import GroupLag, PartitionLag
-    from offsetstore.store.store import OffsetStore
+    from offsetstore.offset_store import OffsetStore
+    from offsetstore.operations.group_checks import Check, CheckName
+    from offsetstore.operations.lag import GroupLag, PartitionLag
 
 ON_A_PAGE: Final = 100
 SORTS: Final = ("lag", "number")

@@ -8,8 +8,8 @@ from starlette.routing import Route
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.monitoring.dashboard.context import SPANS, dashboard_of, page_of, show, snapshot_of, span_of
+from offsetstore.operations.group_health import Condition
 from offsetstore.protocol.samples import Selection
-from offsetstore.store.group_health import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from offsetstore.monitoring.dashboard.snapshots import Snapshot, Summary
-    from offsetstore.store.store import OffsetStore
+    from offsetstore.offset_store import OffsetStore
 
 ON_A_PAGE: Final = 50
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from offsetstore.store.lag import GroupLag
+    from offsetstore.operations.lag import GroupLag
 
 DECISIONS: Final = 50
 LETTERS: Final = 20

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from offsetstore.store.lag import Lag
+    from offsetstore.operations.lag import Lag
 
 OLD: Final = timedelta(hours=1)
 """From this age on, the alert ``OldTransaction`` fires for a transaction, too."""

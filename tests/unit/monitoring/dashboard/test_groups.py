@@ -16,11 +16,11 @@ import pytest
 from offsetstore.errors import BrokerUnavailable, MissingPrivilege, StoreUnavailable
 from offsetstore.monitoring.dashboard.snapshots import Snapshot
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
+from offsetstore.operations.group_health import Condition, condition
+from offsetstore.operations.lag import GroupLag, PartitionLag, TopicLag
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.samples import Sample
 from offsetstore.protocol.snapshot import LogEnds
-from offsetstore.store.group_health import Condition, condition
-from offsetstore.store.lag import GroupLag, PartitionLag, TopicLag
 from offsetstore.store.sessions import transaction
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, advance, count_queries, give, rows_of, text_of
 

@@ -11,10 +11,10 @@ from offsetstore.store.acquire import resolve_unlocked
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from offsetstore.offset_store import OffsetStore
     from offsetstore.protocol.policy import StartPolicy
     from offsetstore.protocol.ports import BrokerOffsets
     from offsetstore.protocol.starting import StartingOffsets
-    from offsetstore.store.store import OffsetStore
 
 
 def resolve_starting_offsets(

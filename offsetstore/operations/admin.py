@@ -34,14 +34,14 @@ from offsetstore.offsets import (
     TopicPartition,
     Watermarks,
 )
+from offsetstore.operations.plans import digest_of, expect_plan, held_by
 from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, renamed
 from offsetstore.protocol.log_evidence import LogLook
 from offsetstore.protocol.metadata import format_of
 from offsetstore.protocol.numbers import as_offset, check_seconds
 from offsetstore.protocol.texts import MOST_ACTOR, MOST_REASON, check_text
 from offsetstore.store.identity import this_process
-from offsetstore.store.plans import digest_of, expect_plan, held_by
-from offsetstore.store.sessions import deciding, fencing, read
+from offsetstore.store.sessions import deciding, end_pause, fencing, read
 from offsetstore.text import LAST_TIME
 
 if TYPE_CHECKING:
@@ -535,17 +535,6 @@ def resume(database: Database, by: Decision, *, dry_run: bool, if_plan: str | No
         event = by.event("resume", owner.token, by.reason)
         session.append_history(by.group, [event])
     return replace(done, history=event)
-
-
-def end_pause(session: Session, group: str, owner: GroupRow | None, who: str) -> None:
-    """Write to the history that the group's pause has ended by itself, if it has. Needs the lock of its row.
-
-    :param owner: the row, as it is.
-    """
-    if owner is not None and owner.ended is not None:
-        session.write_pause(group, None)
-        reason = f"ended by itself: {owner.ended}"
-        session.append_history(group, [HistoryEvent("resume", None, None, None, owner.token, who, reason)])
 
 
 def _identity(pause: Pause | None) -> object:

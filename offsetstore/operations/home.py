@@ -11,11 +11,11 @@ from uuid import uuid4
 
 from offsetstore.errors import MissingPrivilege
 from offsetstore.offsets import Token
+from offsetstore.operations.admin import expect_decision, write_token
+from offsetstore.operations.plans import digest_of, expect_plan, held_by
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.store_facts import StoreIdentity
-from offsetstore.store.admin import expect_decision, write_token
 from offsetstore.store.identity import this_process
-from offsetstore.store.plans import digest_of, expect_plan, held_by
 from offsetstore.store.sessions import read, transaction
 
 if TYPE_CHECKING:

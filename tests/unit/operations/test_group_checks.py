@@ -11,11 +11,11 @@ import pytest
 
 from offsetstore.errors import BrokerUnavailable, TopicMissing, TopicRecreated
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.operations.group_checks import Check, CheckName, check_group
+from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.protocol.database import GroupRow, HistoryEvent, StoreOverview
 from offsetstore.protocol.runs import Run, RunStatus
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds
-from offsetstore.store.group_checks import Check, CheckName, check_group
-from offsetstore.store.lag import GroupLag, Lag, PartitionLag, TopicLag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from offsetstore.errors import BrokerError, OffsetStoreError, TopicRecreated
+from offsetstore.operations.reads import beyond_end, lag_of
 from offsetstore.protocol.first_unread import FirstUnread, find_first_unread
 from offsetstore.protocol.samples import Sample
 from offsetstore.protocol.snapshot import GroupSnapshot, TopicSnapshot
-from offsetstore.store.reads import beyond_end, lag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.offset_store import OffsetStore
 from offsetstore.postgres import address
 from offsetstore.postgres.address import DatabaseAddress, Secrets
 from offsetstore.postgres.database import PostgresDatabase
-from offsetstore.store.store import OffsetStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

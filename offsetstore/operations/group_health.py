@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from offsetstore.offsets import StoredOffset
-    from offsetstore.store.lag import GroupLag
-    from offsetstore.store.reads import GroupState
+    from offsetstore.operations.lag import GroupLag
+    from offsetstore.operations.reads import GroupState
 
 Problem: TypeAlias = Literal["no-live-job", "lag-too-high", "lag-unknown", "log-lost-records"]
 

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
 from offsetstore.offsets import MAX_OFFSET, TopicPartition, whole
+from offsetstore.operations.admin import known
+from offsetstore.operations.plans import digest_of, expect_plan
 from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
 from offsetstore.protocol.stored_letters import STATES, LetterCursor, LetterFilter
 from offsetstore.protocol.texts import check_text
-from offsetstore.store.admin import known
-from offsetstore.store.plans import digest_of, expect_plan
 from offsetstore.store.sessions import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from offsetstore.offsets import Token
+    from offsetstore.operations.admin import Decision
     from offsetstore.protocol.database import Database, HistoryEvent, Session
     from offsetstore.protocol.letters import PayloadState, State
     from offsetstore.protocol.stored_letters import ChosenLetter, ErrorGroup
-    from offsetstore.store.admin import Decision
 
 MOST: Final = 10_000
 """Letters that one call decides about, unless it is told another limit."""

@@ -11,8 +11,8 @@ import pytest
 from offsetstore import GroupState, OffsetRange, PartitionState, TopicPartition, Watermarks
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, TopicLog
+from offsetstore.operations.reads import beyond_end, lag_of, read_adoption
 from offsetstore.store.adoption import QueryCheckpoint
-from offsetstore.store.reads import beyond_end, lag_of, read_adoption
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 
 if TYPE_CHECKING:

@@ -11,21 +11,9 @@ from sqlalchemy import Engine
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import TopicPartition
-from offsetstore.postgres.database import PostgresDatabase
-from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
-from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
-from offsetstore.protocol.metadata import load
-from offsetstore.protocol.observers import Observers
-from offsetstore.protocol.policy import StartPolicy
-from offsetstore.protocol.retries import Retries, Timeouts
-from offsetstore.protocol.samples import Selection
-from offsetstore.protocol.stored_letters import LetterFilter
-from offsetstore.store import admin, home, names, reads
-from offsetstore.store.acquire import acquire
-from offsetstore.store.checkpoint_files import checkpoint_files
-from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
-from offsetstore.store.lag import measure_lag
-from offsetstore.store.letters import (
+from offsetstore.operations import admin, home, names, reads
+from offsetstore.operations.lag import measure_lag
+from offsetstore.operations.letters import (
     MOST,
     LetterDecision,
     prune,
@@ -35,6 +23,18 @@ from offsetstore.store.letters import (
     read_page,
     wait_for_replay,
 )
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
+from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
+from offsetstore.protocol.metadata import load
+from offsetstore.protocol.observers import Observers
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.protocol.samples import Selection
+from offsetstore.protocol.stored_letters import LetterFilter
+from offsetstore.store.acquire import acquire
+from offsetstore.store.checkpoint_files import checkpoint_files
+from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
 from offsetstore.store.mirror import INTERVAL
 from offsetstore.store.sessions import read, transaction
 from offsetstore.store.transaction import new_transaction, run_in_transaction
@@ -46,6 +46,12 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offsetstore.offsets import StoredOffset
+    from offsetstore.operations.admin import PauseDecided, Reset, ResetTarget
+    from offsetstore.operations.home import StoreDecided
+    from offsetstore.operations.lag import Lag
+    from offsetstore.operations.letters import LetterPage, LettersDecided, LettersPruned, Named, Which
+    from offsetstore.operations.names import DeletedGroup, NewName
+    from offsetstore.operations.reads import GroupState
     from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
     from offsetstore.protocol.letters import Cause, Letter, State
     from offsetstore.protocol.marking import Marking
@@ -56,13 +62,7 @@ if TYPE_CHECKING:
     from offsetstore.protocol.samples import Sample
     from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity
     from offsetstore.protocol.stored_letters import ErrorGroup
-    from offsetstore.store.admin import PauseDecided, Reset, ResetTarget
-    from offsetstore.store.home import StoreDecided
     from offsetstore.store.identity import ClaimInfo
-    from offsetstore.store.lag import Lag
-    from offsetstore.store.letters import LetterPage, LettersDecided, LettersPruned, Named, Which
-    from offsetstore.store.names import DeletedGroup, NewName
-    from offsetstore.store.reads import GroupState
     from offsetstore.store.transaction import Transaction
 
 _T = TypeVar("_T")

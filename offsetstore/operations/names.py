@@ -12,12 +12,8 @@ from uuid import uuid4
 
 from offsetstore.errors import ConfigurationError, LettersOpen, UnknownGroup
 from offsetstore.offsets import StoredOffset, Suspect, Token, TopicPartition
-from offsetstore.protocol.database import HistoryEvent
-from offsetstore.protocol.letters import OPEN
-from offsetstore.protocol.texts import check_new_name
-from offsetstore.store.admin import (
+from offsetstore.operations.admin import (
     AGAIN,
-    end_pause,
     expect_decision,
     expect_group,
     expect_takeover,
@@ -27,16 +23,19 @@ from offsetstore.store.admin import (
     same_offset,
     write_token,
 )
+from offsetstore.operations.plans import digest_of, expect_plan, held_by
+from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.texts import check_new_name
 from offsetstore.store.identity import this_process
-from offsetstore.store.plans import digest_of, expect_plan, held_by
-from offsetstore.store.sessions import deciding, fencing, read
+from offsetstore.store.sessions import deciding, end_pause, fencing, read
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from offsetstore.operations.admin import Decided
     from offsetstore.protocol.database import Database, GroupRow, Session
     from offsetstore.protocol.letters import State
-    from offsetstore.store.admin import Decided
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import pytest
 
 from offsetstore import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, TopicMissing, TopicRecreated
-from offsetstore.store.group_health import LagLimit, judge_group, judge_lag
-from offsetstore.store.lag import PartitionLag, TopicLag
+from offsetstore.operations.group_health import LagLimit, judge_group, judge_lag
+from offsetstore.operations.lag import PartitionLag, TopicLag
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 if TYPE_CHECKING:
