@@ -181,11 +181,11 @@ class TransactionalSink:
             has_metadata=metadata is not None,
         )
         self._settings.check(self._outputs.writers.values())
-        self._check_early()  # before the claim is reserved, and a thread works for the sink
         self._metadata = BatchMetadata(claim, metadata)
         self._recovery = None if dead_letters is None else Recovery(claim, dead_letters, self._metadata)
         self._requests = None if dead_letters is None else LetterRequests(claim, self._outputs, dead_letters)
         self._way = self._way_of(task_threshold)
+        self._check_early()  # before the claim is reserved, and a thread works for the sink
         if self._settings.has_unstored:
             claim.reserve()
         self._lock = threading.RLock()  # for batches, and for what is done between them
