@@ -548,9 +548,9 @@ def _refused(error: psycopg.Error, sqlstate: str, table: object, columns: Collec
         return refused.because("raised by a function or trigger of the database", _OF_A_FUNCTION)
     if isinstance(error, psycopg.errors.CheckViolation) and named is not None and constraint is None:
         # Of constraints that are CHECKed the server tells the names.
-        table = f"{quoted(diagnostic.schema_name or '')}.{quoted(diagnostic.table_name or '')}"
+        in_sql = f"{quoted(diagnostic.schema_name or '')}.{quoted(diagnostic.table_name or '')}"
         why = f"the row fits no partition of {named}, or not into {named} itself"
-        return refused.because(why, _FITS_NO_PARTITION.format(table=table))
+        return refused.because(why, _FITS_NO_PARTITION.format(table=in_sql))
     return refused
 
 
