@@ -123,6 +123,7 @@ def axe(page: Page) -> list[Violation]:
     """
     script = find_axe()
     assert script is not None, "npm has no axe-core"
+    page.wait_for_load_state()  # a heading is there before its style sheet
     page.evaluate(script.read_text(encoding="utf-8"))  # unlike a script tag, no Content-Security-Policy forbids it
     found: list[dict[str, Any]] = page.evaluate(_RUN_AXE)["violations"]
     return [Violation(rule["id"], rule["help"], tuple(node["html"] for node in rule["nodes"])) for rule in found]

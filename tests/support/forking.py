@@ -14,6 +14,7 @@ BEFORE_A_FORK: Final = "ConfigurationError: this store was made before a fork"
 
 def run_forked(job: Callable[[], object]) -> str:
     """Run a job that forks; return with what it ended in the child, which then ends."""
+    gc.collect()  # what earlier tests have left may be librdkafka's, which a child cannot destroy
     parent = os.getpid()
     reading, writing = os.pipe()
     told = "returned"
