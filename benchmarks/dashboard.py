@@ -13,13 +13,14 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import unescape
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median, quantiles
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, Final
 from urllib.parse import urlencode, urlsplit
 
 import psycopg
@@ -36,9 +37,6 @@ from offsetstore.protocol.samples import RINGS
 from offsetstore.protocol.stored_letters import LetterCursor
 from offsetstore.testing import StaticBroker
 from tests.support.browser import browse
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
 
 GROUPS: Final = 200
 LARGE: Final = "billing"

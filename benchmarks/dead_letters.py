@@ -10,14 +10,16 @@ import argparse
 import random
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import psycopg
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore import Append, Broker, DeadLetters, OffsetStore, TransactionalSink
@@ -27,11 +29,6 @@ from offsetstore.local.postgres import PostgresServer
 from offsetstore.local.spark.launch import local_session, stop_session
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pyspark.sql import DataFrame, SparkSession
 
 PARTITIONS: Final = 2
 TABLES: Final = """

@@ -6,22 +6,18 @@ What is timed is one transaction, from BEGIN to COMMIT, on a connection that is 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
+import psycopg
+import pyarrow as pa
 import pyarrow.compute
+from sqlalchemy import Connection
 
+from benchmarks.shapes import Shape
 from offsetstore import Append, Upsert
 from offsetstore.postgres.url import make_engine
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import psycopg
-    import pyarrow as pa
-    from sqlalchemy import Connection
-
-    from benchmarks.shapes import Shape
 
 TOTALS: Final = "CREATE TABLE totals (customer text PRIMARY KEY, amount numeric, at timestamptz)"
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 from uuid import uuid4
 
-from offsetstore import Append, Broker, TransactionalSink
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.shapes import Shape
+from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 from offsetstore.local.spark.artifacts import Artifact, JarSet
 from offsetstore.spark import tuned
 from offsetstore.spark.tuning import MANAGER, READER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from benchmarks.shapes import Shape
-    from offsetstore import OffsetStore
 
 OURS: Final[dict[str, dict[str, Any]]] = {
     "batch": {},

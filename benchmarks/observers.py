@@ -10,14 +10,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import psycopg
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from benchmarks.jobs import Jobs
@@ -31,16 +32,8 @@ from offsetstore.local.spark.launch import local_session, stop_session
 from offsetstore.monitoring import Metrics, Tracing
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.events import BatchStarted, BatchWritten, ClaimTaken
-from offsetstore.protocol.observers import Observers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from opentelemetry.sdk.trace import ReadableSpan
-
-    from offsetstore.protocol.events import Event
-    from offsetstore.protocol.observers import Observer
+from offsetstore.protocol.events import BatchStarted, BatchWritten, ClaimTaken, Event
+from offsetstore.protocol.observers import Observer, Observers
 
 ROUNDS: Final = 2_000
 """Batches whose events are timed."""

@@ -12,17 +12,15 @@ import tempfile
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psutil
+from pyspark.sql import SparkSession
 
 from benchmarks.jobs import Jobs
 from benchmarks.shapes import SHAPES, Shape
 from offsetstore import OffsetStore
 from offsetstore.local.spark.launch import local_session, stop_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _MEGABYTE: Final = 2**20
 

@@ -12,12 +12,13 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import psutil
 import psycopg
@@ -37,9 +38,6 @@ from offsetstore.local.spark.launch import local_session, spark_conf, stop_sessi
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from tests.support.trips import TripCounter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 SETTLING: Final = 5
 """The number of a stream's first triggers that do not count."""

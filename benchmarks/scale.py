@@ -15,31 +15,26 @@ import platform
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psycopg
 import pyarrow as pa
 from sqlalchemy import text
 
-from offsetstore import Append, Broker, OffsetRange, OffsetStore, resolve_starting_offsets
+from offsetstore import Append, Broker, Claim, OffsetRange, OffsetStore, TopicPartition, resolve_starting_offsets
 from offsetstore.kafka.admin import Record, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.events import MirrorCopied
+from offsetstore.protocol.events import Event, MirrorCopied
+from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.testing.broker import StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-
-    from offsetstore import Claim, TopicPartition
-    from offsetstore.protocol.events import Event
-    from offsetstore.protocol.ports import BrokerOffsets
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "build" / "bench" / "scale.json"

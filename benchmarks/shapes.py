@@ -7,19 +7,16 @@ from 0, or with the flights from 1.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.demo.flights import ALL, as_json, read_flights
 from offsetstore.demo.tables import COLUMNS
 from offsetstore.kafka.admin import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from pyspark.sql import DataFrame
 
 PARTITIONS: Final = 5
 """Of each shape's topic."""

@@ -16,19 +16,16 @@ or with ``python``, where Spark's own configuration names the packages. It ends 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 
 import offsetstore.spark
 from offsetstore import Broker, Execute, OffsetStore, TransactionalSink, Work
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pyarrow as pa
 
 KAFKA = {
     "kafka.bootstrap.servers": os.environ.get("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092"),

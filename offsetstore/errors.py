@@ -79,14 +79,12 @@ partition if it is about one. Each can be pickled, to cross a process boundary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import OffsetRange, TopicPartition
 
 
 class OffsetStoreError(Exception):

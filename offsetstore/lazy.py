@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offsetstore.errors import MissingDependency
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def load(package: str, name: str, lazy: Mapping[str, tuple[str, str]]) -> Any:

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self, TypeVar, overload
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Self, TypeVar, overload
+from uuid import UUID
 
 from sqlalchemy import Engine
 
 from offsetstore.errors import OffsetStoreError
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.operations import admin, home, names, reads
-from offsetstore.operations.lag import measure_lag
+from offsetstore.operations.admin import PauseDecided, Reset, ResetTarget
+from offsetstore.operations.home import StoreDecided
+from offsetstore.operations.lag import Lag, measure_lag
 from offsetstore.operations.letters import (
     MOST,
     LetterDecision,
+    LetterPage,
+    LettersDecided,
+    LettersPruned,
+    Named,
+    Which,
     prune,
     read_counts,
     read_errors,
@@ -23,47 +34,29 @@ from offsetstore.operations.letters import (
     read_page,
     wait_for_replay,
 )
+from offsetstore.operations.names import DeletedGroup, NewName
+from offsetstore.operations.reads import GroupState
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
-from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
-from offsetstore.protocol.metadata import load
-from offsetstore.protocol.observers import Observers
+from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
+from offsetstore.protocol.letters import FINAL, OPEN, Cause, Letter, LetterKey, State
+from offsetstore.protocol.marking import Marking
+from offsetstore.protocol.metadata import Formats, load
+from offsetstore.protocol.observers import Observer, Observers
 from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
 from offsetstore.protocol.retries import Retries, Timeouts
-from offsetstore.protocol.samples import Selection
-from offsetstore.protocol.stored_letters import LetterFilter
+from offsetstore.protocol.runs import JobError, Run, Source
+from offsetstore.protocol.samples import Sample, Selection
+from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity
+from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.store.acquire import acquire
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
+from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.mirror import INTERVAL
 from offsetstore.store.sessions import read, transaction
-from offsetstore.store.transaction import new_transaction, run_in_transaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from datetime import datetime, timedelta
-    from types import TracebackType
-    from uuid import UUID
-
-    from offsetstore.offsets import StoredOffset
-    from offsetstore.operations.admin import PauseDecided, Reset, ResetTarget
-    from offsetstore.operations.home import StoreDecided
-    from offsetstore.operations.lag import Lag
-    from offsetstore.operations.letters import LetterPage, LettersDecided, LettersPruned, Named, Which
-    from offsetstore.operations.names import DeletedGroup, NewName
-    from offsetstore.operations.reads import GroupState
-    from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
-    from offsetstore.protocol.letters import Cause, Letter, State
-    from offsetstore.protocol.marking import Marking
-    from offsetstore.protocol.metadata import Formats
-    from offsetstore.protocol.observers import Observer
-    from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
-    from offsetstore.protocol.runs import JobError, Run, Source
-    from offsetstore.protocol.samples import Sample
-    from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity
-    from offsetstore.protocol.stored_letters import ErrorGroup
-    from offsetstore.store.identity import ClaimInfo
-    from offsetstore.store.transaction import Transaction
+from offsetstore.store.transaction import Transaction, new_transaction, run_in_transaction
 
 _T = TypeVar("_T")
 

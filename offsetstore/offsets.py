@@ -6,13 +6,11 @@ All offsets are *next offsets*, last processed + 1, as Kafka and Spark count: 64
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-    from uuid import UUID
+from datetime import datetime
+from typing import Any, NamedTuple, Self
+from uuid import UUID
 
 MAX_OFFSET = 2**63 - 1
 """The largest offset that Kafka, Spark and PostgreSQL's ``bigint`` can hold."""

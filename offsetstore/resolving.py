@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.offset_store import OffsetStore
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.resolver import resolve
+from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.store.acquire import resolve_unlocked
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.protocol.policy import StartPolicy
-    from offsetstore.protocol.ports import BrokerOffsets
-    from offsetstore.protocol.starting import StartingOffsets
 
 
 def resolve_starting_offsets(

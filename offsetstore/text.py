@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import OffsetStoreError
 
 NOTHING: Final = "-"
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from offsetstore.protocol import failpoints
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.packaging.building import Distributions
+from tests.packaging.building import Distributions
 
 # The same examples in every run, so that a failure in CI is one everywhere. To search for new ones:
 # HYPOTHESIS_PROFILE=search pytest tests/property

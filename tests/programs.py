@@ -8,16 +8,14 @@ With OFFSETSTORE_EVERY_TEST=1, as in `.ci/run`, they are run, and fail.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import pytest
 
 from tests.support.checkout import has_history
 from tests.support.chromium import find_axe, find_chromium
 from tests.support.prometheus import find_prometheus, find_promtool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 VARIABLE: Final = "OFFSETSTORE_EVERY_TEST"
 FINDERS: Final[Mapping[str, Callable[[], object]]] = {

@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from benchmarks.jobs import FILE_SYSTEM
 from benchmarks.peers import by_hand, with_spark
@@ -20,9 +21,6 @@ from offsetstore.local.spark.artifacts import KAFKA_VERSION, POSTGRES_JDBC, SPAR
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.spark.java import find_java
 from offsetstore.spark.tuning import MANAGER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BUILD: Final = Path("build/bench")
 SOURCE: Final = Path(__file__).with_name("FlinkJob.java")

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import psycopg
@@ -20,14 +21,10 @@ from confluent_kafka import Producer
 from benchmarks.peers.programs import Peer, Place
 from benchmarks.shapes import PARTITIONS, SMALL
 from offsetstore.kafka.admin import create_topic, delete_topic
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.logs import tail
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.local.postgres.server import PostgresServer
 
 WARM: Final = 10_000
 """Records that go ahead, so that everything is started and connected."""

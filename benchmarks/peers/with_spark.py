@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
 
 from benchmarks.jobs import FILE_SYSTEM
 from benchmarks.shapes import SMALL
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 from offsetstore.local.spark.launch import local_session
 from offsetstore.spark.tuning import MANAGER, tuned
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 HEAP: Final = "2g"
 BATCH: Final = 10_000

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -12,10 +14,6 @@ from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.acls import Acl, job_acls, operator_acls
 from offsetstore.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _NEEDED = (Column("operation"), Column("resource"), Column("name"), Column("pattern"))

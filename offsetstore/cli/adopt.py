@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Mapping
+from typing import get_args
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
-from offsetstore.operations.reads import read_adoption
+from offsetstore.offsets import StoredOffset, TopicPartition
+from offsetstore.operations.reads import Adoption, read_adoption
 from offsetstore.protocol.policy import OnUncertain
 from offsetstore.store.adoption import read_or_fail
 from offsetstore.store.checkpoint_files import LocalFiles
 from offsetstore.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offsets import StoredOffset, TopicPartition
-    from offsetstore.operations.reads import Adoption
 
 _COLUMNS = (
     Column("partition"),

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import click
 
+from offsetstore import Broker
 from offsetstore.cli import options
 from offsetstore.cli.output import print_lines
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings, collect_garbage_seldom
 from offsetstore.offset_store import OffsetStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore import Broker
 
 TOKEN: Final = "OFFSETSTORE_DASHBOARD_TOKEN"  # noqa: S105 - the variable's name
 ACTIONS_URL: Final = "OFFSETSTORE_ACTIONS_URL"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -15,18 +16,11 @@ from offsetstore.cli.exits import fail_unknown, show_done
 from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_table
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
-from offsetstore.operations.letters import MOST
-from offsetstore.protocol.letters import FINAL, OPEN, LetterKey
-from offsetstore.protocol.stored_letters import CAUSES, STATES, LetterFilter
+from offsetstore.operations.letters import MOST, LettersDecided, LettersPruned, Which
+from offsetstore.operations.reads import GroupState
+from offsetstore.protocol.letters import FINAL, OPEN, Letter, LetterKey, State
+from offsetstore.protocol.stored_letters import CAUSES, STATES, ErrorGroup, LetterFilter
 from offsetstore.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from offsetstore.operations.letters import LettersDecided, LettersPruned, Which
-    from offsetstore.operations.reads import GroupState
-    from offsetstore.protocol.letters import Letter, State
-    from offsetstore.protocol.stored_letters import ErrorGroup
 
 _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import shutil
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, get_args
+from types import FrameType
+from typing import NoReturn, get_args
 
 import click
 
 from offsetstore.cli.output import Column, print_table
 from offsetstore.demo.flights import ALL
 from offsetstore.demo.job_settings import Atomicity, Staging
-from offsetstore.demo.kills import POINTS
+from offsetstore.demo.kills import POINTS, JobName
 from offsetstore.demo.report import equation, summary, write_report
 from offsetstore.demo.run import Plan, is_proven, run_demo
 from offsetstore.demo.screen import open_screen
 from offsetstore.errors import ExitCode
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from offsetstore.demo.kills import JobName
 
 _LEAST_GOOD = 10  # flights for each broken one
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import click
 
@@ -11,9 +12,6 @@ from offsetstore.cli.output import print_error
 from offsetstore.errors import ExitCode, exit_code
 from offsetstore.operations import admin
 from offsetstore.text import describe_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _T = TypeVar("_T")
 

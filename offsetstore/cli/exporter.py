@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -14,9 +14,6 @@ from offsetstore.monitoring.addresses import url_host
 from offsetstore.monitoring.exporter import MAX_PARTITION_SERIES, Exporter
 from offsetstore.monitoring.text_server import TextServer
 from offsetstore.offset_store import OffsetStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -11,9 +12,6 @@ from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime, grant_target
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.writers.table.names import TableName
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -11,13 +12,9 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import show_done
 from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_losses, print_table
 from offsetstore.cli.pause import document as pause_document
+from offsetstore.operations.names import DeletedGroup, NewName
+from offsetstore.protocol.database import GroupRow, ListedGroup
 from offsetstore.text import counted, short, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offsetstore.operations.names import DeletedGroup, NewName
-    from offsetstore.protocol.database import GroupRow, ListedGroup
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 

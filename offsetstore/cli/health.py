@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from http.client import HTTPConnection, HTTPException
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from pathlib import Path
+from typing import Any, Final, NoReturn, cast
 
 import click
 
@@ -14,14 +15,9 @@ from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import print_json, print_lines
 from offsetstore.cli.pause import document as pause_document
 from offsetstore.errors import ExitCode
-from offsetstore.operations.group_health import judge_group
+from offsetstore.operations.group_health import GroupHealth, LagLimit, judge_group
+from offsetstore.operations.lag import Lag
 from offsetstore.text import short
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore.operations.group_health import GroupHealth, LagLimit
-    from offsetstore.operations.lag import Lag
 
 _SECONDS: Final = 10.0
 _PROBLEMS: Final = {

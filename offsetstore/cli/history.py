@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Column, print_followed, print_json, print_table
-from offsetstore.protocol.database import EVENTS
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.database import EVENTS, HistoryEvent
 
 _COLUMNS = (
     Column("at"),

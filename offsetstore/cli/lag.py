@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -14,15 +16,9 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Column, print_error, print_json, print_lines, print_table
 from offsetstore.errors import ExitCode
-from offsetstore.operations.group_health import judge_lag
+from offsetstore.operations.group_health import LagLimit, judge_lag
+from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.text import short
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from offsetstore.operations.group_health import LagLimit
-    from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 
 _COLUMNS = (
     Column("group"),

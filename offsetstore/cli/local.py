@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
@@ -10,11 +10,7 @@ from rich.markup import escape
 
 from offsetstore.errors import ExitCode
 from offsetstore.local import stack
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offsetstore.local.stack import ServiceStatus
+from offsetstore.local.stack import ServiceStatus
 
 
 @click.group()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import click
 
@@ -19,9 +19,6 @@ from offsetstore.postgres.schema import HEAD, quoted
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.text import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 _PATIENCE = 60.0
 _PAUSE = 3.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -19,9 +21,6 @@ from offsetstore.protocol.texts import misplaced
 from offsetstore.text import parse_duration, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-    from datetime import datetime, timedelta
-
     from offsetstore.kafka.broker import Broker
 
 _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
 import click
 
+from offsetstore.offsets import Suspect, TopicPartition
 from offsetstore.text import NOTHING, error_text, indented, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from rich.console import Console
-
-    from offsetstore.offsets import Suspect, TopicPartition
 
 _T = TypeVar("_T")
 _LOSSES: Final = 20

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import show_done
 from offsetstore.cli.output import print_digest, print_json, print_lines
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from offsetstore.offsets import Pause
-    from offsetstore.operations.admin import PauseDecided
+from offsetstore.offsets import Pause
+from offsetstore.operations.admin import PauseDecided
 
 
 @click.command()

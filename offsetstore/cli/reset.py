@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Final
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import IO, Final
 
 import click
 
@@ -15,14 +16,8 @@ from offsetstore.cli.exits import show_done
 from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_losses, print_table
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
-from offsetstore.operations.admin import ShiftBy
+from offsetstore.operations.admin import Partitions, Reset, ResetTarget, ShiftBy
 from offsetstore.text import counted, visible
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-    from pathlib import Path
-
-    from offsetstore.operations.admin import Partitions, Reset, ResetTarget
 
 _COLUMNS = (
     Column("partition"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import TYPE_CHECKING, Any, get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import click
 
@@ -22,14 +23,9 @@ from offsetstore.errors import (
 from offsetstore.offsets import count_offsets
 from offsetstore.operations.reads import lag_of
 from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
-from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.starting import Reason, StartingOffsets
 from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.text import counted
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore.protocol.starting import StartingOffsets
 
 _COLUMNS = (
     Column("partition"),

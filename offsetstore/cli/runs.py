@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.protocol.runs import Run
 from offsetstore.text import counted
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from offsetstore.protocol.runs import Run
 
 _COLUMNS = (
     Column("started"),

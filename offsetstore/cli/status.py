@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import click
 
@@ -11,16 +12,11 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Column, print_json, print_lines, print_table
 from offsetstore.cli.pause import document as pause_document
-from offsetstore.operations.reads import end_of
+from offsetstore.offsets import TopicPartition
+from offsetstore.operations.reads import GroupState, PartitionState, end_of
 from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.text import counted, short
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.operations.reads import GroupState, PartitionState
-    from offsetstore.protocol.store_facts import StoreIdentity
 
 _COLUMNS = (
     Column("partition"),

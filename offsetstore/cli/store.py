@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import show_done
 from offsetstore.cli.output import print_digest, print_json, print_lines
+from offsetstore.operations.home import StoreDecided
 from offsetstore.text import counted
-
-if TYPE_CHECKING:
-    from offsetstore.operations.home import StoreDecided
 
 
 @click.group()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import psycopg
+from pyspark.sql import DataFrame
 
 from offsetstore.demo.computation import carrier_delays, parse, start_session
 from offsetstore.demo.job_settings import JDBC_NAME, PAUSE, JobSettings
@@ -21,12 +23,7 @@ from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.tuning import tuned
 from offsetstore.testing.job_process import print_event
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import DataFrame
-
-    Write: TypeAlias = Callable[[DataFrame, int], None]
+Write: TypeAlias = Callable[[DataFrame, int], None]
 
 UPSERT = """
 INSERT INTO carrier_delays_alo AS stored

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.demo.tables import ADDED, COLUMNS, KEY, OURS, WORST
 from offsetstore.local.spark.launch import QUICK, local_session, quick_conf, spark_conf
+from offsetstore.protocol.work import Work
 from offsetstore.testing.job_process import print_event
 from offsetstore.writers import Append, Upsert
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from offsetstore.protocol.work import Work
 
 _compute: Final = cast("Any", pc)
 _TOTALS: Final = [*((name, "sum") for name in ADDED), (WORST, "max")]

@@ -10,22 +10,19 @@ import csv
 import json
 import os
 import zipfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from offsetstore.demo.job_settings import BOOTSTRAP, GROUP, PARTITIONS, TOPIC, DemoFailed
 from offsetstore.errors import ConfigurationError, MissingDependency, TopicMissing
 from offsetstore.kafka.admin import Record, create_topic, produce
 from offsetstore.kafka.broker import Broker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from offsetstore.protocol.letters import Cause
+from offsetstore.protocol.letters import Cause
 
 Flight: TypeAlias = "dict[str, Any]"
 CarrierMonth: TypeAlias = "tuple[str, int, int]"

@@ -8,7 +8,8 @@ some flights are broken, it keeps them as dead letters.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from offsetstore import Append, Broker, Claim, DeadLetters, Execute, OffsetStore, TransactionalSink, Upsert
 from offsetstore.demo.computation import (
@@ -24,14 +25,9 @@ from offsetstore.demo.job_settings import GROUP, PAUSE, JobSettings
 from offsetstore.demo.tables import ADDED, KEY, OURS, WORST, create_tables
 from offsetstore.local.spark.launch import stop_session
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.events import BatchStarted
+from offsetstore.protocol.events import BatchStarted, Event
 from offsetstore.spark.tuning import tuned
 from offsetstore.testing.job_process import BatchPrinter
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from offsetstore.protocol.events import Event
 
 
 def transform(batch: DataFrame) -> dict[str, DataFrame]:

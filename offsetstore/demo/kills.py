@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from offsetstore.demo.job_settings import PAUSE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offsetstore.testing.job_process import Event
+from offsetstore.testing.job_process import Event
 
 Ranges: TypeAlias = Mapping[str, Sequence[int]]
 """The first offset of each partition, and the one after its last."""

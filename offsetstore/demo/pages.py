@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from offsetstore.kafka.broker import Broker
 from offsetstore.lazy import load
 from offsetstore.offset_store import OffsetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 _LAZY = {
     "DashboardServer": ("offsetstore.monitoring.dashboard.serving", "dashboard"),

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from offsetstore.demo.flights import ExpectedLetter, as_json, record_of
+from offsetstore.demo.flights import ExpectedLetter, Flight, Ledger, as_json, record_of
 from offsetstore.kafka.admin import Record
 from offsetstore.postgres.url import make_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from offsetstore.demo.flights import Flight, Ledger
-    from offsetstore.protocol.letters import Cause
+from offsetstore.protocol.letters import Cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from offsetstore.demo.kills import WORDS
+from offsetstore.demo.kills import WORDS, Killed
 from offsetstore.demo.poison import KINDS
-from offsetstore.demo.run import NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from offsetstore.demo.kills import Killed
-    from offsetstore.demo.run import Result, Results
-    from offsetstore.demo.tables import Findings, Look
+from offsetstore.demo.run import NAMES, Result, Results
+from offsetstore.demo.tables import Findings, Look
 
 _SUBTITLES: Final = {
     "offsetstore": "results and offsets in one transaction",

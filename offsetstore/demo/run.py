@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from offsetstore.demo.flights import Ledger, count_produced, produce_flights, read_flights
-from offsetstore.demo.job_settings import BATCHES, JobSettings
+from offsetstore.demo.job_settings import BATCHES, Atomicity, JobSettings, Staging
+from offsetstore.demo.kills import JobName
 from offsetstore.demo.pages import serve_dashboard
 from offsetstore.demo.poison import add_rules, choose, records_of
-from offsetstore.demo.supervise import JOBS, Supervisor
-from offsetstore.demo.tables import create_tables, verify
+from offsetstore.demo.supervise import JOBS, JobRun, Supervisor
+from offsetstore.demo.tables import Findings, create_tables, verify
+from offsetstore.kafka.admin import Record
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.spark.launch import quick_conf, spark_conf
@@ -24,14 +26,7 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from offsetstore.demo.job_settings import Atomicity, Staging
-    from offsetstore.demo.kills import JobName
     from offsetstore.demo.screen import Bar, Screen
-    from offsetstore.demo.supervise import JobRun
-    from offsetstore.demo.tables import Findings
-    from offsetstore.kafka.admin import Record
 
 NAMES: Final[dict[JobName, str]] = {"offsetstore": "offsetstore", "at_least_once": "at-least-once"}
 LEAST_KILLS: Final = 4

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
-from offsetstore.demo.job_settings import DemoFailed
-from offsetstore.demo.kills import WORDS, Kill, Killed, Progress, plan
+from offsetstore.demo.job_settings import DemoFailed, JobSettings
+from offsetstore.demo.kills import WORDS, JobName, Kill, Killed, Progress, plan
 from offsetstore.demo.tables import OURS, THEIRS, Look, Tables, Watch
 from offsetstore.local.processes import end_process
 from offsetstore.testing.job_process import JobProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from offsetstore.demo.job_settings import JobSettings
-    from offsetstore.demo.kills import JobName
 
 _RUN_SECONDS: Final = 240.0
 _MOST_RUNS: Final = 12

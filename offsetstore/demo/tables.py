@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Final, Self
+from types import TracebackType
+from typing import Any, Final, Self
 
-from offsetstore.demo.flights import Delays, ExpectedLetter
+from sqlalchemy import Connection, Engine
+
+from offsetstore.demo.flights import CarrierMonth, Delays, ExpectedLetter, Ledger
 from offsetstore.demo.job_settings import GROUP, JDBC_NAME, TOPIC
 from offsetstore.postgres.url import make_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from sqlalchemy import Connection, Engine
-
-    from offsetstore.demo.flights import CarrierMonth, Ledger
 
 COLUMNS: Final = {
     "flight_id": "bigint",

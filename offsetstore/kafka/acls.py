@@ -6,14 +6,12 @@ In Kafka, READ includes DESCRIBE: of a topic as of a group. So no resource needs
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.settings.librdkafka import topic_names
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 Resource: TypeAlias = Literal["topic", "group"]
 Pattern: TypeAlias = Literal["literal", "prefixed"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -12,10 +14,6 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.kafka.errors import broker_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from concurrent.futures import Future
 
 _SECONDS = 30.0
 _LOOK_SECONDS = 0.02

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
 from offsetstore.kafka import requests
-from offsetstore.kafka.acls import probed_groups
+from offsetstore.kafka.acls import Acl, probed_groups
 from offsetstore.kafka.client import BACKOFF, Client, Deadline, Missing
 from offsetstore.kafka.committed import committed_offsets
 from offsetstore.kafka.errors import PASSING, no_answer
@@ -21,16 +22,10 @@ from offsetstore.kafka.overview import GroupConnections, find_first_records, rea
 from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
 from offsetstore.kafka.settings.spark import read_options
 from offsetstore.kafka.truncation import PARTITIONS, find_resets
-from offsetstore.offsets import BrokerView, TopicLog, TopicPartition
+from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.forks import expect_own
 from offsetstore.protocol.numbers import check_seconds, check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from offsetstore.kafka.acls import Acl
-    from offsetstore.offsets import CommittedOffset, EpochPair, Watermarks
-    from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
+from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
 
 _T = TypeVar("_T")
 

@@ -8,23 +8,18 @@ import os
 import re
 import time
 from collections import deque
-from concurrent.futures import wait
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import BrokerError, ConfigurationError
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, broker_error, describe, no_answer
 from offsetstore.kafka.settings.mechanisms import instead_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
-    from concurrent.futures import Future
-
-    from offsetstore.errors import BrokerError
 
 K = TypeVar("K", bound="Hashable")
 

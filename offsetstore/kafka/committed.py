@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import confluent_kafka as ck
 
-from offsetstore.kafka.client import BACKOFF, LOG, let_go
+from offsetstore.kafka.client import BACKOFF, LOG, Deadline, let_go
 from offsetstore.kafka.errors import PASSING, WRONG_CREDENTIALS, Doing, no_answer
+from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any
-
-    from offsetstore.kafka.client import Deadline
-    from offsetstore.kafka.settings.librdkafka import ClientSettings
 
 # Seconds for the first attempt, doubled for each further one: only between two of them do we see what was refused.
 _FIRST_PATIENCE: Final = 0.5

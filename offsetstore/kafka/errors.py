@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from confluent_kafka import KafkaError
 
 from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MISSING: Final = frozenset({
     KafkaError.UNKNOWN_TOPIC_OR_PART,

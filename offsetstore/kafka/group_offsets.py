@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, Literal
 
 import confluent_kafka as ck
 
-from offsetstore.errors import GroupHasMembers, MetadataRefused, TopicMissing
-from offsetstore.kafka.client import BACKOFF, MISSING_GRACE, let_go, refused_setting
+from offsetstore.errors import BrokerError, GroupHasMembers, MetadataRefused, TopicMissing
+from offsetstore.kafka.client import BACKOFF, MISSING_GRACE, Deadline, let_go, refused_setting
 from offsetstore.kafka.committed import FINAL, consumer_config, read_with, try_to_read
 from offsetstore.kafka.errors import (
     MISSING,
@@ -24,15 +25,8 @@ from offsetstore.kafka.errors import (
     describe,
     no_answer,
 )
-from offsetstore.offsets import TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from offsetstore.errors import BrokerError
-    from offsetstore.kafka.client import Deadline
-    from offsetstore.kafka.settings.librdkafka import ClientSettings
-    from offsetstore.offsets import CommittedOffset
+from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.offsets import CommittedOffset, TopicPartition
 
 _GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports meanwhile
 _KEPT_MS: Final = 100

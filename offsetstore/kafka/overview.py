@@ -5,28 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import confluent_kafka as ck
 
 from offsetstore.errors import BrokerError, TopicMissing
 from offsetstore.kafka import requests
-from offsetstore.kafka.client import let_go
+from offsetstore.kafka.client import Client, Deadline, let_go
 from offsetstore.kafka.committed import consumer_config
 from offsetstore.kafka.errors import MISSING
 from offsetstore.kafka.group_offsets import GroupOffsets
 from offsetstore.kafka.settings.librdkafka import ClientSettings
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from offsetstore.kafka.client import Client, Deadline
-    from offsetstore.offsets import CommittedOffset
-
-    Committed = dict[str, "dict[TopicPartition, CommittedOffset] | BrokerError"]
+Committed = dict[str, "dict[TopicPartition, CommittedOffset] | BrokerError"]
 
 # In one request: librdkafka searches the request's whole list for each answer.
 _PARTITIONS: Final = 1000

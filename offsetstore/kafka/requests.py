@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, cast
 
 import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
 
+from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.client import Request
 from offsetstore.offsets import TopicPartition, Watermarks
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from concurrent.futures import Future
-
-    from offsetstore.kafka.acls import Acl
 
 _ADMIN: Final = cast("Any", ck_admin)  # public, but not marked as exported
 _OffsetSpec: Final[Any] = _ADMIN.OffsetSpec

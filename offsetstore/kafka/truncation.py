@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import confluent_kafka as ck
 
-from offsetstore.kafka.client import let_go, refused_setting
+from offsetstore.errors import BrokerError
+from offsetstore.kafka.client import Deadline, let_go, refused_setting
 from offsetstore.kafka.committed import FINAL, consumer_config
 from offsetstore.kafka.errors import PASSING, Doing, broker_error, no_answer
-from offsetstore.offsets import TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.errors import BrokerError
-    from offsetstore.kafka.client import Deadline
-    from offsetstore.kafka.settings.librdkafka import ClientSettings
-    from offsetstore.offsets import EpochPair
+from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.offsets import EpochPair, TopicPartition
 
 _POLL_SECONDS: Final = 0.1
 PARTITIONS: Final = 200

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 def cache_directory() -> Path:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    Notice: TypeAlias = Callable[[str], None]
+Notice: TypeAlias = Callable[[str], None]
 
 
 def print_notice(text: str) -> None:

@@ -10,17 +10,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.local import stack
 from offsetstore.local.spark.jars import pyspark_directories
 from offsetstore.local.spark.launch import spark_conf, spark_environment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from offsetstore.local.stack import ServiceStatus
+from offsetstore.local.stack import ServiceStatus
 
 
 def submit(job: str, arguments: Sequence[str]) -> NoReturn:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 # Ends when its input does: after a word, the server was stopped or is to stay; without one, the other end of the pipe
 # is gone, and with it the process that held it.

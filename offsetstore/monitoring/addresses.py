@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Generator
 from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.protocol.numbers import check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 SHORTEST_TOKEN: Final = 32
 """Characters."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
 from offsetstore.monitoring.exposition import Gauge, Page
+from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.lag import Lag
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.numbers import check_seconds, check_whole
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Mapping
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.operations.lag import Lag
-    from offsetstore.protocol.ports import BrokerOverview
+from offsetstore.protocol.ports import BrokerOverview
 
 _log = logging.getLogger(__name__)
 

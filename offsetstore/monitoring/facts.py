@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from offsetstore.errors import BrokerUnavailable, ConnectionLost, OffsetStoreError, StoreUnavailable
-from offsetstore.monitoring.health import Facts, GroupFacts
+from offsetstore.monitoring.health import Facts, GroupFacts, Limits
+from offsetstore.offsets import Token
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import (
     BatchFailed,
@@ -25,6 +27,7 @@ from offsetstore.protocol.events import (
     DatabaseAnswered,
     DrainEnded,
     DrainStarted,
+    Event,
     HeartbeatMissed,
     MirrorCopied,
     MirrorFailed,
@@ -32,15 +35,8 @@ from offsetstore.protocol.events import (
     Resumed,
     SinkMade,
 )
+from offsetstore.protocol.query_status import QueryStatus, WatchedQuery
 from offsetstore.store.run_record import resident_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offsetstore.monitoring.health import Limits
-    from offsetstore.offsets import Token
-    from offsetstore.protocol.events import Event
-    from offsetstore.protocol.query_status import QueryStatus, WatchedQuery
 
 LOOKS: Final = 3
 """Looks at a query within `Limits.jvm`."""

@@ -6,14 +6,12 @@ makes no progress does not count against the job, and the limits start again whe
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.protocol.numbers import check_seconds, check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 _INTERVALS: Final = 3  # of triggers, until a query counts as stalled
 

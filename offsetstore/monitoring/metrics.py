@@ -6,13 +6,14 @@ Every series has the label ``consumergroup``, as kafka_exporter has it, and none
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, get_args
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
-from offsetstore.offsets import count_offsets
+from offsetstore.offsets import OffsetRange, Token, TopicPartition, count_offsets
 from offsetstore.protocol.events import (
     BatchFailed,
     BatchInterrupted,
@@ -25,6 +26,7 @@ from offsetstore.protocol.events import (
     ClaimLost,
     ClaimTaken,
     CommitResolved,
+    Event,
     FlushFailed,
     HeartbeatMissed,
     IdleWorkFailed,
@@ -37,12 +39,6 @@ from offsetstore.protocol.events import (
     Retried,
 )
 from offsetstore.protocol.letters import Cause
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from offsetstore.offsets import OffsetRange, Token, TopicPartition
-    from offsetstore.protocol.events import Event
 
 GROUP: Final = "consumergroup"
 

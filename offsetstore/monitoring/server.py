@@ -5,29 +5,23 @@ from __future__ import annotations
 import hmac
 import json
 import threading
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from types import TracebackType
+from typing import Any, Final, Self, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from prometheus_client import exposition
+from prometheus_client import CollectorRegistry, exposition
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.addresses import check_token, family, is_loopback, listening
 from offsetstore.monitoring.facts import FactCollector, RunningClock
-from offsetstore.monitoring.health import Limits, judge
+from offsetstore.monitoring.health import Limits, Verdict, judge
 from offsetstore.monitoring.metrics import Metrics
 from offsetstore.monitoring.supervision import OnDead, Supervision
+from offsetstore.protocol.events import Event
 from offsetstore.store import heartbeat
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import TracebackType
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
-    from prometheus_client import CollectorRegistry
-
-    from offsetstore.monitoring.health import Verdict
-    from offsetstore.protocol.events import Event
 
 PORT: Final = 9464
 """OpenTelemetry's port for an application's Prometheus metrics."""

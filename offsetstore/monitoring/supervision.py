@@ -7,17 +7,13 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 from offsetstore.errors import ExitCode
-from offsetstore.monitoring.health import Code
+from offsetstore.monitoring.health import Code, Verdict
 from offsetstore.protocol.background import Background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offsetstore.monitoring.health import Verdict
 
 OnDead = Literal["exit"]
 

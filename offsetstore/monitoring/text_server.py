@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from offsetstore.monitoring.addresses import family, listening
 from offsetstore.monitoring.exposition import CONTENT_TYPE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SECONDS: Final = 30  # for one request; a client that says nothing must not keep its thread
 _FASTEST: Final = 1

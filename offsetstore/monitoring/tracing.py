@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
+from contextvars import Token
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from opentelemetry.context import attach, detach
-from opentelemetry.trace import SpanKind, StatusCode, get_tracer, set_span_in_context
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, get_tracer, set_span_in_context
+from opentelemetry.util.types import AttributeValue
 
 from offsetstore.offsets import count_offsets
 from offsetstore.protocol.events import (
@@ -25,24 +28,15 @@ from offsetstore.protocol.events import (
     BufferFlushed,
     ClaimTaken,
     CommitResolved,
+    Event,
     LettersWritten,
     Paused,
     Resumed,
     Retried,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextvars import Token
-
-    from opentelemetry.context import Context
-    from opentelemetry.trace import Span, TracerProvider
-    from opentelemetry.util.types import AttributeValue
-
-    from offsetstore.protocol.events import Event
-
-    _Ended: TypeAlias = BatchWritten | BatchSkipped | BatchKept | BatchFailed | BatchInterrupted
-    _Noted: TypeAlias = LettersWritten | Retried | CommitResolved | Paused | Resumed
+_Ended: TypeAlias = BatchWritten | BatchSkipped | BatchKept | BatchFailed | BatchInterrupted
+_Noted: TypeAlias = LettersWritten | Retried | CommitResolved | Paused | Resumed
 
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
 """The version of the semantic conventions that have the names below."""

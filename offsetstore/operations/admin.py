@@ -7,11 +7,12 @@ what Kafka still has. The other decisions leave the token, and the job, as they 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 from uuid import uuid4
 
 from offsetstore.errors import (
@@ -26,6 +27,7 @@ from offsetstore.errors import (
 from offsetstore.offsets import (
     MAX_OFFSET,
     MAX_PARTITION,
+    BrokerView,
     OffsetRange,
     Pause,
     StoredOffset,
@@ -35,23 +37,15 @@ from offsetstore.offsets import (
     Watermarks,
 )
 from offsetstore.operations.plans import digest_of, expect_plan, held_by
-from offsetstore.protocol.database import HistoryEvent, NewOffset, deleted, renamed
+from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, NewOffset, Session, deleted, renamed
 from offsetstore.protocol.log_evidence import LogLook
-from offsetstore.protocol.metadata import format_of
+from offsetstore.protocol.metadata import Formats, format_of
 from offsetstore.protocol.numbers import as_offset, check_seconds
+from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.texts import MOST_ACTOR, MOST_REASON, check_text
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, end_pause, fencing, read
 from offsetstore.text import LAST_TIME
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from contextlib import AbstractContextManager
-
-    from offsetstore.offsets import BrokerView
-    from offsetstore.protocol.database import Database, GroupRow, Session
-    from offsetstore.protocol.metadata import Formats
-    from offsetstore.protocol.ports import BrokerOffsets
 
 AGAIN: Final = "Check the group's history; if it does not show this change, repeat it."
 CHOOSE: Final = "Name an offset that the log holds, or reset to the earliest or the latest."

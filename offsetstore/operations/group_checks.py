@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from offsetstore.errors import TopicRecreated
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.operations.group_health import last_advance
+from offsetstore.operations.lag import GroupLag, Lag, PartitionLag
+from offsetstore.protocol.database import GroupRow, HistoryEvent
+from offsetstore.protocol.runs import Run, RunState
 from offsetstore.text import command, counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from offsetstore.offsets import StoredOffset
-    from offsetstore.operations.lag import GroupLag, Lag, PartitionLag
-    from offsetstore.protocol.database import GroupRow, HistoryEvent
-    from offsetstore.protocol.runs import Run, RunState
 
 Verdict: TypeAlias = Literal["ok", "attention", "bad"]
 """``bad``: results are late, records are lost, or the next start fails. ``attention``: that may come of it."""

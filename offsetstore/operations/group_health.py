@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from datetime import datetime, timedelta
+from typing import Final, Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from offsetstore.offsets import StoredOffset
-    from offsetstore.operations.lag import GroupLag
-    from offsetstore.operations.reads import GroupState
+from offsetstore.offsets import StoredOffset
+from offsetstore.operations.lag import GroupLag
+from offsetstore.operations.reads import GroupState
 
 Problem: TypeAlias = Literal["no-live-job", "lag-too-high", "lag-unknown", "log-lost-records"]
 

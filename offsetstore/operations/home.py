@@ -5,23 +5,18 @@ Only the tables' owner may: the answer decides whose results count, and a job mu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from offsetstore.errors import MissingPrivilege
 from offsetstore.offsets import Token
 from offsetstore.operations.admin import expect_decision, write_token
 from offsetstore.operations.plans import digest_of, expect_plan, held_by
-from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import read, transaction
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offsetstore.protocol.database import Database, GroupRow, ListedGroup, Session
 
 _NAME = "offsetstore:admin"
 

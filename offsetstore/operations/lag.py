@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.errors import BrokerError, OffsetStoreError, TopicRecreated
+from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.operations.reads import beyond_end, lag_of
+from offsetstore.protocol.database import GroupRow, StoreOverview
 from offsetstore.protocol.first_unread import FirstUnread, find_first_unread
+from offsetstore.protocol.ports import BrokerOverview
 from offsetstore.protocol.samples import Sample
-from offsetstore.protocol.snapshot import GroupSnapshot, TopicSnapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from offsetstore.offsets import StoredOffset, TopicPartition
-    from offsetstore.protocol.database import GroupRow, StoreOverview
-    from offsetstore.protocol.ports import BrokerOverview
-    from offsetstore.protocol.snapshot import KafkaSnapshot, LogEnds
+from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
 _RECORDS_READ: Final = 20
 

@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
-from offsetstore.offsets import MAX_OFFSET, TopicPartition, whole
-from offsetstore.operations.admin import known
+from offsetstore.offsets import MAX_OFFSET, Token, TopicPartition, whole
+from offsetstore.operations.admin import Decision, known
 from offsetstore.operations.plans import digest_of, expect_plan
-from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey
+from offsetstore.protocol.database import Database, HistoryEvent, Session
+from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
-from offsetstore.protocol.stored_letters import STATES, LetterCursor, LetterFilter
+from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
 from offsetstore.protocol.texts import check_text
 from offsetstore.store.sessions import read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from offsetstore.offsets import Token
-    from offsetstore.operations.admin import Decision
-    from offsetstore.protocol.database import Database, HistoryEvent, Session
-    from offsetstore.protocol.letters import PayloadState, State
-    from offsetstore.protocol.stored_letters import ChosenLetter, ErrorGroup
 
 MOST: Final = 10_000
 """Letters that one call decides about, unless it is told another limit."""

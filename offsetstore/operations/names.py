@@ -6,14 +6,15 @@ waited for, and its token is then stale; the old name keeps its row, so that not
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from offsetstore.errors import ConfigurationError, LettersOpen, UnknownGroup
 from offsetstore.offsets import StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.admin import (
     AGAIN,
+    Decided,
     expect_decision,
     expect_group,
     expect_takeover,
@@ -24,18 +25,11 @@ from offsetstore.operations.admin import (
     write_token,
 )
 from offsetstore.operations.plans import digest_of, expect_plan, held_by
-from offsetstore.protocol.database import HistoryEvent
-from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
+from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.texts import check_new_name
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, end_pause, fencing, read
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from offsetstore.operations.admin import Decided
-    from offsetstore.protocol.database import Database, GroupRow, Session
-    from offsetstore.protocol.letters import State
 
 
 @dataclass(frozen=True, slots=True)

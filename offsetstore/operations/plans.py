@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from offsetstore.errors import ConfigurationError, PlanChanged
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.protocol.database import GroupRow
+from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.database import GroupRow
 
 _LENGTH: Final = 16
 _DIGEST: Final = re.compile(rf"[0-9a-f]{{{_LENGTH}}}")

@@ -7,29 +7,20 @@ Nothing is locked and nothing is written. There is one definition of lag, `lag_o
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from datetime import datetime, timedelta
+from typing import Final, TypeVar
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
-from offsetstore.offsets import CommittedOffset, StoredOffset, Suspect, TopicPartition, Watermarks
-from offsetstore.protocol.database import EVENTS
-from offsetstore.protocol.letters import OPEN
+from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, TopicPartition, Watermarks
+from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Session
+from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
-from offsetstore.protocol.policy import StartPolicy
-from offsetstore.protocol.runs import SOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping
-    from datetime import datetime
-
-    from offsetstore.offsets import Pause
-    from offsetstore.protocol.database import GroupRow, HistoryEvent, Session
-    from offsetstore.protocol.letters import State
-    from offsetstore.protocol.policy import OnUncertain
-    from offsetstore.protocol.ports import BrokerOffsets
-    from offsetstore.protocol.runs import JobError, Source
-    from offsetstore.store.adoption import QueryCheckpoint
+from offsetstore.protocol.policy import OnUncertain, StartPolicy
+from offsetstore.protocol.ports import BrokerOffsets
+from offsetstore.protocol.runs import SOURCES, JobError, Source
+from offsetstore.store.adoption import QueryCheckpoint
 
 _Line = TypeVar("_Line", "HistoryEvent", "JobError")
 

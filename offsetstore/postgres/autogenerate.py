@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import MutableMapping
+from typing import Protocol
 
 import alembic.context
 
 from offsetstore.postgres.schema import STAGING_SCHEMA, VERSION_TABLE, metadata
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
 
 OURS = frozenset({*metadata.tables, VERSION_TABLE})
 """The names of all our tables."""

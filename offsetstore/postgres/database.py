@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+from uuid import UUID
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, TextClause, text
 
 from offsetstore.errors import (
     ConfigurationError,
@@ -29,18 +31,10 @@ from offsetstore.postgres.schema import HEAD, VERSION_TABLE, quoted
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.protocol.background import Background
+from offsetstore.protocol.database import Session
 from offsetstore.protocol.forks import expect_own, is_own, keep_from_children
-from offsetstore.protocol.store_facts import is_earlier, runs_on
+from offsetstore.protocol.store_facts import StoreIdentity, is_earlier, runs_on
 from offsetstore.text import command
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator
-    from uuid import UUID
-
-    from sqlalchemy import Connection, TextClause
-
-    from offsetstore.protocol.database import Session
-    from offsetstore.protocol.store_facts import StoreIdentity
 
 _log = logging.getLogger(__name__)
 _WITHOUT_OPTIONS = (

@@ -9,8 +9,9 @@ database's, without row values.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import psycopg
 from psycopg.pq import DiagnosticField
@@ -34,9 +35,6 @@ from offsetstore.postgres.schema import quoted
 from offsetstore.protocol.outages import chain
 from offsetstore.protocol.texts import misplaced
 from offsetstore.text import command
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping, Sequence
 
 DATABASE_ERRORS: Final = (psycopg.Error, SQLAlchemyError)
 """What SQLAlchemy and psycopg raise."""

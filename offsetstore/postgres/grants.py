@@ -5,12 +5,10 @@ It writes nothing but samples.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterator
+from typing import Final
 
 from offsetstore.postgres.schema import STAGING_SCHEMA, VERSION_TABLE, metadata, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 _USUAL = ("SELECT", "INSERT", "UPDATE")
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote_plus
 
 from psycopg.pq import Conninfo
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _log = logging.getLogger(__name__)
 

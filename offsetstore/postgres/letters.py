@@ -6,18 +6,13 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.postgres.errors import refusing_letters
-from offsetstore.protocol.letters import SEQUENCE_BYTES, Failed, trace_id, writable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from offsetstore.offsets import OffsetRange
-    from offsetstore.protocol.database import NewOffset
-    from offsetstore.protocol.letters import Headers, LetterError, NewLetter
+from offsetstore.protocol.database import NewOffset
+from offsetstore.protocol.letters import SEQUENCE_BYTES, Failed, Headers, LetterError, NewLetter, trace_id, writable
 
 _CHUNK: Final = 16 << 20
 """Bytes of keys, values and headers that are sent with one statement."""

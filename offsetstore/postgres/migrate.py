@@ -6,19 +6,21 @@ once, even through PgBouncer.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.resources import files
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import alembic.context
 import alembic.op
 from alembic import command
 from alembic.config import Config
+from alembic.environment import EnvironmentContext
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.schema import CreateSchema
 
 from offsetstore.errors import ConfigurationError, LockTimeout, TransactionConflict
@@ -27,12 +29,6 @@ from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error, translate
 from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
 from offsetstore.postgres.statements import MIGRATION_BLOCKERS
 from offsetstore.postgres.url import make_engine, schema_or_default
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from alembic.environment import EnvironmentContext
-    from sqlalchemy import Connection
 
 # Any constant that nothing else uses: "offsetst" in ASCII.
 _LOCK = 0x6F66_6673_6574_7374

@@ -4,20 +4,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from psycopg.types.json import Jsonb
 
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.letters import writable
-from offsetstore.protocol.runs import JobError, Run, RunStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from datetime import datetime
-
-    from offsetstore.protocol.runs import Ending, NewRun, Source
+from offsetstore.protocol.runs import Ending, JobError, NewRun, Run, RunStatus, Source
 
 # A claim whose COMMIT got no answer is tried again, perhaps with the same epoch.
 BEGIN_RUN: Final = """

@@ -4,16 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
 
 from offsetstore.postgres.errors import needing, translated
-from offsetstore.protocol.samples import RINGS, Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from offsetstore.postgres.together import Result
-    from offsetstore.protocol.samples import Selection
+from offsetstore.postgres.together import Result
+from offsetstore.protocol.samples import RINGS, Sample, Selection
 
 _RINGS: Final = ", ".join(f"({ring.seconds}, {ring.slots})" for ring in RINGS)
 _NUMBER: Final = "CAST(floor(extract(epoch FROM {at}) / {resolution}) AS bigint)"

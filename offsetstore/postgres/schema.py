@@ -6,8 +6,6 @@ touches no index. Text keys collate ``"C"``, so that locks are taken in the same
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -24,6 +22,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    TextClause,
     Uuid,
     false,
     func,
@@ -31,9 +30,6 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-
-if TYPE_CHECKING:
-    from sqlalchemy import TextClause
 
 HEAD = "0008"
 """The Alembic revision that this version works with.

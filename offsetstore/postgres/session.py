@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
+import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, event
@@ -44,16 +47,8 @@ from offsetstore.protocol.database import (
     StoreOverview,
 )
 from offsetstore.protocol.forks import expect_own, is_own
-from offsetstore.protocol.letters import writable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from datetime import datetime
-
-    import psycopg
-
-    from offsetstore.protocol.letters import State
-    from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.letters import State, writable
+from offsetstore.protocol.metadata import Text
 
 _log = logging.getLogger(__name__)
 _OVER: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)

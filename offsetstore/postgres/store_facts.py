@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Connection
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError, SchemaNotAtHead
 from offsetstore.postgres import statements as sql
@@ -12,15 +16,8 @@ from offsetstore.postgres.errors import needing, printing, translated
 from offsetstore.postgres.grants import needed_columns
 from offsetstore.postgres.schema import HEAD, metadata, quoted
 from offsetstore.postgres.statements import OLDEST_TRANSACTION, REVISION
+from offsetstore.postgres.together import Result
 from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity, TableFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from uuid import UUID
-
-    from sqlalchemy import Connection
-
-    from offsetstore.postgres.together import Result
 
 SERVER: Final = """
 SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS is_standby,

@@ -8,9 +8,11 @@ measuring it don't read it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from typing import Any, Final
 
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.letters import error_columns, read_headers, record_arrays
 from offsetstore.postgres.schema import INDEXED
@@ -24,14 +26,14 @@ from offsetstore.protocol.letters import (
     PayloadState,
     State,
 )
-from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from datetime import datetime
-
-    from offsetstore.offsets import OffsetRange
-    from offsetstore.protocol.stored_letters import FailedReplay
+from offsetstore.protocol.stored_letters import (
+    STATES,
+    ChosenLetter,
+    ErrorGroup,
+    FailedReplay,
+    LetterCursor,
+    LetterFilter,
+)
 
 _SUMMARY: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.cause, l.payload, l.error_class,
        l.sqlstate, l.table_name, l.constraint_name, l.column_name, l.attempts, l.times, l.forced,

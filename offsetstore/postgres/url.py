@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from sqlalchemy import create_engine, event
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.postgres.errors import DATABASE_ERRORS
 from offsetstore.postgres.jdbc import libpq_parameters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sqlalchemy import Engine
 
 VARIABLE = "OFFSETSTORE_URL"
 SCHEMA_VARIABLE: Final = "OFFSETSTORE_SCHEMA"

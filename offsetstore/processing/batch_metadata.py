@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from offsetstore.errors import MetadataError
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol.metadata import Keep
-
-if TYPE_CHECKING:
-    from offsetstore.protocol.metadata import Text
-    from offsetstore.store.claim import Claim
+from offsetstore.protocol.metadata import Keep, Text
+from offsetstore.store.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)

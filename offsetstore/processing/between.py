@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from threading import RLock
+from typing import Final, Protocol
 
 from offsetstore.errors import SinkError, StaleClaim
 from offsetstore.postgres.errors import raise_stripped, refusals, strip_chain, stripped
@@ -17,14 +19,9 @@ from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import FlushFailed, IdleWorkFailed
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.retries import may_pass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from threading import RLock
-
-    from offsetstore.protocol.work import Work
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
+from offsetstore.protocol.work import Work
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 
 _LONGEST: Final = 1.0  # seconds between two looks
 _PATIENCE: Final = 60.0  # seconds to wait for a batch, or for idle work, at the end

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from offsetstore.offsets import OffsetRange
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.numbers import check_seconds, check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from offsetstore.offsets import TopicPartition
 
 _Rows = TypeVar("_Rows")
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from offsetstore.errors import FunctionFailed
+from offsetstore.errors import FunctionFailed
 
 _ALL: Final = 10
 """If so many records can't be computed, and no other one can, the records are not to blame."""

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.processing.plan import PlanOutdated, check_topics
+from offsetstore.processing.plan import Decisions, Plan, PlanOutdated, Ranges, check_topics
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.marking import Marking
+from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.replay import Outcome
 from offsetstore.protocol.retries import may_pass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping
-
-    from offsetstore.processing.plan import Decisions, Plan, Ranges
-    from offsetstore.protocol.marking import Marking
-    from offsetstore.protocol.metadata import Text
-    from offsetstore.protocol.work import Work
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
+from offsetstore.protocol.work import Work
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 
 UNNAMED: Final = ""
 """The name of the output if there is only one."""

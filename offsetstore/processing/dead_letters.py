@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, RecordsRejected, RowsRefused
-from offsetstore.protocol.letters import LetterError, rejected
+from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.letters import Cause, LetterError, rejected
 from offsetstore.protocol.numbers import check_seconds, check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.protocol.letters import Cause
 
 Keep: TypeAlias = Literal["all", "coordinates"]
 

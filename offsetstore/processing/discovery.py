@@ -15,23 +15,20 @@ import math
 import random
 import time
 from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from offsetstore.errors import RowsRefused
 from offsetstore.processing.cycle import lock_as_planned
 from offsetstore.processing.isolate import speaks_for_itself
+from offsetstore.processing.plan import Decisions
 from offsetstore.protocol import failpoints
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-
-    from offsetstore.processing.plan import Decisions
-    from offsetstore.protocol.work import Work
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
+from offsetstore.protocol.work import Work
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 
 Unit: TypeAlias = "tuple[int, ...]"
 """The numbers of records that stay together, ascending."""

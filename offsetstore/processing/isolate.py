@@ -23,23 +23,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from offsetstore.errors import FunctionFailed, RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.cycle import lock_as_planned
-from offsetstore.processing.plan import PlanOutdated, Ranges
+from offsetstore.processing.plan import Decisions, PlanOutdated, Ranges
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 from offsetstore.text import command
 from offsetstore.writers.append import Append
 from offsetstore.writers.staging import StagedRowsLost
 from offsetstore.writers.upsert import Upsert
-
-if TYPE_CHECKING:
-    from offsetstore.processing.plan import Decisions
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
 
 Record: TypeAlias = tuple[TopicPartition, int]
 Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], int]

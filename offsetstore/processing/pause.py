@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from offsetstore.errors import OffsetStoreError
+from offsetstore.offsets import Pause, StoredOffset, TopicPartition
+from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.events import Paused, Resumed
+from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import deciding, end_pause, read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offsetstore.offsets import Pause, StoredOffset, TopicPartition
-    from offsetstore.protocol.database import GroupRow
-    from offsetstore.store.claim import Claim
 
 INTERVAL: Final = 1.0
 """Seconds between two looks at a group that is paused."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from offsetstore.errors import TopicRecreated
-from offsetstore.offsets import OffsetRange
+from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.processing.pause import read_offsets
 from offsetstore.protocol.replay import Decision, Outcome, decide
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from offsetstore.offsets import StoredOffset, TopicPartition
-    from offsetstore.store.claim import Claim
+from offsetstore.store.claim import Claim
 
 Decisions: TypeAlias = "dict[TopicPartition, Decision]"
 Ranges: TypeAlias = "Mapping[TopicPartition, OffsetRange]"

@@ -13,36 +13,29 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from offsetstore.errors import ColumnMismatch, RowsRefused, SinkError, UnsafeTarget
-from offsetstore.offsets import OffsetRange
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.cycle import write_all
-from offsetstore.processing.dead_letters import cause_of, described, name_of
+from offsetstore.processing.dead_letters import DeadLetters, cause_of, described, name_of
 from offsetstore.processing.discovery import DiscoveryEnded, discover
 from offsetstore.processing.pause import is_paused
 from offsetstore.processing.plan import PlanOutdated
-from offsetstore.processing.recovery import CarefulPart, Halve
+from offsetstore.processing.recovery import CarefulPart, CountedRows, Halve
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersReplayed
-from offsetstore.protocol.letters import LetterError
+from offsetstore.protocol.letters import Letter, LetterError, LetterKey
 from offsetstore.protocol.replay import decide
 from offsetstore.protocol.stored_letters import FailedReplay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.processing.dead_letters import DeadLetters
-    from offsetstore.processing.recovery import CountedRows
-    from offsetstore.protocol.letters import Letter, LetterKey
-    from offsetstore.protocol.work import Work
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
+from offsetstore.protocol.work import Work
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 
 MOST: Final = 1_000
 """Letters that are replayed at once."""

@@ -12,40 +12,44 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Never, Protocol, cast
+from typing import Final, Never, Protocol, cast
 
 from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, SinkError, TooManyLetters
-from offsetstore.offsets import OffsetRange, count_offsets, describe
-from offsetstore.processing.batch_metadata import BatchInfo
+from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
+from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.computing import NoneComputed
-from offsetstore.processing.cycle import Stopwatch, Stored, commit_plan, write_all
-from offsetstore.processing.dead_letters import DeadLetter, Failure, Retry, Skip, cause_of, described, name_of
-from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover, now_and_then
-from offsetstore.processing.isolate import cut, speaks_for_itself
+from offsetstore.processing.cycle import Stopwatch, Stored, Written, commit_plan, write_all
+from offsetstore.processing.dead_letters import (
+    DeadLetter,
+    DeadLetters,
+    Failure,
+    Retry,
+    Skip,
+    cause_of,
+    described,
+    name_of,
+)
+from offsetstore.processing.discovery import (
+    DiscoveryEnded,
+    Found,
+    NothingAccepted,
+    TooManyRefused,
+    discover,
+    now_and_then,
+)
+from offsetstore.processing.isolate import Record, cut, speaks_for_itself
 from offsetstore.processing.pause import read_offsets
-from offsetstore.processing.plan import Plan, create_rows
+from offsetstore.processing.plan import Plan, Ranges, create_rows
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
-from offsetstore.protocol.letters import Failed, LetterError, NewLetter, rejected
+from offsetstore.protocol.letters import Cause, Failed, LetterError, NewLetter, Payload, rejected
 from offsetstore.protocol.outages import chain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.processing.batch_metadata import BatchMetadata
-    from offsetstore.processing.cycle import Written
-    from offsetstore.processing.dead_letters import DeadLetters
-    from offsetstore.processing.discovery import Found
-    from offsetstore.processing.isolate import Record
-    from offsetstore.processing.plan import Ranges
-    from offsetstore.protocol.letters import Cause, Payload
-    from offsetstore.protocol.work import Work
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
+from offsetstore.protocol.work import Work
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 
 PART: Final = 500_000
 """In offsets: the rows of a part wait in the driver's memory."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from offsetstore.protocol.forks import is_own
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Background:

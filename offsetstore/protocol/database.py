@@ -6,27 +6,21 @@ written once, against this interface.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple, Protocol
+from uuid import UUID
 
-from offsetstore.protocol.letters import LetterSession
+from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.protocol.letters import LetterSession, State
 from offsetstore.protocol.liveness import is_live
-from offsetstore.protocol.runs import RunSession
+from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.runs import Ending, RunSession
 from offsetstore.protocol.samples import SampleSession
-from offsetstore.protocol.store_facts import StoreFactsSession
+from offsetstore.protocol.store_facts import StoreFactsSession, StoreIdentity
 from offsetstore.protocol.stored_letters import StoredLetterSession
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from datetime import datetime, timedelta
-    from uuid import UUID
-
-    from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
-    from offsetstore.protocol.letters import State
-    from offsetstore.protocol.metadata import Text
-    from offsetstore.protocol.runs import Ending
-    from offsetstore.protocol.store_facts import StoreIdentity
 
 EVENTS: Final = (
     "claim",

@@ -5,15 +5,13 @@ Ranges are of next offsets. Times are in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition
-    from offsetstore.protocol.query_status import WatchedQuery
-    from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition
+from offsetstore.protocol.query_status import WatchedQuery
+from offsetstore.protocol.starting import StartingOffsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

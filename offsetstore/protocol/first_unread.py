@@ -10,19 +10,16 @@ ends at once where the latter is at the stored offset itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.snapshot import FoundRecord
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from offsetstore.offsets import TopicPartition
-
-    Stored = tuple[TopicPartition, int]
-    At = tuple[TopicPartition, int]
-    LookUp = Callable[[Collection[At]], Mapping[At, FoundRecord | None]]
+Stored = tuple[TopicPartition, int]
+At = tuple[TopicPartition, int]
+LookUp = Callable[[Collection[At]], Mapping[At, FoundRecord | None]]
 
 TOLERANCE_MS: Final = 1000
 """An age may be wrong by this many milliseconds, or by `TOLERANCE` of itself, whichever is more."""

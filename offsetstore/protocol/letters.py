@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from datetime import datetime
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from offsetstore.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from datetime import datetime
-
-    from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import OffsetRange, TopicPartition
 
 Cause: TypeAlias = Literal["rejected", "refused", "raised", "sequence"]
 """By ``transform``, by the database, by the user's function; or it waits behind an earlier record of its key."""

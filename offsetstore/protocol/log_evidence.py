@@ -7,18 +7,13 @@ to the offset that was stored with it (`EpochPair`); that stays. Under an unchan
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from offsetstore.errors import BrokerError, LogTruncated
-from offsetstore.offsets import EpochPair, Suspect, TopicPartition
+from offsetstore.offsets import BrokerView, EpochPair, StoredOffset, Suspect, TopicPartition, Watermarks
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from offsetstore.offsets import BrokerView, StoredOffset, Watermarks
-
-    FindTruncated = Callable[[Mapping[TopicPartition, EpochPair]], Mapping[TopicPartition, int | BrokerError | None]]
+FindTruncated = Callable[[Mapping[TopicPartition, EpochPair]], Mapping[TopicPartition, int | BrokerError | None]]
 
 
 @dataclass(frozen=True, slots=True)

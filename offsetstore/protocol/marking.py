@@ -8,13 +8,11 @@ what is stored; apart from that, the stored offset has to be the one that the jo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from offsetstore.errors import AdvanceMismatch, ConfigurationError, MarkBackwards, MarkBeyondDelivered
+from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.numbers import as_offset
-
-if TYPE_CHECKING:
-    from offsetstore.offsets import TopicPartition
 
 Marking: TypeAlias = Literal["automatic", "manual"]
 

@@ -10,13 +10,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, MetadataError
+from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.texts import misplaced
-
-if TYPE_CHECKING:
-    from offsetstore.offsets import TopicPartition
 
 MAX_BYTES: Final = 1 << 20
 """The largest metadata in bytes of UTF-8, 1 MiB."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.protocol.events import (
@@ -11,6 +12,7 @@ from offsetstore.protocol.events import (
     ClaimLost,
     ClaimTaken,
     CommitResolved,
+    Event,
     FlushFailed,
     IdleWorkFailed,
     LettersReplayed,
@@ -21,11 +23,6 @@ from offsetstore.protocol.events import (
     Resumed,
     Retried,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from offsetstore.protocol.events import Event
 
 _log = logging.getLogger("offsetstore")
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Iterator
+from typing import Final, cast
 
 from offsetstore.errors import Outage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _KINDS: Final = (MemoryError, ImportError, ConnectionError, TimeoutError, Outage)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Prefer = Literal["larger", "stored", "agree"]
 AutoOffsetReset = Literal["earliest", "latest", "none"]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from sqlalchemy import Connection
+
+from offsetstore.errors import BrokerError
+from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicPartition, Watermarks
+from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
+from offsetstore.protocol.work import Work
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     import pyarrow as pa
-    from sqlalchemy import Connection
-
-    from offsetstore.errors import BrokerError
-    from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicPartition, Watermarks
-    from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
-    from offsetstore.protocol.work import Work
 
 
 class BrokerOffsets(Protocol):

@@ -7,8 +7,10 @@ the answer is an error that names the ways out, never a silent skip.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+from uuid import UUID
 
 from offsetstore.errors import (
     ForeignStore,
@@ -21,17 +23,11 @@ from offsetstore.errors import (
     TopicRecreated,
     WrongCluster,
 )
-from offsetstore.offsets import BrokerView, StoredOffset, TopicLog, TopicPartition
+from offsetstore.offsets import BrokerView, CommittedOffset, StoredOffset, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.log_evidence import log_truncated, topic_ids
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from uuid import UUID
-
-    from offsetstore.offsets import CommittedOffset, Watermarks
 
 _T = TypeVar("_T")
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
 from offsetstore.protocol.numbers import check_seconds, check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _T = TypeVar("_T")
 

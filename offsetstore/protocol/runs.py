@@ -5,19 +5,15 @@ A job writes its own run, with each heartbeat, and reads none: nothing that it d
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
+from datetime import datetime, timedelta
+from typing import Final, Literal, Protocol, TypeAlias, get_args
+from uuid import UUID
 
 from offsetstore.errors import next_step_after
+from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.liveness import is_live
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from datetime import datetime
-    from uuid import UUID
-
-    from offsetstore.offsets import Token, TopicPartition
 
 KEPT: Final = 1_000
 """How many runs, and how many lines of errors, are kept of each group."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.protocol.numbers import check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 _V = TypeVar("_V")
 

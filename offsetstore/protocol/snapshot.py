@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from offsetstore.errors import BrokerError
 from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.errors import BrokerError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 from uuid import UUID
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from offsetstore.offsets import CommittedOffset
+from offsetstore.offsets import CommittedOffset
 
 MAX_BYTES: Final = 4095
 """The longest metadata that a broker accepts by default, in bytes of UTF-8.

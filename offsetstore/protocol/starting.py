@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import CommittedOffset, OffsetRange, StoredOffset, TopicPartition, Watermarks
 from offsetstore.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 class Reason(Enum):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from datetime import datetime, timedelta
+from typing import Final, Protocol
+from uuid import UUID
 
 from offsetstore.errors import StoreMoved
 from offsetstore.text import command
-
-if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-    from uuid import UUID
 
 _REVISION: Final = re.compile(r"(?:([0-9]+)\.)?([0-9]{4})")
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
+from typing import Final, NamedTuple, Protocol, get_args
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION
-from offsetstore.protocol.letters import PAYLOADS, Cause, LetterKey, State, is_overtaken
+from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, OffsetRange, TopicPartition
+from offsetstore.protocol.letters import (
+    PAYLOADS,
+    Cause,
+    Letter,
+    LetterError,
+    LetterKey,
+    PayloadState,
+    State,
+    is_overtaken,
+)
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.texts import check_text
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from offsetstore.offsets import OffsetRange, TopicPartition
-    from offsetstore.protocol.letters import Letter, LetterError, PayloadState
 
 STATES: Final[tuple[State, ...]] = get_args(State)
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.metadata import KEEP, Keep
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offsets import OffsetRange, TopicPartition
-    from offsetstore.protocol.letters import Payload
 
 
 class Work(Protocol):

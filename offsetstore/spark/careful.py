@@ -13,24 +13,29 @@ import math
 import time
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from offsetstore.errors import FunctionFailed
+from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.computing import TimeIsUp, find_failing
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.isolate import Record
+from offsetstore.processing.plan import PlanOutdated, Ranges
 from offsetstore.processing.recovery import Halve
-from offsetstore.protocol.letters import Payload
+from offsetstore.protocol.letters import LetterError, Payload
+from offsetstore.protocol.ports import Writer
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.function_errors import function_failed, is_over_limit
+from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
@@ -38,18 +43,6 @@ from offsetstore.spark.rejects import are_rejected, count_accepted, error_of
 from offsetstore.writers.arrow.kafka_column import KAFKA
 from offsetstore.writers.arrow.misfits import finds_misfits
 from offsetstore.writers.upsert import Upsert
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-
-    from pyspark.sql import Column, DataFrame
-
-    from offsetstore.errors import RowsRefused
-    from offsetstore.processing.isolate import Record
-    from offsetstore.processing.plan import Ranges
-    from offsetstore.protocol.letters import LetterError
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.spark.outputs import Outputs
 
 _NUMBER: Final = "_offsetstore_number"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK

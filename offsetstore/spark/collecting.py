@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import finalize
 
 import pyarrow as pa
 from pyspark import util as spark_util
 from pyspark.errors.exceptions.captured import unwrap_spark_exception
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 
 from offsetstore.errors import SinkError
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
 from offsetstore.spark.rejects import none_rejected
 from offsetstore.spark.schemas import arrow_schema
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from pyspark.sql import DataFrame
-
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
 
 IN_MEMORY: Final = 64 << 20
 """The bytes of Arrow data that stay in memory."""

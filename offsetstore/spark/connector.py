@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from offsetstore.errors import MissingDependency
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def check_connector(spark: SparkSession) -> None:

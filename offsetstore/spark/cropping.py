@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.writers.arrow.kafka_column import KAFKA
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from pyspark.sql import DataFrame
-
-    from offsetstore.offsets import OffsetRange, TopicPartition
 
 
 def crop(batch: DataFrame, plan: Mapping[TopicPartition, Decision]) -> DataFrame:

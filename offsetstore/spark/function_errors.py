@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
@@ -22,9 +23,6 @@ from pyspark.logger import PySparkLogger
 from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
 from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error
 from offsetstore.protocol.outages import is_outage
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
 
 _SPARK: Final = "org.apache.spark.SparkException"
 _WORKER: Final = "org.apache.spark.api.python.PythonException"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Final
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import (
     ArrayType,
@@ -15,17 +18,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from offsetstore.spark.careful import OfRecords, computed_carefully
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from contextlib import AbstractContextManager
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from offsetstore.protocol.letters import Letter, Payload
-    from offsetstore.spark.careful import Careful
-    from offsetstore.spark.outputs import Outputs
+from offsetstore.protocol.letters import Letter, Payload
+from offsetstore.spark.careful import Careful, OfRecords, computed_carefully
+from offsetstore.spark.outputs import Outputs
 
 KAFKA_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 """The Kafka source's own; ``headers`` only with ``includeHeaders``."""

@@ -5,25 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from offsetstore.errors import ConfigurationError, SinkError
 from offsetstore.processing.cycle import UNNAMED
+from offsetstore.protocol.ports import Writer
 from offsetstore.spark.cropping import KAFKA
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.rejects import rename, without_reject
 from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
+from offsetstore.store.claim import Claim
 from offsetstore.writers.append import Append
 from offsetstore.writers.upsert import Upsert
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.store.claim import Claim
 
 Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
 

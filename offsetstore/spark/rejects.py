@@ -8,22 +8,17 @@ whether there is any reject; if so, nothing is written, and the batch is compute
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StringType, StructType
 
 from offsetstore.errors import ColumnMismatch, RowsRefused
-from offsetstore.protocol.letters import rejected
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pyspark.sql import DataFrame
-
-    from offsetstore.protocol.letters import LetterError
+from offsetstore.protocol.letters import LetterError, rejected
 
 REJECT: Final = "_reject"
 COLUMN: Final = "_offsetstore_reject"

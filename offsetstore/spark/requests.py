@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection
+from typing import Final
+
+from pyspark.sql import SparkSession
 
 from offsetstore.errors import CommitUnknown, OffsetStoreError, StaleClaim
+from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.put_back import PutBack
 from offsetstore.spark.letters import computed_letters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from pyspark.sql import SparkSession
-
-    from offsetstore.processing.dead_letters import DeadLetters
-    from offsetstore.spark.outputs import Outputs
-    from offsetstore.store.claim import Claim
+from offsetstore.spark.outputs import Outputs
+from offsetstore.store.claim import Claim
 
 _EVERY: Final = 5.0  # seconds between two looks
 _LONGEST: Final = 10.0  # seconds: then a batch comes first

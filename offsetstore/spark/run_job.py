@@ -13,26 +13,31 @@ import traceback
 from collections import deque
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore.errors import ExitCode, MissingPrivilege, OffsetStoreError, SchemaError, exit_code
 from offsetstore.postgres.errors import of_database
-from offsetstore.protocol.events import BatchWritten, BufferFlushed, LettersWritten, Paused, QueryStarted, Resumed
+from offsetstore.protocol.events import (
+    BatchWritten,
+    BufferFlushed,
+    Event,
+    LettersWritten,
+    Paused,
+    QueryStarted,
+    Resumed,
+)
 from offsetstore.spark.connector import check_connector
 from offsetstore.spark.function_errors import told_by_us
 from offsetstore.spark.plans.progress import parse_offsets
 from offsetstore.text import describe_error, error_text, shortened
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
-
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore.protocol.events import Event
     from offsetstore.spark.sink import TransactionalSink
 
 TRACE: Final = "OFFSETSTORE_TRACE"

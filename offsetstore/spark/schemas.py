@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, UserDefinedType
@@ -15,9 +16,6 @@ from offsetstore.errors import ColumnMismatch
 from offsetstore.writers.arrow.casts import SparkType, is_variant
 from offsetstore.writers.arrow.values import has_type
 from offsetstore.writers.table.conversions import quoted
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # The types that reach Arrow as values. Any other may arrive as Spark keeps it: a VARIANT is a struct of two binaries.
 _VALUES: Final = {

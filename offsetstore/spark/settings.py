@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
+from offsetstore.processing.buffer import Flush
 from offsetstore.processing.dead_letters import DeadLetters
-from offsetstore.protocol.marking import check_marking
+from offsetstore.protocol.marking import Marking, check_marking
+from offsetstore.protocol.ports import Writer
 from offsetstore.spark.letters import KAFKA_COLUMNS
+from offsetstore.spark.staging_area import StagingPolicy
+from offsetstore.store.claim import Claim
 from offsetstore.writers.execute import Execute
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from offsetstore.processing.buffer import Flush
-    from offsetstore.protocol.marking import Marking
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.spark.staging_area import StagingPolicy
-    from offsetstore.store.claim import Claim
 
 Atomicity: TypeAlias = Literal["batch", "partition"]
 

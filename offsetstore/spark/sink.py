@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.utils import is_remote
 
 from offsetstore.errors import (
@@ -22,12 +24,14 @@ from offsetstore.errors import (
     OffsetStoreError,
     UnsupportedQuery,
 )
-from offsetstore.offsets import describe
+from offsetstore.offsets import OffsetRange, TopicPartition, describe
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.errors import strip_chain, stripped
-from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.between import Between
-from offsetstore.processing.cycle import Stored, with_replanning
+from offsetstore.processing.batch_metadata import BatchMetadata, MetadataFunction
+from offsetstore.processing.between import Between, Tick
+from offsetstore.processing.buffer import Flush
+from offsetstore.processing.cycle import Stored, Written, with_replanning
+from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.pause import when_not_paused
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol import failpoints
@@ -42,7 +46,9 @@ from offsetstore.protocol.events import (
     DrainStarted,
     SinkMade,
 )
+from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
+from offsetstore.protocol.ports import Writer
 from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.connector import check_connector
 from offsetstore.spark.cropping import with_coordinates
@@ -60,26 +66,10 @@ from offsetstore.spark.settings import Atomicity, SinkSettings
 from offsetstore.spark.staging_area import THRESHOLD, StagingMode, StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.buffered import BufferedWay
-from offsetstore.spark.ways.micro_batch import MicroBatch
+from offsetstore.spark.ways.micro_batch import MicroBatch, Way
 from offsetstore.spark.ways.partition import TASK_THRESHOLD, PartitionWay
 from offsetstore.spark.ways.stateful import StatefulWay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore.offsets import OffsetRange, TopicPartition
-    from offsetstore.processing.batch_metadata import MetadataFunction
-    from offsetstore.processing.between import Tick
-    from offsetstore.processing.buffer import Flush
-    from offsetstore.processing.cycle import Written
-    from offsetstore.processing.dead_letters import DeadLetters
-    from offsetstore.protocol.marking import Marking
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.spark.ways.micro_batch import Way
-    from offsetstore.store.claim import Claim
+from offsetstore.store.claim import Claim
 
 __all__ = ["TransactionalSink", "Transform"]
 

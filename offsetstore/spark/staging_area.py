@@ -6,8 +6,13 @@ The tables are created and dropped in separate transactions, to keep DDL out of 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import Connection
 
 from offsetstore.errors import ConfigurationError, ConnectionLost, LockTimeout, StoreUnavailable
 from offsetstore.postgres.database import PostgresDatabase
@@ -18,19 +23,10 @@ from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.staging_task import StagingOutcome, StagingTask
 from offsetstore.spark.rejects import without_reject
 from offsetstore.spark.schemas import arrow_schema
+from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import transaction
 from offsetstore.writers.staging import Staged, Staging
-from offsetstore.writers.staging_schema import StagingOwner, check_schema, drop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import Connection
-
-    from offsetstore.store.claim import Claim
-    from offsetstore.writers.staging_schema import StagingWriter
+from offsetstore.writers.staging_schema import StagingOwner, StagingWriter, check_schema, drop
 
 StagingMode: TypeAlias = Literal["auto", "always", "never"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from offsetstore.errors import (
     BrokerError,
@@ -25,31 +25,24 @@ from offsetstore.errors import (
     TopicRecreated,
     TransactionLost,
 )
-from offsetstore.offsets import Suspect, Token, TopicPartition
+from offsetstore.offsets import BrokerView, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.database import HistoryEvent, NewOffset, renamed
+from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, NewOffset, Session, renamed
 from offsetstore.protocol.log_evidence import LogLook, log_truncated, look, same_logs
+from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, latest_epoch
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets, similar_names
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store import adoption
+from offsetstore.store.adoption import QueryCheckpoint
 from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.evidence import write_evidence
 from offsetstore.store.identity import name_prefix, this_process
 from offsetstore.store.run_record import new_run
-from offsetstore.store.sessions import fencing, read, read_offsets, repeat, transaction
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from offsetstore.offsets import BrokerView, StoredOffset
-    from offsetstore.protocol.database import Database, GroupRow, Session
-    from offsetstore.protocol.policy import StartPolicy
-    from offsetstore.protocol.store_facts import StoreIdentity
-    from offsetstore.store.adoption import QueryCheckpoint
-    from offsetstore.store.sessions import Connected
+from offsetstore.store.sessions import Connected, fencing, read, read_offsets, repeat, transaction
 
 _log = logging.getLogger(__name__)
 

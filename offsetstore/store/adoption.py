@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offsetstore.errors import ConfigurationError, UncertainBatch
-from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol.starting import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from offsetstore.offsets import BrokerView
-    from offsetstore.protocol.database import HistoryEvent
-    from offsetstore.protocol.policy import StartPolicy
-    from offsetstore.protocol.ports import CheckpointFiles
-    from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.offsets import BrokerView, OffsetRange, TopicPartition
+from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.ports import CheckpointFiles
+from offsetstore.protocol.starting import Reason, StartingOffsets
 
 _log = logging.getLogger(__name__)
 _CORRECT = "Correct adopt_checkpoint. To start without the job's offsets, leave it out."

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from offsetstore.offsets import OffsetRange, TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from offsetstore.protocol.database import Session
+from offsetstore.protocol.database import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from offsetstore.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from offsetstore.protocol.ports import CheckpointFiles
+from offsetstore.protocol.ports import CheckpointFiles
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
 

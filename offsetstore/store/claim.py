@@ -5,45 +5,37 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
+from types import TracebackType
+from typing import Literal, Self, TypeVar, get_args
 from urllib.parse import quote
+from uuid import UUID
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
-from offsetstore.offsets import OffsetRange, Suspect
+from offsetstore.offsets import BrokerView, OffsetRange, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import ClaimClosed, ClaimLost, ClaimTaken, DatabaseAnswered, HeartbeatMissed
 from offsetstore.protocol.forks import expect_own, is_own
-from offsetstore.protocol.log_evidence import log_truncated
-from offsetstore.protocol.metadata import check_formats, load
+from offsetstore.protocol.log_evidence import FindTruncated, log_truncated
+from offsetstore.protocol.marking import Marking, Position
+from offsetstore.protocol.metadata import Formats, Text, check_formats, load
 from offsetstore.protocol.numbers import check_seconds
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.texts import check_new_name, check_text
+from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim_metadata import ClaimMetadata, read_own
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.identity import name_prefix
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
 from offsetstore.store.run_record import RunRecord
-from offsetstore.store.sessions import read, repeat
-from offsetstore.store.transaction import new_transaction, run_in_transaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-    from types import TracebackType
-    from uuid import UUID
-
-    from offsetstore.offsets import BrokerView, StoredOffset, Token, TopicPartition
-    from offsetstore.protocol.database import Session
-    from offsetstore.protocol.log_evidence import FindTruncated
-    from offsetstore.protocol.marking import Marking, Position
-    from offsetstore.protocol.metadata import Formats, Text
-    from offsetstore.protocol.policy import StartPolicy
-    from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
-    from offsetstore.protocol.starting import StartingOffsets
-    from offsetstore.store.ahead import Ahead
-    from offsetstore.store.sessions import Connected
-    from offsetstore.store.transaction import Transaction
+from offsetstore.store.sessions import Connected, read, repeat
+from offsetstore.store.transaction import Transaction, new_transaction, run_in_transaction
 
 Takeover = Literal["fence", "wait", "refuse"]
 _T = TypeVar("_T")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
 
 from offsetstore.errors import ConfigurationError, StaleClaim
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import Token, TopicPartition
+from offsetstore.protocol.database import Session
 from offsetstore.protocol.metadata import Formats, Metadata, Text, format_of, load
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from offsetstore.offsets import Token
-    from offsetstore.protocol.database import Session
 
 _changing: Final = threading.Lock()
 

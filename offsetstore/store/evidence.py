@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from offsetstore.protocol.database import HistoryEvent
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offsets import Token, TopicPartition
-    from offsetstore.protocol.database import LockedRow, Session
+from offsetstore.offsets import Token, TopicPartition
+from offsetstore.protocol.database import HistoryEvent, LockedRow, Session
 
 
 def write_evidence(

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from uuid import UUID
 
 from offsetstore.protocol.background import Background
+from offsetstore.protocol.database import Database, Session
+from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import transaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-    from uuid import UUID
-
-    from offsetstore.protocol.database import Database, Session
-    from offsetstore.store.run_record import RunRecord
 
 INTERVAL = 5.0
 """Seconds between two heartbeats, and how long one may wait for a lock."""

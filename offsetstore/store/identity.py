@@ -5,19 +5,15 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.stamp import digest
 from offsetstore.store.ahead import Ahead
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from offsetstore.offsets import Token
-    from offsetstore.store.claim_metadata import ClaimMetadata
+from offsetstore.store.claim_metadata import ClaimMetadata
 
 
 class ClaimInfo(Protocol):

@@ -13,29 +13,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused
-from offsetstore.offsets import CommittedOffset
+from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition, Watermarks
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import Background
-from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.database import Database, HistoryEvent, Session
 from offsetstore.protocol.events import MirrorCopied, MirrorFailed
-from offsetstore.protocol.log_evidence import look, topic_ids
+from offsetstore.protocol.log_evidence import LogLook, look, topic_ids
+from offsetstore.protocol.observers import Observers
+from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.store.evidence import write_evidence
+from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.sessions import read, transaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping
-
-    from offsetstore.offsets import StoredOffset, TopicPartition, Watermarks
-    from offsetstore.protocol.database import Database, Session
-    from offsetstore.protocol.log_evidence import LogLook
-    from offsetstore.protocol.observers import Observers
-    from offsetstore.protocol.ports import BrokerOffsets
-    from offsetstore.store.identity import ClaimInfo
 
 INTERVAL: Final = 5.0
 """Seconds from one commit to the next, by default."""

@@ -9,14 +9,17 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from offsetstore.errors import OffsetStoreError
-from offsetstore.offsets import count_offsets, describe
+from offsetstore.offsets import Token, count_offsets, describe
+from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import (
     BatchFailed,
     BatchInterrupted,
@@ -26,6 +29,7 @@ from offsetstore.protocol.events import (
     BatchWritten,
     BufferFlushed,
     ClaimLost,
+    Event,
     FlushFailed,
     HeartbeatMissed,
     IdleWorkFailed,
@@ -40,14 +44,6 @@ from offsetstore.protocol.events import (
     SinkMade,
 )
 from offsetstore.protocol.runs import KEPT, Ending, JobError, NewRun, Phase, RunStatus, Source
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from contextlib import AbstractContextManager
-
-    from offsetstore.offsets import Token
-    from offsetstore.protocol.database import Session
-    from offsetstore.protocol.events import Event
 
 _log = logging.getLogger(__name__)
 

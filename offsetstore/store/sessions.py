@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from offsetstore.errors import ConnectionLost, LockTimeout, StoreUnavailable, TransactionConflict, TransactionLost
-from offsetstore.protocol.database import HistoryEvent
+from offsetstore.offsets import StoredOffset, TopicPartition
+from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.events import Retried
-from offsetstore.protocol.retries import may_pass, with_retries
+from offsetstore.protocol.observers import Observers
+from offsetstore.protocol.retries import Retries, Timeouts, may_pass, with_retries
 from offsetstore.store.identity import name_prefix
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from offsetstore.offsets import StoredOffset, TopicPartition
-    from offsetstore.protocol.database import Database, GroupRow, Session
-    from offsetstore.protocol.observers import Observers
-    from offsetstore.protocol.retries import Retries, Timeouts
 
 _T = TypeVar("_T")
 

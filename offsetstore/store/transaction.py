@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from offsetstore.errors import (
     AdvanceMismatch,
@@ -30,35 +32,23 @@ from offsetstore.errors import (
     Unadvanced,
     UnexpectedCommit,
 )
-from offsetstore.offsets import OffsetRange
+from offsetstore.offsets import OffsetRange, Token, TopicPartition
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.database import Advance, HistoryEvent
+from offsetstore.protocol.database import Advance, Database, HistoryEvent, LockedRow, Savepoints, Session
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.forks import expect_own, is_own
-from offsetstore.protocol.letters import NewLetter, check_reject, rejected, writable
-from offsetstore.protocol.marking import Position, base, check_mark, check_marking
+from offsetstore.protocol.letters import Failed, Letter, LetterKey, NewLetter, Payload, check_reject, rejected, writable
+from offsetstore.protocol.marking import Marking, Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, load
 from offsetstore.protocol.numbers import as_offset, check_seconds
+from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
-from offsetstore.protocol.stored_letters import ChosenLetter
-from offsetstore.store.sessions import repeat
+from offsetstore.protocol.stored_letters import ChosenLetter, FailedReplay
+from offsetstore.store.claim_metadata import ForNextAdvance
+from offsetstore.store.identity import ClaimInfo
+from offsetstore.store.sessions import Connected, repeat
 from offsetstore.store.unknown_commit import Advanced, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from types import TracebackType
-
-    from offsetstore.offsets import Token, TopicPartition
-    from offsetstore.protocol.database import Database, LockedRow, Savepoints, Session
-    from offsetstore.protocol.letters import Failed, Letter, LetterKey, Payload
-    from offsetstore.protocol.marking import Marking
-    from offsetstore.protocol.observers import Observers
-    from offsetstore.protocol.stored_letters import FailedReplay
-    from offsetstore.store.claim_metadata import ForNextAdvance
-    from offsetstore.store.identity import ClaimInfo
-    from offsetstore.store.sessions import Connected
-
 
 _T = TypeVar("_T")
 

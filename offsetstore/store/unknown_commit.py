@@ -17,15 +17,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offsetstore.errors import CommitUnknown, ConnectionLost, OffsetStoreError, StoreUnavailable, TransactionLost
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from offsetstore.offsets import Token, TopicPartition
-    from offsetstore.protocol.database import Database, LockedRow
+from offsetstore.offsets import Token, TopicPartition
+from offsetstore.protocol.database import Database, LockedRow
 
 _PAUSE = 0.2
 

@@ -5,17 +5,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from offsetstore.errors import BrokerError, GroupHasMembers, MetadataRefused, OffsetStoreError, TopicMissing
-from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, TopicPartition, Watermarks
+from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from offsetstore.offsets import EpochPair
 
 _MAX_TEXT: Final = 4095  # characters of Java's: Kafka's default, less the zero byte that confluent-kafka adds
 

@@ -17,18 +17,17 @@ after a failure. Heavy packages are imported by the fixtures that need them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
 import pytest
 
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.server import PostgresServer
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from pyspark.sql import SparkSession
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.local.postgres.server import PostgresServer
 
 _OPTION = "--offsetstore-postgres"
 _TEMPLATE = "offsetstore_template"

@@ -9,22 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Condition, Thread
-from typing import IO, TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import IO, Any, Self
 
 from offsetstore.local.cache import cache_directory
 from offsetstore.local.logs import tail
 from offsetstore.local.processes import end_process, is_process_of
+from offsetstore.protocol import events
 from offsetstore.protocol.events import BatchSkipped, BatchStarted, BatchWritten, BufferFlushed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-    from types import TracebackType
-
-    from offsetstore.protocol import events
 
 _FAILPOINT = re.compile(r"offsetstore failpoint (\w+): (\w+) \(pid (\d+)\)")
 _END_SECONDS = 15.0

@@ -6,12 +6,18 @@ temporary table, and inserted from that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from uuid import UUID
 
+import psycopg
+import pyarrow as pa
 from psycopg import sql
+from sqlalchemy import Connection, Table
 
+from offsetstore.errors import RowsRefused
 from offsetstore.postgres.errors import before_rows, null_refused, refusals
+from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.copying import (
     copy_batches,
     driver_connection,
@@ -25,6 +31,7 @@ from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.arrow.values import null_rows
 from offsetstore.writers.staging import (
+    Staged,
     Staging,
     attempt_match,
     check_staged,
@@ -34,24 +41,10 @@ from offsetstore.writers.staging import (
     staged_columns,
     with_attempt,
 )
-from offsetstore.writers.table.catalogue import locate, read_target
+from offsetstore.writers.table.catalogue import Column, locate, read_target
 from offsetstore.writers.table.matching import Match, match_columns
 from offsetstore.writers.table.names import TableName
 from offsetstore.writers.table.rights import check_rights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from uuid import UUID
-
-    import psycopg
-    import pyarrow as pa
-    from sqlalchemy import Connection, Table
-
-    from offsetstore.errors import RowsRefused
-    from offsetstore.protocol.work import Work
-    from offsetstore.writers.staging import Staged
-    from offsetstore.writers.table.catalogue import Column
-
 
 _ALL = sql.SQL("")
 _MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging} {reported}")

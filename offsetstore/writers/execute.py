@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import pyarrow as pa
+from sqlalchemy import Connection
 
 from offsetstore.errors import FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
+from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import is_of_server, is_swallowed, refusals, swallowed
 from offsetstore.postgres.session import discard_at_end
-from offsetstore.protocol.letters import check_reject
+from offsetstore.protocol.letters import Payload, check_reject
 from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.outages import chain, tells_of_outage
 from offsetstore.protocol.retries import may_pass
+from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.kafka_column import drop_kafka
 from offsetstore.writers.arrow.streaming import Stream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
-
-    import pyarrow as pa
-    from sqlalchemy import Connection
-
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.protocol.letters import Payload
-    from offsetstore.protocol.work import Work
 
 
 class Execute:

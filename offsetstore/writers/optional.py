@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.ports import Writer
 
 
 def goes_with_write(writer: Writer, method: str) -> bool:

@@ -7,10 +7,12 @@ attempts that reported back are moved. They are UNLOGGED: a crash of the server 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, cast
-from uuid import uuid4
+from typing import Any, Final, Self, cast
+from uuid import UUID, uuid4
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
@@ -21,17 +23,9 @@ from offsetstore.postgres.together import execute_together
 from offsetstore.writers.arrow.casts import Cast
 from offsetstore.writers.arrow.copying import lock_against_change
 from offsetstore.writers.arrow.values import UUID_TYPE
-from offsetstore.writers.table.catalogue import Column, read_columns
+from offsetstore.writers.table.catalogue import Column, Target, read_columns
 from offsetstore.writers.table.matching import Match
 from offsetstore.writers.table.names import TableName
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from uuid import UUID
-
-    import psycopg
-
-    from offsetstore.writers.table.catalogue import Target
 
 ATTEMPT: Final = "_offsetstore.attempt"
 """The column of the attempt's id, under a name that no table is likely to have."""

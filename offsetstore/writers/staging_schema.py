@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, TypeGuard, cast, runtime_checkable
-from uuid import uuid4
+from typing import Protocol, Self, TypeGuard, cast, runtime_checkable
+from uuid import UUID, uuid4
 
+import pyarrow as pa
 from psycopg import sql
+from sqlalchemy import Connection
 
 from offsetstore.errors import SchemaError, SchemaMissing
+from offsetstore.offsets import Token
 from offsetstore.postgres.schema import STAGING_SCHEMA, quoted
 from offsetstore.protocol.ports import Writer
 from offsetstore.writers.arrow.copying import driver_connection
 from offsetstore.writers.optional import goes_with_write
-from offsetstore.writers.staging import Staging
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from uuid import UUID
-
-    import pyarrow as pa
-    from sqlalchemy import Connection
-
-    from offsetstore.offsets import Token
-    from offsetstore.writers.staging import Staged
+from offsetstore.writers.staging import Staged, Staging
 
 _SCHEMA_STATE = """
 SELECT n.oid IS NOT NULL,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+import psycopg
+import pyarrow as pa
+from sqlalchemy import Connection, Table
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
 from offsetstore.postgres.errors import before_rows, refusals
+from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.copying import (
     copy_batches,
     driver_connection,
@@ -25,6 +31,7 @@ from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.arrow.values import null_rows
 from offsetstore.writers.staging import (
+    Staged,
     Staging,
     attempt_match,
     check_staged,
@@ -35,23 +42,11 @@ from offsetstore.writers.staging import (
     with_attempt,
 )
 from offsetstore.writers.table import merging
-from offsetstore.writers.table.catalogue import read_target, read_unique_keys
+from offsetstore.writers.table.catalogue import Column, read_target, read_unique_keys
 from offsetstore.writers.table.matching import Match, match_columns
 from offsetstore.writers.table.names import TableName
 from offsetstore.writers.table.rights import check_rights
 from offsetstore.writers.table.roles import Roles
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from uuid import UUID
-
-    import psycopg
-    import pyarrow as pa
-    from sqlalchemy import Connection, Table
-
-    from offsetstore.protocol.work import Work
-    from offsetstore.writers.staging import Staged
-    from offsetstore.writers.table.catalogue import Column
 
 
 class Upsert:

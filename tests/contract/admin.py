@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -26,6 +27,7 @@ from offsetstore.errors import (
     StoreRewound,
     UnknownGroup,
 )
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.operations.admin import ShiftBy
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
@@ -35,17 +37,11 @@ from offsetstore.protocol.starting import Reason
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import LetterFilter
 from offsetstore.resolving import resolve_starting_offsets
+from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
-from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.store.claim import Claim
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Give, Read
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Give, Read, held
 
 OTHER = "invoicing"
 NEW_NAME = "billing-v2"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
 from offsetstore.errors import StaleClaim
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Token, TopicPartition
+from offsetstore.store.claim import Claim
 from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, assert_untouched
-
-if TYPE_CHECKING:
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.store.claim import Claim
-    from tests.contract.parts import Give, Read
+from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, Give, Read, assert_untouched
 
 
 class FenceContract(ContractParts):

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -24,26 +26,19 @@ from offsetstore.errors import (
     UnknownGroup,
     UnknownLetter,
 )
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.operations.letters import LetterPage
-from offsetstore.protocol.letters import Failed, LetterError, LetterKey, NewLetter, Payload, digest
+from offsetstore.protocol.database import Session
+from offsetstore.protocol.letters import Failed, Letter, LetterError, LetterKey, NewLetter, Payload, State, digest
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Timeouts
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
+from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
-from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Stop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.protocol.database import Session
-    from offsetstore.protocol.letters import Letter, State
-    from offsetstore.store.claim import Claim
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Give, Read, Write
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Give, Read, Stop, Write
 
 REASON = "ticket 17"
 HEADERS = (

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore.errors import ConfigurationError, LockTimeout
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, P0, P1, P2, ContractParts, Stop, assert_untouched, held
-
-if TYPE_CHECKING:
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
-    from tests.contract.parts import Give, Read, Write
+from tests.contract.parts import GROUP, P0, P1, P2, ContractParts, Give, Read, Stop, Write, assert_untouched, held
 
 
 class LockContract(ContractParts):

@@ -4,31 +4,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from offsetstore.errors import BrokerRefused, BrokerUnavailable, LogTruncated, OffsetOutOfRange, TransactionLost
-from offsetstore.offsets import EpochPair, OffsetRange, TopicLog, TopicPartition, Watermarks
+from offsetstore.errors import (
+    BrokerError,
+    BrokerRefused,
+    BrokerUnavailable,
+    LogTruncated,
+    OffsetOutOfRange,
+    TransactionLost,
+)
+from offsetstore.offset_store import OffsetStore
+from offsetstore.offsets import EpochPair, OffsetRange, StoredOffset, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries
 from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.store import acquire
 from offsetstore.store import mirror as mirrors
+from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
-from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from offsetstore.errors import BrokerError
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.offsets import StoredOffset
-    from offsetstore.store.claim import Claim
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Give
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Give, held
 
 P3 = TopicPartition("payments", 3)
 REASON = "ticket 17"

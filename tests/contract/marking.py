@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import pytest
 
@@ -19,24 +20,17 @@ from offsetstore.errors import (
     TransactionConflict,
     UnexpectedCommit,
 )
-from offsetstore.offsets import OffsetRange
+from offsetstore.offset_store import OffsetStore
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.letters import LetterError, NewLetter
 from offsetstore.protocol.replay import Outcome
-from tests.contract.parts import GROUP, P0, P1, ContractParts, Stop
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import GROUP, P0, P1, ContractParts, Read, Stop, Write
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import TypeAlias
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Read, Write
-
-    Deliver: TypeAlias = Callable[[Claim, int, int, int | None], None]
-    """Deliver a range of `P0`, write the numbers below the mark that are not in the results yet, and mark."""
+Deliver: TypeAlias = Callable[[Claim, int, int, int | None], None]
+"""Deliver a range of `P0`, write the numbers below the mark that are not in the results yet, and mark."""
 
 
 class MarkingContract(ContractParts):

@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 from uuid import UUID
 
 import pytest
 
 from offsetstore.errors import LockFirst, StaleClaim
-from offsetstore.offsets import OffsetRange
-from tests.contract.parts import GROUP, P0, WAIT, ContractParts, Stop
-
-if TYPE_CHECKING:
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.store.claim import Claim
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Read, Write
+from offsetstore.offset_store import OffsetStore
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.store.claim import Claim
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import GROUP, P0, WAIT, ContractParts, Read, Stop, Write
 
 QUERY, OTHER = UUID(int=1), UUID(int=2)
 

@@ -4,21 +4,17 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore.errors import AdvanceMismatch, ConfigurationError, LockFirst, MetadataError, StaleClaim, UnknownGroup
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.protocol.metadata import KEEP, MAX_BYTES, Metadata
+from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Stop, assert_untouched, held
-
-if TYPE_CHECKING:
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.store.claim import Claim
-    from tests.contract.parts import Read, Write
+from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Read, Stop, Write, assert_untouched, held
 
 
 def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, *, metadata: object = KEEP) -> None:

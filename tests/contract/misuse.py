@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,13 +18,10 @@ from offsetstore.errors import (
     Unadvanced,
     UnexpectedCommit,
 )
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
-from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, Stop, assert_untouched
-
-if TYPE_CHECKING:
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.store.claim import Claim
-    from tests.contract.parts import Give, Read, Write
+from offsetstore.store.claim import Claim
+from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, Give, Read, Stop, Write, assert_untouched
 
 
 class MisuseContract(ContractParts):

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pytest
 
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol.replay import Outcome
+from offsetstore.protocol.replay import Decision, Outcome
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 from offsetstore.testing.broker import StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.protocol.replay import Decision
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
 
 GROUP = "billing"
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))

@@ -6,20 +6,17 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from offsetstore.errors import ConfigurationError, GroupRenamed, UnknownGroup
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Pause
-from tests.contract.parts import GROUP, P0, P1, WAIT, ContractParts
-
-if TYPE_CHECKING:
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.protocol.database import GroupRow
-    from offsetstore.store.claim import Claim
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Give
+from offsetstore.protocol.database import GroupRow
+from offsetstore.store.claim import Claim
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import GROUP, P0, P1, WAIT, ContractParts, Give
 
 OTHER = "invoicing"
 REASON = "ticket 17"

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import pytest
@@ -17,20 +18,13 @@ from offsetstore.errors import GroupBusy, LogTruncated, OffsetOutOfRange, PlanCh
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Pause, Token
 from offsetstore.operations.admin import ShiftBy, write_token
-from offsetstore.protocol.database import NewOffset
+from offsetstore.protocol.database import NewOffset, Session
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
 from offsetstore.store.sessions import transaction
-from tests.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from offsetstore.protocol.database import Session
-    from offsetstore.store.transaction import Transaction
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Give
+from offsetstore.store.transaction import Transaction
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts, Give
 
 OTHER = "invoicing"
 REASON = "ticket 17"

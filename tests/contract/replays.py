@@ -5,20 +5,29 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore.errors import OffsetGap, StaleClaim
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.replay import Outcome
-from tests.contract.parts import GROUP, HUGE, NEW, P0, P1, WAIT, ContractParts, Stop, assert_untouched
-
-if TYPE_CHECKING:
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.store.claim import Claim
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Give, Read, Write
+from offsetstore.store.claim import Claim
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import (
+    GROUP,
+    HUGE,
+    NEW,
+    P0,
+    P1,
+    WAIT,
+    ContractParts,
+    Give,
+    Read,
+    Stop,
+    Write,
+    assert_untouched,
+)
 
 
 class ReplayContract(ContractParts):

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
 from offsetstore.errors import ConfigurationError, OffsetGap, StaleClaim
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.database import LastRun
 from offsetstore.protocol.events import (
@@ -23,18 +24,11 @@ from offsetstore.protocol.events import (
     Retried,
 )
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
-from offsetstore.protocol.runs import JobError, RunStatus
+from offsetstore.protocol.runs import JobError, Run, RunStatus
+from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read, transaction
-from tests.contract.parts import GROUP, P0, P1, ContractParts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.protocol.runs import Run
-    from offsetstore.store.claim import Claim
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Give
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import GROUP, P0, P1, ContractParts, Give
 
 RANGES = {P0: OffsetRange(0, 40), P1: OffsetRange(3, 5)}
 SECONDS = {"compute": 1.5, "commit": 0.25}

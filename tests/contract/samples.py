@@ -9,23 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore.errors import BrokerUnavailable, ConfigurationError
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
+from offsetstore.operations.lag import Lag
 from offsetstore.protocol.events import BatchStarted, BatchWritten
 from offsetstore.protocol.samples import Sample
+from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import transaction
-from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
-
-if TYPE_CHECKING:
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.operations.lag import Lag
-    from offsetstore.store.claim import Claim
-    from offsetstore.testing.broker import StaticBroker
-    from tests.contract.parts import Give
+from offsetstore.testing.broker import StaticBroker
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Give
 
 HOUR, DAY, MONTH = timedelta(hours=1), timedelta(days=1), timedelta(days=31)
 SECOND = timedelta(seconds=1)

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 import pytest
 
+from offsetstore import Transaction
 from offsetstore.testing import InMemoryOffsetStore
+from tests.contract.parts import Read, Write
 from tests.contract.suite import OffsetStoreContract
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from offsetstore import Transaction
-    from tests.contract.parts import Read, Write
 
 
 class TestInMemoryOffsetStore(OffsetStoreContract):

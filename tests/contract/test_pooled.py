@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.contract import test_postgres
 from tests.support.pooler import Pooler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.mark.behaviour("TX-16")

@@ -1,26 +1,19 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
-from offsetstore import OffsetStore
+from offsetstore import OffsetStore, Transaction
 from offsetstore.postgres.url import make_engine
 from tests.contract.admin import AdminContract
+from tests.contract.parts import Read, Write
 from tests.contract.pauses import PauseContract
 from tests.contract.runs import RunContract
 from tests.contract.samples import SampleContract
 from tests.contract.suite import OffsetStoreContract
 from tests.support.hostile import HOSTILE, set_defaults
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from sqlalchemy import Engine
-
-    from offsetstore import Transaction
-    from tests.contract.parts import Read, Write
 
 
 class OnPostgres:

@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore.errors import Unadvanced
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
-from tests.contract.parts import GROUP, P0, WAIT, ContractParts, Stop, assert_untouched, write_in_pieces
-
-if TYPE_CHECKING:
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.store.claim import Claim
-    from tests.contract.parts import Give, Read, Write
+from offsetstore.store.claim import Claim
+from tests.contract.parts import (
+    GROUP,
+    P0,
+    WAIT,
+    ContractParts,
+    Give,
+    Read,
+    Stop,
+    Write,
+    assert_untouched,
+    write_in_pieces,
+)
 
 
 class TogetherContract(ContractParts):

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 import pytest
 
 from offsetstore.cli.commands import COMMANDS
 from tests.support.cli_page import PAGE, text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

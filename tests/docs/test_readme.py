@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, Table
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka import admin
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.spark.launch import spark_conf, spark_environment
+from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.testing.fixtures import NewTopic
 
 README = Path(__file__).parents[2] / "README.md"
 P0 = TopicPartition("events", 0)

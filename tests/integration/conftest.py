@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeAlias
 
 import psycopg
 import pytest
@@ -11,9 +12,6 @@ from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from tests.support.authorized import Authorized
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Rows: TypeAlias = list[tuple[Any, ...]]
 

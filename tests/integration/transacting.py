@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-from offsetstore import OffsetRange, Outcome, TopicPartition
+import psycopg
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import psycopg
-
-    from offsetstore import Claim, OffsetStore, Transaction
+from offsetstore import Claim, OffsetRange, OffsetStore, Outcome, TopicPartition, Transaction
 
 GROUP = "billing"
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))

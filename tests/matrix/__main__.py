@@ -15,9 +15,10 @@ import sys
 import tarfile
 import time
 import zipfile
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import click
@@ -25,13 +26,8 @@ import click
 from offsetstore.errors import OffsetStoreError
 from offsetstore.local.spark.artifacts import Artifact, JarSet
 from offsetstore.local.spark.jars import jars
-from tests.matrix.cells import chosen
+from tests.matrix.cells import Cell, chosen
 from tests.support.checkout import commit_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tests.matrix.cells import Cell
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "matrix"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import pytest
 
 from offsetstore.local.kafka import server
-from offsetstore.local.spark.artifacts import KAFKA_BROKER, Artifact
-
-if TYPE_CHECKING:
-    import pytest
-
-    from offsetstore.local.spark.artifacts import JarSet
+from offsetstore.local.spark.artifacts import KAFKA_BROKER, Artifact, JarSet
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

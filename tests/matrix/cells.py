@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final
 
 VERSIONS: Final = {
     "postgresql": ("14.24.0", "15.19.0", "16.15.0", "17.11.0", "18.6.0"),

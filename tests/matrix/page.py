@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from offsetstore.local.spark.artifacts import KAFKA_VERSION
 from tests.matrix.__main__ import ROOT, RUNS, read_runs
 from tests.matrix.cells import CELLS, LEFT_OUT, TESTS, VERSIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _TITLES = {"postgresql": "PostgreSQL", "pyspark": "PySpark", "kafka": "Kafka brokers"}
 _HEAD = """\

@@ -5,19 +5,16 @@ import shutil
 import site
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import psycopg
 import pytest
+from sqlalchemy import Engine
 
 from offsetstore.postgres.url import make_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sqlalchemy import Engine
 
 ROOT = Path(__file__).parents[2]
 MARK = "migrated by the checkout's own code"

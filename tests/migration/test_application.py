@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import psycopg
 import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.operations import ops
+from alembic.runtime.migration import MigrationContext
 from sqlalchemy import BigInteger, Column, MetaData, Table
 
 from offsetstore import OffsetStore
 from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.autogenerate import OURS, exclude
 from tests.migration.conftest import shape, tables
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from alembic.runtime.migration import MigrationContext
 
 ENV = """
 from alembic import context

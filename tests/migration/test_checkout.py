@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from offsetstore.local.free_ports import free_port
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.schema import HEAD
-from tests.migration.conftest import MARK, shape, tables
+from tests.migration.conftest import MARK, Checkout, shape, tables
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.migration.conftest import Checkout
 
 OURS = {
     "batch_marks",

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from offsetstore import OffsetStore
 from offsetstore.errors import SchemaNotAtHead
@@ -19,12 +20,6 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.schema import HEAD
 from tests.migration.conftest import ROOT
 from tests.support.earlier_job import Job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
-
-    from sqlalchemy import Engine
 
 # By the revision of its code. The last of them is that of the code before decision 0056.
 COMMITS = {"0006": "c8d9c61c8d8bbf80fb51de3afedd27bfc755e159", "0008": "f084d2b18a6196ad5f6f13c5c703fe5199c2d568"}

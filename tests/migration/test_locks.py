@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from offsetstore.errors import LockTimeout
 from offsetstore.postgres.migrate import current_revision, downgrade, upgrade
 from offsetstore.postgres.schema import HEAD
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Engine
 
 pytestmark = pytest.mark.behaviour("OPS-18")
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.migrate import config, current_revision, downgrade, revisions, upgrade
 from offsetstore.postgres.schema import HEAD, VERSION_TABLE, metadata
 from offsetstore.protocol.store_facts import runs_on
-from tests.migration.conftest import shape, tables
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from tests.migration.conftest import Rows
+from tests.migration.conftest import Rows, shape, tables
 
 SEARCH_PATH = text("SELECT current_setting('search_path')")
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.mutants.catalogue import MUTANTS
+from tests.mutants.mutant import Mutant
 from tests.mutants.mutation import MutationRun, mutate
 from tests.mutants.trees import BUILD
-from tests.mutants.verdicts import judge, run_unmutated
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.mutants.mutant import Mutant
-    from tests.mutants.verdicts import Verdict
+from tests.mutants.verdicts import Verdict, judge, run_unmutated
 
 _TOOL: Final = "mutmut"
 _WIDTH: Final = max(len(mutant.name) for mutant in MUTANTS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.mutants.end_mutants import END
 from tests.mutants.letter_mutants import LETTERS
+from tests.mutants.mutant import Mutant
 from tests.mutants.operating_mutants import OPERATING
 from tests.mutants.replay_mutants import REPLAYS
 from tests.mutants.shown_mutants import SHOWN
@@ -13,8 +14,5 @@ from tests.mutants.spark_mutants import SPARK
 from tests.mutants.start_mutants import START
 from tests.mutants.store_mutants import STORE
 from tests.mutants.value_mutants import VALUES
-
-if TYPE_CHECKING:
-    from tests.mutants.mutant import Mutant
 
 MUTANTS: Final[tuple[Mutant, ...]] = (*START, *STORE, *OPERATING, *SHOWN, *END, *VALUES, *LETTERS, *REPLAYS, *SPARK)

@@ -10,17 +10,14 @@ An edit of text is of what one string has in it.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, TypeAlias, TypeGuard
 
+from tests.mutants.mutant import Change
 from tests.mutants.trees import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from tests.mutants.mutant import Change
 
 _Nodes: TypeAlias = list[Any]
 _Edit: TypeAlias = tuple[_Nodes, _Nodes]

@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from tests.mutants.trees import BUILD
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _SAID: Final = ("builtins.AssertionError", "builtins.Failed", "psycopg.Error", "sqlalchemy.exc.DBAPIError")
 """What a failure must be: an assertion, "DID NOT RAISE", an error of the database (a deadlock), or one of our own."""

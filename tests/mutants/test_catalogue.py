@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import ast
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.edits import mutated
-from tests.mutants.mutant import Change, text
+from tests.mutants.mutant import Change, Mutant, text
 from tests.mutants.mutation import Mutation, explained
 from tests.mutants.running import Failure
 from tests.mutants.trees import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.mutants.mutant import Mutant
 
 CONTRACT = sorted((ROOT / "tests" / "contract").glob("*.py"))
 

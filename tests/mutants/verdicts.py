@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tests.mutants.edits import mutated
-from tests.mutants.running import run_tests
+from tests.mutants.mutant import Mutant
+from tests.mutants.running import Run, run_tests
 from tests.mutants.trees import copy_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.mutants.mutant import Mutant
-    from tests.mutants.running import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,13 @@ none where nothing failed.
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 import offsetstore
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

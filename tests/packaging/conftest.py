@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.packaging.building import make_venv
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.packaging.building import Distributions
+from tests.packaging.building import Distributions, make_venv
 
 
 @pytest.fixture(scope="session")

@@ -7,26 +7,20 @@ import re
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterable, Iterator
 from importlib.metadata import distribution
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from offsetstore import OffsetStore
 from offsetstore.errors import ExecutorEnvironment
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import PACKAGES, check_executors
-from tests.packaging.building import ROOT, run
+from tests.packaging.building import ROOT, Distributions, run
 from tests.support.cluster import Cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-
-    from tests.packaging.building import Distributions
 
 # What `pip install offsetstore[executor]` installs beside offsetstore, as the tests have it.
 REQUIRED = (

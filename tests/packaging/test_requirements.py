@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from offsetstore.local.spark.artifacts import SPARK_VERSION
 from tests.packaging.building import REQUIREMENTS, entries, pins
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILES = sorted(REQUIREMENTS.glob("*.txt"))
 

@@ -4,14 +4,9 @@ import json
 import sys
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from tests.packaging.building import ROOT, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.packaging.building import Distributions
+from tests.packaging.building import ROOT, Distributions, run
 
 DRIVERS = {"confluent_kafka", "pgpq", "pyarrow", "pyspark"}
 LOADED = "import json, sys, offsetstore; print(json.dumps([offsetstore.__file__, sorted(sys.modules)]))"

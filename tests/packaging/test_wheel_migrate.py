@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.errors import SchemaMissing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def offsetstore(python: Path, url: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -13,14 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offsetstore.errors import RowsRefused
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Append
 from tests.integration.writers.writing import Database, column
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.postgres.server import PostgresServer
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 wide = st.integers(-(10**38) + 1, 10**38 - 1)

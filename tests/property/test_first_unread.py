@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.first_unread import TOLERANCE, TOLERANCE_MS, FirstUnread, find_first_unread
 from offsetstore.protocol.snapshot import FoundRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from typing import Any, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -12,16 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offsetstore.errors import RowsRefused
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Append
 from tests.integration.writers.writing import Database, batch
 from tests.support.shown import shown
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.postgres.server import PostgresServer
 
 LONG, INT = (-(2**63), 2**63 - 1), (-(2**31), 2**31 - 1)
 TO_2000 = 946_684_800_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -19,12 +18,9 @@ from offsetstore.offsets import (
     TopicPartition,
     Watermarks,
 )
-from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.policy import OnDataLoss, OnRewound, Prefer, StartPolicy
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.stamp import Stamp, digest
-
-if TYPE_CHECKING:
-    from offsetstore.protocol.policy import OnDataLoss, OnRewound, Prefer
 
 P0 = TopicPartition("payments", 0)
 US, THEM = UUID(int=7), UUID(int=8)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -11,14 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Upsert
 from tests.integration.writers.writing import KAFKA, Database
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offsetstore.local.postgres.server import PostgresServer
 
 Key = tuple[int, str]
 State = dict[Key, dict[str, Any]]

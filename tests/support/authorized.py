@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from confluent_kafka import admin as kafka_admin
 
 from offsetstore import Broker
+from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.requests import binding
 from offsetstore.local.kafka.server import KafkaBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from offsetstore.kafka.acls import Acl
 
 _ADMIN: Final = cast("Any", kafka_admin)  # its types are public, but not marked as exported
 

@@ -14,34 +14,28 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import pyarrow as pa
 from click.testing import CliRunner
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import generate_latest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
-from offsetstore import Append, Broker, DeadLetters, Execute, OffsetStore, Retries, TransactionalSink
+from offsetstore import Append, Broker, Claim, DeadLetters, Execute, OffsetStore, Retries, TransactionalSink
 from offsetstore.cli.commands import cli
 from offsetstore.monitoring import Metrics, Tracing
 from offsetstore.postgres.url import connection_parameters
+from offsetstore.protocol.work import Work
 from tests.support.shown import printed, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import Connection, Engine
-
-    from offsetstore import Claim
-    from offsetstore.protocol.work import Work
 
 ROOT: Final = Path(__file__).parents[2]
 

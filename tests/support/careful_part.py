@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from offsetstore import OffsetRange, TopicPartition
+from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.cycle import UNNAMED
-from offsetstore.protocol.letters import Payload, rejected
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore import OffsetRange, TopicPartition
-    from offsetstore.errors import FunctionFailed, RowsRefused
-    from offsetstore.processing.isolate import Record
-    from offsetstore.protocol.letters import LetterError
+from offsetstore.processing.isolate import Record
+from offsetstore.protocol.letters import LetterError, Payload, rejected
 
 Row: TypeAlias = tuple[int, int]
 Write: TypeAlias = Callable[[Any, Sequence[Row]], None]

@@ -10,16 +10,14 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from offsetstore.local.cache import cache_directory, locked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _SYSTEM: Final = ("chromium", "chromium-browser", "google-chrome")
 _SECONDS: Final = 300

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from offsetstore.cli.commands import COMMANDS, cli
 from offsetstore.cli.exits import describe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "cli.md"
 _WIDTH: Final = 120

@@ -15,22 +15,19 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from types import TracebackType
+from typing import Any, Self, cast
 
 import psutil
+from pyspark.sql import SparkSession
 
 from offsetstore.local.spark.launch import QUICK, local_session, spark_conf, spark_environment, stop_session
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
-
-    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300

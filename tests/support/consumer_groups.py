@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.spark.artifacts import KAFKA_BROKER, KAFKA_VERSION, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.spark.java import find_java
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from offsetstore.local.kafka.server import KafkaBroker
 
 # What the broker's own jars lack of Kafka's command line.
 KAFKA_TOOLS = JarSet("kafka-tools", (Artifact("org.apache.kafka", "kafka-tools", KAFKA_VERSION, transitive=False),))

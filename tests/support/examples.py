@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqlalchemy import make_url
 
@@ -18,10 +18,7 @@ from offsetstore.local.spark.launch import QUICK, spark_conf, spark_environment
 from offsetstore.testing.job_process import JobProcess
 from tests.support.waiting import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-
-    WaitUntil = Callable[[Callable[[], object]], object]
+WaitUntil = Callable[[Callable[[], object]], object]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

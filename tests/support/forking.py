@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Final
 
 BEFORE_A_FORK: Final = "ConfigurationError: this store was made before a fork"
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from offsetstore import LetterError, OffsetRange, TopicPartition
+from offsetstore import LetterError, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.protocol.runs import JobError
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
-
-if TYPE_CHECKING:
-    from offsetstore import OffsetStore
 
 TOPIC: Final = "payments"
 P0, P1, P2 = (TopicPartition(TOPIC, number) for number in range(3))

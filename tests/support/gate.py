@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from pyspark.sql import DataFrame
 
-    from pyspark.sql import DataFrame
-
-    from offsetstore.spark.sink import Transform
+from offsetstore.spark.sink import Transform
 
 _SECONDS = 120
 

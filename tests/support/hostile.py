@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 import psycopg
 from psycopg import sql
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HOSTILE: Final = {
     "standard_conforming_strings": "off",

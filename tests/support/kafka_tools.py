@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from offsetstore.local.spark.artifacts import KAFKA_BROKER
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.spark.java import find_java
 from tests.support.consumer_groups import KAFKA_TOOLS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PROGRAMS: Final = {
     "kafka-acls": "org.apache.kafka.tools.AclCommand",

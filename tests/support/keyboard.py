@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+from playwright.sync_api import Page
 
-    from playwright.sync_api import Page
-
-    Send: TypeAlias = Callable[..., dict[str, Any]]
+Send: TypeAlias = Callable[..., dict[str, Any]]
 
 _IN_GROUPS: Final = frozenset({"menuitem", "menuitemcheckbox", "menuitemradio", "radio", "tab"})
 _CONTROLS: Final = (

@@ -8,18 +8,14 @@ had its turn. The failpoint of the environment ends it on its way.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from offsetstore import Append, Broker, OffsetRange, OffsetStore, TopicPartition
+from offsetstore import Append, Broker, Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import MirrorCopied
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from offsetstore import Claim
 
 OFTEN = 0.02
 

@@ -15,23 +15,18 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Append, Broker, OffsetStore, Retries, TransactionalSink, exit_code
+from offsetstore import Append, Broker, Claim, OffsetStore, Retries, TransactionalSink, exit_code
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.monitoring import Limits, Monitoring
 from offsetstore.protocol import failpoints
 from offsetstore.store import heartbeat
 from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.support.transforms import events
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore import Claim
 
 LIMITS: Final = Limits(starting=120, query=4, batch=5, polling=6, jvm=5, unreachable=3, exit=2)
 

@@ -13,19 +13,16 @@ that. No TLS, no passwords, no cancel requests.
 from __future__ import annotations
 
 import select
+import socket
 import struct
 import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
 from urllib.parse import urlsplit
 
 from tests.support.tcp import Proxy, read_frame, read_startup, server_of, url_at
-
-if TYPE_CHECKING:
-    import socket
-    from types import TracebackType
 
 _PROTOCOL = 3 << 16
 _CANCEL = (1234 << 16) + 5678

@@ -6,10 +6,11 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -20,9 +21,6 @@ from offsetstore.local.cache import cache_directory, locked
 from offsetstore.local.free_ports import LOOPBACK, free_port
 from offsetstore.local.logs import tail
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
 
 _PROGRAMS: Final = ("prometheus", "promtool")
 _SECONDS = 300

@@ -6,17 +6,14 @@ COMMIT of a transaction in which a given statement was sent, and fails the test 
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from tests.support.tcp import Proxy, read_frame, read_startup, server_of, url_at
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Generator
 
 ADVANCE = b"SET next_offset = n.until_offset"
 """Marks a transaction that advances offsets; heartbeats and claims pass."""

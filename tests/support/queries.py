@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import promql_parser as promql
 import yaml
@@ -15,9 +16,6 @@ import yaml
 from offsetstore.monitoring import exporter
 from offsetstore.monitoring.exposition import Gauge
 from tests.support.grafana_board import text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RULES: Final[dict[str, Any]] = yaml.safe_load(
     (files("offsetstore") / "assets" / "prometheus" / "offsetstore.rules.yml").read_text("utf-8")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from offsetstore.protocol.events import Event
+from offsetstore.protocol.events import Event
 
 _E = TypeVar("_E")
 

@@ -8,22 +8,18 @@ its way.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from offsetstore import Append, DeadLetters, OffsetRange, OffsetStore, Retries, TopicPartition
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.cycle import Stored, with_replanning
+from offsetstore.processing.plan import Ranges
 from offsetstore.processing.recovery import Recovery
-from tests.support.careful_part import FakePart
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Sequence
-
-    from offsetstore.processing.plan import Ranges
-    from tests.support.careful_part import Row
+from tests.support.careful_part import FakePart, Row
 
 P0 = TopicPartition("payments", 0)
 RECORDS = 5

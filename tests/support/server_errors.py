@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    import psycopg
+import psycopg
 
 OF_SERVER: Final = {
     "25006": "PERFORM set_config('transaction_read_only', 'on', true); CREATE TABLE forbidden ();",

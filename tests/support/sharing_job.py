@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import psutil
 from pyspark import StorageLevel
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.spark.plans.sharing import computed_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import SparkSession
 
 
 def outdated_by_a_dead_executor(session: SparkSession, *, executors: list[int]) -> bool:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 @contextmanager

@@ -6,19 +6,16 @@ is left of them are pauses and resets.
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from tests.support.tcp import Proxy
-
-if TYPE_CHECKING:
-    import random
-    from types import TracebackType
 
 _READ = 16384
 

@@ -10,29 +10,23 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 import psutil
+import pyarrow as pa
 import pytest
-from sqlalchemy import text
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import Connection, text
 
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
+from offsetstore.protocol.ports import Writer
 from offsetstore.spark.staging_area import StagingArea
 from offsetstore.writers.arrow.copying import driver_connection
+from offsetstore.writers.staging import Staged, Staging
+from offsetstore.writers.staging_schema import StagingWriter
 from tests.support.transforms import events
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from uuid import UUID
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import Connection
-
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.writers.staging import Staged, Staging
-    from offsetstore.writers.staging_schema import StagingWriter
 
 ROOT = Path(__file__).parents[2]
 

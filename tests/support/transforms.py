@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 EVENTS = 'CREATE TABLE events (topic text, partition int, "offset" bigint, value text)'
 """A table without any key, so that a record that comes twice is there twice."""

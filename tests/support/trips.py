@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from offsetstore.postgres import statements
 from tests.support.tcp import Proxy, read_frame, read_startup, server_of, url_at
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Generator
 
 _HEARTBEAT = b"heartbeats SET beat_at"
 _AWAITED = frozenset(b"QSc")

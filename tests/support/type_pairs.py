@@ -6,19 +6,16 @@ compute all of them, and PostgreSQL compare them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
 from offsetstore.writers.arrow.casts import SparkType, find_cast, lossless_type
 from offsetstore.writers.table.catalogue import Column
 from offsetstore.writers.table.conversions import conversion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "types.md"
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Final, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 PATIENCE: Final = float(os.environ.get("OFFSETSTORE_TEST_PATIENCE", "1"))
 """Time limits are multiplied by it: for a machine that has much else to do."""

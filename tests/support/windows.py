@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 WINDOWS = "CREATE TABLE windows (second int, records bigint)"
 """A table without any key, so that a window that comes twice is there twice."""

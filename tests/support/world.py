@@ -5,28 +5,23 @@ A test reads as a story: ``world.produce``, ``world.claim``, ``world.run``, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import pytest
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Broker, OffsetStore, TransactionalSink
+from offsetstore import Broker, Claim, OffsetStore, TopicPartition, TransactionalSink
 from offsetstore.kafka import admin
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore import Claim, TopicPartition
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.spark.sink import Transform
-    from tests.support.postgres import Database
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.protocol.ports import Writer
+from offsetstore.spark.sink import Transform
+from tests.support.postgres import Database
 
 SECONDS = 120
 """No query of a test takes as long as this."""

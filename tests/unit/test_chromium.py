@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import tarfile
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support import chromium
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

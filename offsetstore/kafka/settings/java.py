@@ -6,16 +6,14 @@ value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.settings.jaas import parse_jaas
 from offsetstore.kafka.settings.mechanisms import instead_of
 from offsetstore.kafka.settings.truststore import authorities, keystore_format
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PREFIX: Final = "kafka."
 _OWN_SETTINGS: Final = "Pass librdkafka's own settings instead: Broker({'bootstrap.servers': …, …}, topics=[…])."

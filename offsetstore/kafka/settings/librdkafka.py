@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.settings.mechanisms import check_token_source
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 _OTHER_CLIENTS: Final = frozenset({"subscribe", "assign", "subscribePattern", "sasl.jaas.config"})
 _LEVELS: Final = ("read_uncommitted", "read_committed")  # the first is Kafka's and Spark's default

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.kafka.settings.java import PREFIX, librdkafka_settings
 from offsetstore.protocol.policy import check_reader
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _CONNECT: Final = "SPARK_CONNECT_MODE_ENABLED"
 _SOURCES: Final = ("subscribe", "assign", "subscribepattern")

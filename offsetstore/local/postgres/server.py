@@ -10,7 +10,10 @@ import atexit
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
 from urllib.parse import quote
 
 import psycopg
@@ -23,11 +26,6 @@ from offsetstore.local.postgres.binaries import PostgresBinaries, find_binaries
 from offsetstore.local.processes import is_process_of
 from offsetstore.local.watchdog import Watchdog
 from offsetstore.postgres.errors import DATABASE_ERRORS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-    from types import TracebackType
 
 StopMode: TypeAlias = Literal["fast", "immediate"]
 

@@ -11,18 +11,14 @@ import json
 import logging
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
 
 from offsetstore.local.cache import cache_directory, locked
-from offsetstore.local.notices import notices
+from offsetstore.local.notices import Notice, notices
 from offsetstore.local.spark.jars import pyspark_directories
 from offsetstore.local.spark.java import find_java
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from offsetstore.local.notices import Notice
 
 _SECONDS: Final = 300
 _SHOWN: Final = 500

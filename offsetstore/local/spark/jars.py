@@ -8,20 +8,15 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offsetstore.errors import MissingDependency
 from offsetstore.local.cache import cache_directory, locked
-from offsetstore.local.notices import notices
+from offsetstore.local.notices import Notice, notices
+from offsetstore.local.spark.artifacts import JarSet
 from offsetstore.local.spark.java import find_java
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from offsetstore.local.notices import Notice
-    from offsetstore.local.spark.artifacts import JarSet
 
 _MANIFEST = "manifest.json"
 _PATTERN = "[artifact]-[revision](-[classifier]).[ext]"

@@ -6,14 +6,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offsetstore.errors import MissingDependency
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OLDEST_JAVA = 17
 """Spark 4 and Kafka 4 run on this one and newer ones."""

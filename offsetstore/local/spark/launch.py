@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -13,16 +15,11 @@ from pyspark.sql import SparkSession
 from offsetstore.errors import MissingDependency
 from offsetstore.local.cache import cache_directory
 from offsetstore.local.free_ports import LOOPBACK
+from offsetstore.local.notices import Notice
 from offsetstore.local.spark.artifacts import POSTGRES_JDBC, SPARK_VERSION, earlier_connectors, spark_kafka_connector
 from offsetstore.local.spark.class_archive import class_archive, reading
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.spark.java import find_java
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from offsetstore.local.notices import Notice
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a Java that runs for minutes on few cores: the second compiler would take half of its time."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.local.spark.launch import local_session, stop_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _EXIT_SECONDS: Final = 120
 _SECONDS: Final = 60

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
-from offsetstore.monitoring.dashboard.context import dashboard_of, show
+from offsetstore.monitoring.dashboard.context import Dashboard, dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
 from offsetstore.monitoring.dashboard.security import SESSION, Guard, own_address
 from offsetstore.monitoring.dashboard.views import actions, group, groups, history, letters, partition, runs, store
 from offsetstore.postgres.errors import of_database
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp
-
-    from offsetstore.monitoring.dashboard.context import Dashboard
 
 _PAUSE = 1.0  # seconds after a wrong token
 

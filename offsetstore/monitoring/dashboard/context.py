@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from offsetstore.monitoring.dashboard.forms import Tickets
 from offsetstore.monitoring.dashboard.rendering import respond
-from offsetstore.monitoring.dashboard.security import is_open
-from offsetstore.monitoring.dashboard.snapshots import Snapshot
+from offsetstore.monitoring.dashboard.security import Access, is_open
+from offsetstore.monitoring.dashboard.snapshots import Snapshot, Snapshots
+from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.lag import GroupLag, Lag
+from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.text import command
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from offsetstore.monitoring.dashboard.security import Access
-    from offsetstore.monitoring.dashboard.snapshots import Snapshots
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.operations.lag import GroupLag, Lag
-    from offsetstore.protocol.ports import BrokerOffsets
 
 SPANS: Final = {
     "5m": timedelta(minutes=5),

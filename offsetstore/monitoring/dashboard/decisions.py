@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self, TypeAlias
+from typing import ClassVar, Final, Protocol, Self, TypeAlias
 
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
-from offsetstore.operations.admin import ShiftBy
-from offsetstore.protocol.letters import LetterKey
+from offsetstore.operations.admin import Partitions, PauseDecided, Reset, ResetTarget, ShiftBy
+from offsetstore.operations.letters import LettersDecided
+from offsetstore.protocol.letters import Cause, LetterKey
+from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stored_letters import CAUSES, LetterFilter
 from offsetstore.text import parse_duration, parse_time
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.operations.admin import Partitions, PauseDecided, Reset, ResetTarget
-    from offsetstore.operations.letters import LettersDecided
-    from offsetstore.protocol.letters import Cause
-    from offsetstore.protocol.ports import BrokerOffsets
-
-    Result: TypeAlias = Reset | LettersDecided | PauseDecided
+Result: TypeAlias = Reset | LettersDecided | PauseDecided
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _YES: Final = "yes"

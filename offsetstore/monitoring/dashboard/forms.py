@@ -9,16 +9,13 @@ import json
 import secrets
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from starlette.requests import Request
+from starlette.requests import Request
 
 LONGEST: Final = 65_536
 """Bytes of a form."""

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import gc
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import TYPE_CHECKING, Final, Self
+from types import TracebackType
+from typing import Final, Self
 
 import uvicorn
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.addresses import MAKE_A_TOKEN, check_token, family, is_loopback, listening, url_host
 from offsetstore.monitoring.dashboard.application import make_application
-from offsetstore.monitoring.dashboard.context import Dashboard
+from offsetstore.monitoring.dashboard.context import Dashboard, Deciding
 from offsetstore.monitoring.dashboard.security import LOCAL, Access, host_name
 from offsetstore.monitoring.dashboard.snapshots import Snapshots
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-
-    from offsetstore.monitoring.dashboard.context import Deciding
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.protocol.ports import BrokerOverview
+from offsetstore.offset_store import OffsetStore
+from offsetstore.protocol.ports import BrokerOverview
 
 PORT: Final = 9466
 

@@ -5,26 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
-from offsetstore.operations.group_health import condition, last_advance
+from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.group_health import Condition, condition, last_advance
+from offsetstore.operations.lag import GroupLag, Lag
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
-from offsetstore.protocol.samples import rates
+from offsetstore.protocol.ports import BrokerOverview
+from offsetstore.protocol.samples import Sample, rates
 from offsetstore.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.operations.group_health import Condition
-    from offsetstore.operations.lag import GroupLag, Lag
-    from offsetstore.protocol.ports import BrokerOverview
-    from offsetstore.protocol.samples import Sample
 
 _log = logging.getLogger(__name__)
 

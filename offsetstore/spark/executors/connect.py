@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from cryptography.fernet import Fernet
-from pyspark import TaskContext
+from pyspark import SparkContext, TaskContext
+from pyspark.sql import SparkSession
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.offset_store import OffsetStore
+from offsetstore.postgres.address import Secrets
 from offsetstore.postgres.url import VARIABLE, connection_parameters
 from offsetstore.spark.executors.store_address import StoreAddress, secrets_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.postgres.address import Secrets
-    from offsetstore.store.sessions import Connected
+from offsetstore.store.sessions import Connected
 
 PASSWORD_VARIABLE: Final = "OFFSETSTORE_PASSWORD"  # noqa: S105 - its name
 """In an executor's environment: the password, used if the driver sends none."""

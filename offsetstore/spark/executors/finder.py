@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakSet
 
 from pyspark import SparkContext, TaskContext
@@ -11,11 +11,9 @@ from pyspark import SparkContext, TaskContext
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.metadata import Formats, format_of
 from offsetstore.spark.executors.connect import ExecutorStore, create_key
+from offsetstore.store.claim import Claim
 from offsetstore.store.claim_metadata import read_own
 from offsetstore.store.sessions import read
-
-if TYPE_CHECKING:
-    from offsetstore.store.claim import Claim
 
 _claims: Final[WeakSet[Claim]] = WeakSet()
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 from weakref import WeakSet
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from offsetstore.errors import ExecutorEnvironment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
 PACKAGES: Final = ("offsetstore", "cryptography", "psycopg", "pgpq", "pyarrow", "sqlalchemy")
 """What executors must import, in the driver's versions."""

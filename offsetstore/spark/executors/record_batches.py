@@ -9,22 +9,18 @@ end of the rows, and a commit would lose the rest. The same holds for the tasks'
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
-from pyspark import RDD
+from pyspark import RDD, SparkContext
 from pyspark.serializers import Serializer, SpecialLengths
+from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.errors import SinkError
 from offsetstore.spark.executors.preflight import check_again
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-
-    from pyspark import SparkContext
-    from pyspark.sql import DataFrame, SparkSession
 
 _T = TypeVar("_T")
 

@@ -8,28 +8,23 @@ of an error that is raised here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.postgres.errors import strip_chain, translate
 from offsetstore.protocol import failpoints
+from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.spark.executors.record_batches import Parts
 from offsetstore.spark.rejects import none_rejected
 from offsetstore.store.sessions import transaction
 from offsetstore.writers.arrow.streaming import Stream
-from offsetstore.writers.staging import StagedRowsLost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-    from offsetstore.spark.executors.connect import ExecutorStore
-    from offsetstore.writers.staging import Staging
-    from offsetstore.writers.staging_schema import StagingWriter
+from offsetstore.writers.staging import StagedRowsLost, Staging
+from offsetstore.writers.staging_schema import StagingWriter
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.postgres import address
 from offsetstore.postgres.address import DatabaseAddress, Secrets
 from offsetstore.postgres.database import PostgresDatabase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from offsetstore.protocol.retries import Retries, Timeouts
-    from offsetstore.store.sessions import Connected
+from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.store.sessions import Connected
 
 
 @dataclass(frozen=True, slots=True)

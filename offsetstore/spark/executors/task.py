@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
 
@@ -22,23 +24,16 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import stripped
 from offsetstore.processing.cycle import UNNAMED, write_and_advance
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.replay import Outcome
+from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.protocol.retries import may_pass
+from offsetstore.protocol.work import Work
+from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.spark.rejects import none_rejected
+from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.arrow.kafka_column import KAFKA, drop_kafka
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import pyarrow as pa
-
-    from offsetstore.protocol.metadata import Text
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.replay import Decision
-    from offsetstore.protocol.work import Work
-    from offsetstore.spark.executors.connect import ExecutorStore
-    from offsetstore.store.identity import TaskClaim
 
 _pickler: Any = cloudpickle
 

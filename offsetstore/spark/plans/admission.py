@@ -6,14 +6,12 @@ coordinates that Kafka gave it. Operators that are refused here belong in the si
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
 
 from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.protocol.policy import check_reader
 from offsetstore.spark.plans.scala import each, simple_name
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 _SOURCE = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 _RELATION = "StreamingRelationV2"

@@ -6,13 +6,10 @@ The ranges never come from the rows: a batch of 100 offsets may hold 70 records,
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from offsetstore.errors import SinkError, UnsupportedQuery
 from offsetstore.offsets import OffsetRange, TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 def parse_offsets(text: str) -> dict[TopicPartition, int]:

@@ -6,23 +6,18 @@ sessions share does. This module reads Spark's internals, over py4j: no public A
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore.errors import UnsupportedQuery
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.events import QueryStarted
 from offsetstore.spark.plans.progress import merge, parse_offsets, ranges_between, refuse_shared
 from offsetstore.spark.plans.scala import each
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore.offsets import OffsetRange, TopicPartition
 
 _QUERY_ID = "sql.streaming.queryId"
 

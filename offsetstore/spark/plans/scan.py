@@ -7,8 +7,9 @@ Kafka's scan, over one-to-one dependencies, and that same RDD is then run, witho
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.sql import DataFrame
@@ -19,9 +20,6 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.spark.executors.record_batches import Parts
 from offsetstore.spark.plans.scala import each, simple_name
 from offsetstore.writers.arrow.kafka_column import KAFKA
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _ONE_TO_ONE: Final = "org.apache.spark.OneToOneDependency"
 _SCAN: Final = "DataSourceRDD"

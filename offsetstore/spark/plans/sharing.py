@@ -8,19 +8,17 @@ than one output's plan contains are persisted; from then on they must not be com
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.spark.function_errors import has_lost_block
 from offsetstore.spark.plans.scala import each, simple_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-
-    from pyspark import StorageLevel
-    from pyspark.sql import DataFrame
 
 # With deterministic expressions, these give the same rows whenever they are computed from the same rows.
 _PLAIN: Final = frozenset({"Filter", "LogicalRDD", "Project", "ResolvedHint", "SubqueryAlias", "View"})

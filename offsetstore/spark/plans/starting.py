@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from offsetstore.errors import OffsetGap
-from offsetstore.offsets import OffsetRange
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.store.claim import Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offsets import TopicPartition
     from offsetstore.spark.plans.query import RunningQuery
-    from offsetstore.store.claim import Claim
 
 _log = logging.getLogger(__name__)
 

@@ -8,16 +8,14 @@ nothing while a trigger hangs. So Spark's own state is read, as `offsetstore.spa
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.protocol import Py4JNetworkError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.sql import SparkSession
 
 from offsetstore.protocol.query_status import QueryStatus
 from offsetstore.spark.plans.scala import simple_name
-
-if TYPE_CHECKING:
-    from offsetstore.store.claim import Claim
+from offsetstore.store.claim import Claim
 
 _log = logging.getLogger(__name__)
 

@@ -8,20 +8,23 @@ on the driver, in memory or in a file; those of a very large batch, in staging t
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 
-from offsetstore.errors import RowsRefused, SinkError
-from offsetstore.offsets import count_offsets
-from offsetstore.processing.batch_metadata import BatchInfo
-from offsetstore.processing.cycle import Stopwatch, commit_plan, of_output, write_all
+from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
+from offsetstore.offsets import TopicPartition, count_offsets
+from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
+from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, of_output, write_all
 from offsetstore.processing.isolate import (
     AcceptedThen,
     Proof,
+    Record,
     Verdict,
     conclude,
     is_of_values,
@@ -29,40 +32,25 @@ from offsetstore.processing.isolate import (
     schema_of,
     try_out,
 )
-from offsetstore.processing.plan import Plan, PlanOutdated, create_rows
+from offsetstore.processing.plan import Plan, PlanOutdated, Ranges, create_rows
+from offsetstore.processing.recovery import CarefulPart, Recovery
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.marking import Marking
+from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.retries import may_pass
+from offsetstore.protocol.work import Work
 from offsetstore.spark.careful import OfRanges, computed_carefully
 from offsetstore.spark.collecting import OnDriver, on_driver
 from offsetstore.spark.cropping import crop, with_coordinates, within
 from offsetstore.spark.function_errors import function_failed, is_out_of_range, is_over_limit, may_be_of_records
+from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.staging_area import StagingArea, StagingPolicy
+from offsetstore.spark.ways.micro_batch import MicroBatch
+from offsetstore.store.claim import Claim
 from offsetstore.writers.staging import Staged, StagedRowsLost
-from offsetstore.writers.staging_schema import can_stage
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping
-    from contextlib import AbstractContextManager
-
-    from pyspark.sql import DataFrame
-
-    from offsetstore.errors import FunctionFailed
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.processing.batch_metadata import BatchMetadata
-    from offsetstore.processing.cycle import Written
-    from offsetstore.processing.isolate import Record
-    from offsetstore.processing.plan import Ranges
-    from offsetstore.processing.recovery import CarefulPart, Recovery
-    from offsetstore.protocol.marking import Marking
-    from offsetstore.protocol.metadata import Text
-    from offsetstore.protocol.work import Work
-    from offsetstore.spark.outputs import Outputs
-    from offsetstore.spark.ways.micro_batch import MicroBatch
-    from offsetstore.store.claim import Claim
-    from offsetstore.writers.staging_schema import StagingWriter
-
+from offsetstore.writers.staging_schema import StagingWriter, can_stage
 
 _UNREADABLE: Final = (
     "Spark's source can't read a record: its timestamp is out of range. Start with maxOffsetsPerTrigger=1: then what "

@@ -7,34 +7,29 @@ the buffer is read again by the next start, which begins at the stored offset.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from offsetstore.errors import CommitUnknown, OffsetGap, RowsRefused, SinkError
 from offsetstore.offsets import count_offsets, describe
+from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.buffer import Buffer, Flush, Kept
 from offsetstore.processing.cycle import Stopwatch, Written, commit_plan
-from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create_rows
+from offsetstore.processing.plan import Plan, PlanOutdated, Ranges, check_topics, create_rows
 from offsetstore.protocol.events import BufferFlushed
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.replay import Outcome, decide
+from offsetstore.protocol.work import Work
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.cropping import crop
+from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import pyarrow as pa
-
-    from offsetstore.processing.batch_metadata import BatchMetadata
-    from offsetstore.processing.plan import Ranges
-    from offsetstore.protocol.work import Work
-    from offsetstore.spark.outputs import Outputs
-    from offsetstore.spark.staging_area import StagingPolicy
-    from offsetstore.spark.ways.micro_batch import MicroBatch
-    from offsetstore.store.claim import Claim
+from offsetstore.spark.ways.micro_batch import MicroBatch
+from offsetstore.store.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)

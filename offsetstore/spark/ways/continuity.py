@@ -19,15 +19,11 @@ but not written is not committed in the checkpoint either, so a crash in the mid
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap
+from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.replay import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.offsets import TopicPartition
 
 _START_OVER = (
     'Give the reader .option("startingOffsets", claim.starting_offsets), and remove this checkpoint: it began at other '

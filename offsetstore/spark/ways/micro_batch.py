@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from offsetstore.processing.cycle import Stored
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.processing.cycle import Stored, Written
+from offsetstore.store.claim import Claim
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from offsetstore.offsets import OffsetRange, TopicPartition
-    from offsetstore.processing.cycle import Written
     from offsetstore.spark.plans.query import RunningQuery
-    from offsetstore.store.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)

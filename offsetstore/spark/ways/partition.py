@@ -12,25 +12,30 @@ from __future__ import annotations
 
 import logging
 import pickle
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
-from offsetstore.offsets import count_offsets
-from offsetstore.processing.batch_metadata import BatchInfo
+from offsetstore.offsets import TopicPartition, count_offsets
+from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, commit_plan, lock_as_planned
 from offsetstore.processing.isolate import (
     SECONDS,
     Proof,
+    Record,
     conclude,
     is_of_values,
     isolate,
     schema_of,
     try_out,
 )
-from offsetstore.processing.plan import Plan, PlanOutdated, check_topics, create_rows
+from offsetstore.processing.plan import Decisions, Plan, PlanOutdated, Ranges, check_topics, create_rows
+from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.spark.collecting import OnDriver, on_driver
 from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
@@ -38,29 +43,16 @@ from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.task import Ending, Result, Tasks
 from offsetstore.spark.function_errors import function_failed, is_over_limit, may_be_of_records
+from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
-from offsetstore.spark.plans.scan import place
+from offsetstore.spark.plans.scan import Placed, place
 from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
+from offsetstore.spark.ways.micro_batch import MicroBatch
+from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
+from offsetstore.store.transaction import Transaction
 from offsetstore.writers.staging_schema import can_stage
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.processing.batch_metadata import BatchMetadata
-    from offsetstore.processing.isolate import Record
-    from offsetstore.processing.plan import Decisions, Ranges
-    from offsetstore.processing.recovery import Recovery
-    from offsetstore.protocol.metadata import Text
-    from offsetstore.spark.outputs import Outputs
-    from offsetstore.spark.plans.scan import Placed
-    from offsetstore.spark.ways.micro_batch import MicroBatch
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
 
 TASK_THRESHOLD: Final = 10_000
 """In offsets: the driver writes a batch that has at most as many."""

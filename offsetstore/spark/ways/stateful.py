@@ -11,42 +11,36 @@ batch, even one that is already in the results, is computed as a whole before th
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
-from offsetstore.errors import OffsetGap, UnsupportedQuery
-from offsetstore.offsets import describe
-from offsetstore.processing.cycle import Stopwatch, Written, write_and_advance
+from pyspark.sql import DataFrame
+
+from offsetstore.errors import FunctionFailed, OffsetGap, RowsRefused, UnsupportedQuery
+from offsetstore.offsets import StoredOffset, TopicPartition, describe
+from offsetstore.processing.batch_metadata import BatchMetadata
+from offsetstore.processing.cycle import Computed, Stopwatch, Written, write_and_advance
 from offsetstore.processing.isolate import speaks_for_itself
 from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.function_errors import is_of_function
+from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.admission import admit_stateful
+from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.spark.tuning import MANAGER
 from offsetstore.spark.ways.batch import BatchWay, InStaging, OnDriver
 from offsetstore.spark.ways.continuity import judge
+from offsetstore.spark.ways.micro_batch import MicroBatch
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 from offsetstore.writers.append import Append
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pyspark.sql import DataFrame
-
-    from offsetstore.errors import FunctionFailed, RowsRefused
-    from offsetstore.offsets import StoredOffset, TopicPartition
-    from offsetstore.processing.batch_metadata import BatchMetadata
-    from offsetstore.processing.cycle import Computed
-    from offsetstore.protocol.metadata import Text
-    from offsetstore.spark.outputs import Outputs
-    from offsetstore.spark.plans.query import RunningQuery
-    from offsetstore.spark.staging_area import StagingPolicy
-    from offsetstore.spark.ways.micro_batch import MicroBatch
-    from offsetstore.store.claim import Claim
-    from offsetstore.store.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from offsetstore.errors import UnexpectedCommit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import TracebackType
-
     from offsetstore.testing.memory.session import Changes, MemorySession
 
 

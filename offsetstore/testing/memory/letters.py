@@ -4,20 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from datetime import datetime
+from typing import TypeAlias
 
-from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.letters import OPEN, Failed, Letter, trace_id, writable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from datetime import datetime
-
-    from offsetstore.offsets import OffsetRange, StoredOffset
-    from offsetstore.protocol.database import NewOffset
-    from offsetstore.protocol.letters import LetterError, NewLetter
+from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
+from offsetstore.protocol.database import NewOffset
+from offsetstore.protocol.letters import OPEN, Failed, Letter, LetterError, NewLetter, trace_id, writable
 
 LetterRow: TypeAlias = tuple[str, TopicPartition, int, str]
 """Group, partition, offset and topic id."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from offsetstore.errors import LockTimeout
-
-if TYPE_CHECKING:
-    import threading
 
 Key: TypeAlias = tuple[object, ...]
 """A row: the table's name and the primary key. It can be locked before it exists, as by a unique index."""

@@ -4,21 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
 
+from offsetstore.offsets import Token
+from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.letters import writable
-from offsetstore.protocol.runs import JobError, Run, RunStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from contextlib import AbstractContextManager
-    from datetime import datetime
-
-    from offsetstore.offsets import Token
-    from offsetstore.protocol.database import GroupRow
-    from offsetstore.protocol.runs import Ending, NewRun, Source
+from offsetstore.protocol.runs import Ending, JobError, NewRun, Run, RunStatus, Source
 
 
 @dataclass(slots=True)

@@ -4,18 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-from offsetstore.protocol.samples import RINGS, Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from contextlib import AbstractContextManager
-    from datetime import datetime
-
-    from offsetstore.protocol.samples import Selection
+from offsetstore.protocol.samples import RINGS, Sample, Selection
 
 _N = TypeVar("_N", int, float)
 

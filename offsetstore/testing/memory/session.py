@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 from offsetstore.errors import ConnectionLost
@@ -25,6 +25,7 @@ from offsetstore.protocol.database import (
     StoreOverview,
 )
 from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity, TableFacts
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.letters import LetterContents, LetterRow
@@ -32,12 +33,6 @@ from offsetstore.testing.memory.locks import Mode, RowLocks
 from offsetstore.testing.memory.runs import RunContents, RunMemory
 from offsetstore.testing.memory.samples import SampleContents, SampleMemory, SampleRow
 from offsetstore.testing.memory.stored_letters import StoredLetterMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-    from datetime import datetime
-
-    from offsetstore.protocol.metadata import Text
 
 _NOBODY = Token(0, UUID(int=0))
 

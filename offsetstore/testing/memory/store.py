@@ -10,23 +10,19 @@ and ``store.rows`` returns those that were committed.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offsetstore.offset_store import OffsetStore
+from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.database import Session
+from offsetstore.protocol.observers import Observer
+from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.session import MemorySession, Shared
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable
-    from uuid import UUID
-
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.protocol.database import Session
-    from offsetstore.protocol.observers import Observer
-    from offsetstore.protocol.retries import Retries, Timeouts
-    from offsetstore.protocol.store_facts import StoreIdentity
 
 
 def _now() -> datetime:

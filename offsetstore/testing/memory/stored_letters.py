@@ -5,20 +5,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from datetime import datetime
 
-from offsetstore.protocol.letters import OPEN, PAYLOADS, LetterKey, PayloadState, State
-from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
+from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
+from offsetstore.protocol.letters import OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
+from offsetstore.protocol.stored_letters import (
+    STATES,
+    ChosenLetter,
+    ErrorGroup,
+    FailedReplay,
+    LetterCursor,
+    LetterFilter,
+)
 from offsetstore.testing.memory.letters import LetterMemory, storable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from datetime import datetime
-
-    from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
-    from offsetstore.protocol.letters import Letter
-    from offsetstore.protocol.stored_letters import FailedReplay
 
 
 class StoredLetterMemory(LetterMemory):

@@ -8,8 +8,9 @@ own rules.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -37,6 +38,7 @@ from offsetstore.writers.arrow.values import (
     uuids_from_strings,
     value_type,
 )
+from offsetstore.writers.table.catalogue import Column
 from offsetstore.writers.table.modifiers import (
     interval_keeps_seconds,
     moment_step,
@@ -44,11 +46,6 @@ from offsetstore.writers.table.modifiers import (
     numeric_scale,
     text_length,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offsetstore.writers.table.catalogue import Column
 
 _INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # bits of an integer: decimal digits that it needs

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import psycopg
+import pyarrow as pa
 from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
+from psycopg.copy import Copy
+from sqlalchemy import Connection
 
-from offsetstore.errors import ConfigurationError, UnsafeTarget
+from offsetstore.errors import ConfigurationError, RowsRefused, UnsafeTarget
 from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT, before_rows
 from offsetstore.postgres.together import execute_together
 from offsetstore.protocol import failpoints
-from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS
-from offsetstore.writers.table.catalogue import locate, missing, read_target, target_query
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-
-    import psycopg
-    import pyarrow as pa
-    from psycopg.copy import Copy
-    from sqlalchemy import Connection
-
-    from offsetstore.errors import RowsRefused
-    from offsetstore.writers.arrow.encoding import Encoding
-    from offsetstore.writers.table.catalogue import Target
-    from offsetstore.writers.table.names import TableName
+from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS, Encoding
+from offsetstore.writers.table.catalogue import Target, locate, missing, read_target, target_query
+from offsetstore.writers.table.names import TableName
 
 # ONLY: partitions, of which there may be thousands, can't change their types without the partitioned table.
 _LOCK = sql.SQL("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder, encoders
@@ -14,15 +15,11 @@ from offsetstore.errors import RowsRefused
 from offsetstore.postgres.errors import VALUE_ERRORS
 from offsetstore.writers.arrow.misfits import Rows
 from offsetstore.writers.arrow.values import NO_FIT, UUID_TYPE, Unfit, uuid_objects
+from offsetstore.writers.table.matching import Match
+from offsetstore.writers.table.names import TableName
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from offsetstore.writers.table.matching import Match
-    from offsetstore.writers.table.names import TableName
-
-    _Encoder: TypeAlias = Callable[[Match, pa.Array[Any]], pa.Array[Any]]
-    _Refusal: TypeAlias = tuple[Match, str, pa.DataType]
+_Encoder: TypeAlias = "Callable[[Match, pa.Array[Any]], pa.Array[Any]]"
+_Refusal: TypeAlias = tuple[Match, str, pa.DataType]
 
 _ENCODERS = cast("Any", encoders)  # its stubs leave pyarrow's type parameters open
 

@@ -6,25 +6,21 @@ Converting decides, as it does when rows are written: a row is a misfit if its v
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import pyarrow as pa
+from sqlalchemy import Connection
 
+from offsetstore.errors import RowsRefused
 from offsetstore.protocol.ports import Writer
 from offsetstore.writers.optional import goes_with_write
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from sqlalchemy import Connection
-
-    from offsetstore.errors import RowsRefused
-
-    Array = pa.Array[Any]
-    Attempt = Callable[[Array], Array | str]
-    Suspects = Callable[[Array], Collection[int]]
+Array: TypeAlias = "pa.Array[Any]"
+Attempt: TypeAlias = "Callable[[Array], Array | str]"
+Suspects: TypeAlias = "Callable[[Array], Collection[int]]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,17 @@ A check finds the rows it refuses, and is the only definition of what is refused
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    _Mask: TypeAlias = Callable[[pa.Array[Any]], pa.Array[Any] | None]
+_Mask: TypeAlias = "Callable[[pa.Array[Any]], pa.Array[Any] | None]"
 
 # The ranges leave out a type's smallest and largest number: PostgreSQL reads them as infinities.
 _EPOCH_JULIAN = 2_440_588  # the Julian day of 1970-01-01

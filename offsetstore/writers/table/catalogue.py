@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from psycopg import sql
+from psycopg import Connection, sql
 
 from offsetstore.errors import ColumnMismatch, UnsafeTarget
 from offsetstore.writers.table.names import TableName
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from psycopg import Connection
 
 _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
 _OTHERS = {"v": "a view", "m": "a materialized view"}

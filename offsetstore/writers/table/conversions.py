@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,9 +17,6 @@ from offsetstore.writers.arrow.casts import SparkType, find_cast, is_variant
 from offsetstore.writers.arrow.values import has_type, is_binary, is_list, is_string, value_type
 from offsetstore.writers.table.catalogue import Column
 from offsetstore.writers.table.modifiers import numeric_precision, numeric_scale
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MOST_DIGITS = 38  # of Spark's decimals
 _LEAST_SCALE = 6  # that Spark's own arithmetic keeps where digits are too many

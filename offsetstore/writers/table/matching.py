@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from offsetstore.errors import ColumnMismatch, MissingPrivilege
 from offsetstore.writers.arrow.casts import Cast, find_cast, lossless_type
+from offsetstore.writers.table.catalogue import Column
 from offsetstore.writers.table.conversions import conversion
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    import pyarrow as pa
-
-    from offsetstore.writers.table.catalogue import Column
-    from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.names import TableName
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,14 @@ the key columns in the table's order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from psycopg import sql
 
 from offsetstore.writers.arrow.kafka_column import STAGED_COORDINATES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from offsetstore.writers.table.catalogue import Column
-    from offsetstore.writers.table.names import TableName
-    from offsetstore.writers.table.roles import Roles
+from offsetstore.writers.table.catalogue import Column
+from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.roles import Roles
 
 _NO_COORDINATES = sql.SQL(
     """NULL::text COLLATE "C" AS {topic}, NULL::integer AS {partition}, NULL::bigint AS {offset}"""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+
+from psycopg import Connection
 
 from offsetstore.errors import MissingPrivilege
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from psycopg import Connection
-
-    from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.names import TableName
 
 # LOCK TABLE takes a privilege on the whole table.
 _MISSING = """

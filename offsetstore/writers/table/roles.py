@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError
 from offsetstore.postgres.schema import quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from offsetstore.writers.table.catalogue import Column
-    from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import Column
+from offsetstore.writers.table.names import TableName
 
 _SUMMABLE = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric"})
 _ORDERED = _SUMMABLE | {

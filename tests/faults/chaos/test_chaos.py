@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.server import PostgresServer
+from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.registry import Fault, load
 from tests.faults.chaos.harness.run import Stage
 from tests.support.checkout import commit_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.faults.chaos.harness.job import Way
 
 RUNS: list[tuple[str, Way, int]] = [
     ("killed-at/P2", "partition", 1),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.faults.chaos.harness.clusters import Clusters
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_each_process_of_a_cluster_has_a_home_of_its_own(tmp_path: Path) -> None:

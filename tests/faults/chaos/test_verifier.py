@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -15,11 +16,7 @@ from tests.faults.chaos.harness.expected import Stretch, stretches
 from tests.faults.chaos.harness.ledger import Bad, Entry, Ledger
 from tests.faults.chaos.harness.observer import Decision, Look
 from tests.faults.chaos.harness.verifier import Told, Verifier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.postgres import Database
+from tests.support.postgres import Database
 
 ENTRIES = [Entry(offset, 100 + offset, f"k{offset % 3}", None if offset == 4 else offset) for offset in range(10)]
 ADOPTED = Decision(1, "billing", "payments", 0, "adopt", None, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,9 +11,6 @@ from offsetstore import Outcome, TopicPartition
 from offsetstore.protocol.replay import decide
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Mapping, Sequence
-
     from tests.faults.interleavings.jobs import Job
 
 

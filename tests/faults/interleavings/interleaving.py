@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tests.faults.interleavings.orders import Turn, take_turn
 from tests.support.background import in_background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from concurrent.futures import Future
 
 SECONDS = 10.0
 """A step that has neither ended nor begun to wait after so long has failed."""

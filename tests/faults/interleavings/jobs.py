@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 from uuid import uuid4
 
 import psycopg
 
-from offsetstore import OffsetRange, OffsetStore, Outcome, TopicPartition
-from offsetstore.store.identity import TaskClaim, name_prefix
+from offsetstore import Claim, OffsetRange, OffsetStore, Outcome, TopicPartition
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.protocol.replay import Decision
+from offsetstore.store.identity import ClaimInfo, TaskClaim, name_prefix
 from offsetstore.testing import StaticBroker
 from tests.faults.interleavings.endings import Found, check_database, check_refused, expected_endings
-from tests.faults.interleavings.interleaving import Part, play
+from tests.faults.interleavings.interleaving import Actor, Part, Played, play
 from tests.faults.interleavings.orders import Known, orders
 from tests.faults.interleavings.stepped import SteppedDatabase
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from offsetstore import Claim
-    from offsetstore.postgres.database import PostgresDatabase
-    from offsetstore.protocol.replay import Decision
-    from offsetstore.store.identity import ClaimInfo
-    from tests.faults.interleavings.interleaving import Actor, Played
-    from tests.support.postgres import Database
+from tests.support.postgres import Database
 
 P0, P1, P2, NEW = (TopicPartition("payments", number) for number in range(4))
 """The claims know the first three, each stored at 0."""

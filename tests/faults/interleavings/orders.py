@@ -8,11 +8,8 @@ walked through what is known from the runs before, and played where it comes to 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,17 @@ do. Reads without a lock, heartbeats and BEGIN (which takes no snapshot) are no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Any, Final, cast
+from uuid import UUID
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from contextlib import AbstractContextManager
-    from uuid import UUID
-
-    from offsetstore.offsets import TopicPartition
-    from offsetstore.postgres.database import PostgresDatabase
-    from offsetstore.postgres.session import PostgresSession
-    from offsetstore.protocol.database import Session
-    from offsetstore.protocol.store_facts import StoreIdentity
-    from tests.faults.interleavings.interleaving import Actor
+from offsetstore.offsets import TopicPartition
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.session import PostgresSession
+from offsetstore.protocol.database import Session
+from offsetstore.protocol.store_facts import StoreIdentity
+from tests.faults.interleavings.interleaving import Actor
 
 _STEPS: Final = {
     "lock_group": "lock group",

@@ -12,23 +12,19 @@ database itself has noted are a chain. The tests say how many orders there are, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import make_engine
 from offsetstore.testing import StaticBroker
 from offsetstore.testing.fixtures import copy_database
 from tests.faults.interleavings.jobs import CLAIM, KNOWN, NEW, P0, P1, P2, TABLES, UNKNOWN, Job, Jobs
 from tests.support.postgres import Database
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.postgres.server import PostgresServer
 
 NEWER, NEWEST = (TopicPartition(NEW.topic, NEW.partition + more) for more in (1, 2))
 KAFKA = StaticBroker.with_topics({P0.topic: 3}, end=100)

@@ -5,26 +5,22 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import text
 
-from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Transaction
 from offsetstore.offsets import BrokerView, CommittedOffset, Token
 from offsetstore.protocol.metadata import JSON
+from offsetstore.protocol.replay import Decision
 from offsetstore.testing import StaticBroker
 from tests.support.postgres import Database
 from tests.support.proxy import CommitProxy
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from offsetstore import Claim, Transaction
-    from offsetstore.protocol.replay import Decision
 
 _T = TypeVar("_T")
 Event: TypeAlias = tuple[str, "int | None", "int | None", "int | None"]

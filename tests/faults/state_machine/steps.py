@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
+from offsetstore import Claim, Transaction
 from offsetstore.errors import OffsetStoreError
 from offsetstore.protocol.metadata import KEEP as KEPT
 from tests.faults.state_machine import model
@@ -23,11 +25,6 @@ from tests.faults.state_machine.real import (
     write_results,
 )
 from tests.support.proxy import ADVANCE, CLAIM, Lost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offsetstore import Claim, Transaction
 
 _T = TypeVar("_T")
 

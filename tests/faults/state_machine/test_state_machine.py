@@ -7,7 +7,7 @@ says, what the tables hold must satisfy what is promised of them: see the invari
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,9 +22,6 @@ from tests.faults.state_machine.model import DONE, KEEP, Ranges
 from tests.faults.state_machine.real import END, TOPIC, Found, Side, tp
 from tests.faults.state_machine.steps import Steps, told
 from tests.support.proxy import Lost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MOST_PARTITIONS = 4
 

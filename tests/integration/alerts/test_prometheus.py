@@ -8,31 +8,28 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import yaml
 
 from offsetstore import OffsetStore
 from offsetstore.kafka import admin
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
 from tests.support import prometheus
 from tests.support.background import repeating
 from tests.support.postgres import Database
+from tests.support.prometheus import Prometheus
 from tests.support.queries import ALERTS, OURS, PANELS, RULES, of_alert, of_panel
 from tests.support.signals import stopped
 from tests.support.transforms import EVENTS
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.prometheus import Prometheus
 
 pytestmark = [pytest.mark.behaviour("OPS-13", "OPS-5"), pytest.mark.needs_program("prometheus")]
 

@@ -1,22 +1,17 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 import confluent_kafka
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.kafka.admin import Record, produce
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from click.testing import Result
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.testing.fixtures import NewTopic
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.testing.fixtures import NewTopic
 
 
 class Run(Protocol):

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,17 +18,13 @@ from offsetstore import TopicPartition
 from offsetstore.errors import BrokerRefused
 from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset
+from offsetstore.testing.fixtures import NewTopic
+from tests.integration.cli.conftest import Run
 from tests.support.authorized import JOB, Authorized
 from tests.support.kafka_tools import install_kafka_tools
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.integration.cli.conftest import Run
 
 WAYS = [(), ("--no-mirror",), ("--spark-groups", "jobs"), ("--for", "operator")]
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from offsetstore.kafka.acls import job_acls
 from offsetstore.kafka.admin import create_topic
-from tests.support.authorized import JOB
+from tests.integration.cli.conftest import Run
+from tests.support.authorized import JOB, Authorized
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.integration.cli.conftest import Run
-    from tests.support.authorized import Authorized
 
 PAGE = Path(__file__).parents[3] / "docs" / "acls.md"
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import Result
 
 from offsetstore.local.free_ports import free_port
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.schema import HEAD
-
-if TYPE_CHECKING:
-    from click.testing import Result
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.local.postgres.server import PostgresServer
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.integration.cli.conftest import Run
+from offsetstore.testing.fixtures import NewTopic
+from tests.integration.cli.conftest import Run
 
 _SECONDS = 10.0
 _COMMANDS = [["migrate"], ["migrate", "--check"], ["status", "-g", "billing"]]

@@ -6,23 +6,19 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import httpx
 import pytest
 
 from offsetstore import OffsetStore
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime
 from offsetstore.postgres.schema import quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from tests.integration.conftest import Query
+from tests.integration.conftest import Query
 
 PAGE = (Path(__file__).parents[3] / "docs" / "dashboard.md").read_text(encoding="utf-8")
 SHOW, ACT, PROXY = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

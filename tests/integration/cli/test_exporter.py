@@ -8,9 +8,9 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
@@ -19,14 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka.admin import Record, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.server import PostgresServer
+from tests.integration.cli.conftest import Run
 from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.cli.conftest import Run
 
 PAGE = Path(__file__).parents[3] / "docs" / "exporter.md"
 GROUP = "billing"

@@ -7,16 +7,14 @@ import shlex
 import socket
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.errors import ExitCode, StaleClaim
 from offsetstore.monitoring import Code, Limits
-
-if TYPE_CHECKING:
-    from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Run
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "health.md").read_text(encoding="utf-8")

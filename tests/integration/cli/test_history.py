@@ -6,17 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from tests.integration.cli.conftest import Run
 from tests.support.waiting import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.cli.conftest import Run
 
 P0 = TopicPartition("payments", 0)
 

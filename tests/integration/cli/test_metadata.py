@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.protocol.metadata import MAX_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Run
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 REASON = ("--reason", "ticket 17")

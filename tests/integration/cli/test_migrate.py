@@ -5,7 +5,8 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,19 +14,14 @@ import pytest
 from offsetstore import OffsetStore
 from offsetstore.cli import migrate
 from offsetstore.local.free_ports import free_port
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import LOCK_TIMEOUT, config, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
+from tests.integration.cli.conftest import Run
 from tests.migration.conftest import ROOT, shape, tables
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.cli.conftest import Run
 
 
 def later(server: PostgresServer, url: str, revision: str) -> None:

@@ -6,15 +6,13 @@ import re
 import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.testing import StaticBroker
-
-if TYPE_CHECKING:
-    from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Run
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 GROUP = "billing"

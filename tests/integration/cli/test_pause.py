@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Run
 
 REASON = ("--reason", "ticket 17")
 

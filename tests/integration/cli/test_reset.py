@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim
 from offsetstore.kafka.admin import delete_records
+from offsetstore.local.kafka.server import KafkaBroker
+from tests.integration.cli.conftest import Run
 from tests.support.consumer_groups import consumer_groups_tool, reset_by_tool
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from tests.integration.cli.conftest import Run
 
 REASON = ("--reason", "ticket 17")
 

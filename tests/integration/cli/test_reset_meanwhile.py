@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.testing import StaticBroker
+from tests.integration.cli.conftest import Run
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from offsetstore import Claim
-    from tests.integration.cli.conftest import Run
 
 P0 = TopicPartition("payments", 0)
 WAITING = """

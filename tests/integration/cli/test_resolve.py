@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 
 from offsetstore import Broker, OffsetStore, resolve_starting_offsets
 from offsetstore.kafka.admin import delete_records
-
-if TYPE_CHECKING:
-    from offsetstore.local.kafka.server import KafkaBroker
-    from tests.integration.cli.conftest import Run
+from offsetstore.local.kafka.server import KafkaBroker
+from tests.integration.cli.conftest import Run
 
 
 @pytest.mark.behaviour("START-23")

@@ -7,17 +7,14 @@ import shlex
 import subprocess
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from offsetstore import OffsetStore
+from offsetstore.local.kafka.server import KafkaBroker
+from tests.integration.cli.conftest import Run
 from tests.support.kafka_tools import install_kafka_tools
-
-if TYPE_CHECKING:
-    from offsetstore.local.kafka.server import KafkaBroker
-    from tests.integration.cli.conftest import Run
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "runbook.md").read_text(encoding="utf-8")

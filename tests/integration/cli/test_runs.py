@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import OffsetGap
 from offsetstore.protocol.events import BatchFailed, BatchStarted, BatchWritten, MirrorFailed, Retried
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Run
 
 P0 = TopicPartition("payments", 0)
 RANGES = {P0: OffsetRange(0, 40)}

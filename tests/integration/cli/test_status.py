@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -11,11 +11,9 @@ import pytest
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka.admin import delete_topic
 from offsetstore.local.free_ports import free_port
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.store import heartbeat
-
-if TYPE_CHECKING:
-    from offsetstore.local.kafka.server import KafkaBroker
-    from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Run
 
 
 def test_the_table_holds_the_group_and_a_line_for_each_partition(

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import ForeignStore, StoreMoved
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.testing import StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Run
 
 PAGE = Path(__file__).parents[3] / "docs" / "deploy.md"
 GROUP = "billing"

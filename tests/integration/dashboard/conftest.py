@@ -1,21 +1,16 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
+from playwright.sync_api import Browser
 
 from offsetstore import OffsetStore
 from offsetstore.postgres.grants import grant_dashboard
 from offsetstore.postgres.schema import quoted
+from tests.integration.conftest import Query
 from tests.support.browser import Pages, browse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Browser
-
-    from tests.integration.conftest import Query
 
 GROUP = "billing"
 

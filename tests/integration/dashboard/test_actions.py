@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import httpx
 import psycopg
@@ -10,17 +10,13 @@ import pytest
 from psycopg import sql
 
 from offsetstore import LetterError, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import StaticBroker
 from tests.support.page_forms import Browser
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.postgres.server import PostgresServer
 
 pytestmark = pytest.mark.behaviour("DASH-3")
 

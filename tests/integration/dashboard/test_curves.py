@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import Page
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.protocol.samples import Sample
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.browser import Pages, Scheme, axe, screenshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Page
-
-    from offsetstore import OffsetStore
 
 pytestmark = pytest.mark.needs_program("chromium")
 

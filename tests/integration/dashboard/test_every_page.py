@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 from urllib.parse import quote
 
 import pytest
@@ -11,13 +12,8 @@ from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support import furnished
-from tests.support.browser import axe, screenshot
+from tests.support.browser import Pages, Scheme, axe, screenshot
 from tests.support.keyboard import unreachable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.browser import Pages, Scheme
 
 pytestmark = pytest.mark.needs_program("chromium")
 

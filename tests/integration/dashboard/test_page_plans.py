@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -16,13 +17,9 @@ from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.schema import quoted
 from offsetstore.protocol.samples import RINGS
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.dashboard.conftest import GROUP
 from tests.support.page_forms import Browser
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.conftest import Query
 
 SMALL = "small"
 TP = TopicPartition("payments", 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
+from offsetstore import OffsetStore
 from offsetstore.monitoring.dashboard.views import history
 from offsetstore.monitoring.dashboard.views.letters import ON_A_PAGE, WITHIN
 from offsetstore.operations.letters import MOST
@@ -14,13 +16,8 @@ from offsetstore.postgres import statements, stored_letters
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.stored_letters import STATES
 from offsetstore.store.sessions import transaction
+from tests.integration.conftest import Query
 from tests.integration.dashboard.conftest import GROUP
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from offsetstore import OffsetStore
-    from tests.integration.conftest import Query
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 from urllib.parse import urlencode
 
 import httpx
 import pytest
 from sqlalchemy import event
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore import OffsetStore
 
 PARTITIONS = 10_000
 LARGEST = 100_000  # bytes of a page, compressed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import httpx
 import psycopg
@@ -15,14 +15,10 @@ from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.postgres.schema import metadata
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.dashboard.conftest import GROUP
 from tests.integration.transacting import P0
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.conftest import Query
 
 SECRET = "planted-4711"
 HIDDEN = ("key", "value", "headers", "error_text", "traceback", "sequence")

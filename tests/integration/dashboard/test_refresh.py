@@ -6,29 +6,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, Page, expect
 
 from offsetstore import LetterError, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.monitoring.dashboard import snapshots
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.operations.lag import Lag
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
+from tests.support.browser import Pages
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Locator, Page
-
-    from offsetstore.operations.lag import Lag
-    from tests.integration.conftest import Query
-    from tests.support.browser import Pages
 
 pytestmark = [pytest.mark.behaviour("DASH-2"), pytest.mark.needs_program("chromium")]
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -19,9 +19,6 @@ from offsetstore.demo.job_settings import URL
 from offsetstore.demo.kills import POISON_POINTS
 from offsetstore.local.free_ports import answers
 from offsetstore.postgres.url import SCHEMA_VARIABLE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and their children with them.
 HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import Engine
 
-from offsetstore.demo.flights import Ledger, read_flights
+from offsetstore.demo.flights import Flight, Ledger, read_flights
 from offsetstore.demo.job_settings import GROUP, TOPIC
 from offsetstore.demo.poison import KINDS, records_of
 from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST, Findings, verify
 from offsetstore.postgres.url import make_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Engine
-
-    from offsetstore.demo.flights import Flight
 
 FLIGHTS = 2000
 

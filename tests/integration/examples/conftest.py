@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from offsetstore.kafka import admin
+from offsetstore.local.kafka.server import KafkaBroker
+from tests.packaging.building import Distributions
 from tests.support.examples import Examples, configure_spark, install
 from tests.support.postgres import Database
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from tests.packaging.building import Distributions
 
 TOPICS = ("payments", "refunds")
 

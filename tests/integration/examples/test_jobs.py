@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from tests.support.examples import Examples
-    from tests.support.postgres import Database
+from tests.support.examples import Examples
+from tests.support.postgres import Database
 
 SECOND = 1000
 NINE = 1_772_355_600_000  # 2026-03-01 09:00 UTC, in milliseconds

@@ -5,15 +5,11 @@ from __future__ import annotations
 import ast
 from difflib import ndiff
 from textwrap import dedent
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.examples import EXAMPLES
-
-if TYPE_CHECKING:
-    from tests.support.examples import Examples
-    from tests.support.postgres import Database
+from tests.support.examples import EXAMPLES, Examples
+from tests.support.postgres import Database
 
 PAYMENTS = "SELECT payer, amount::text FROM payments ORDER BY payer, amount"
 TABLE = "CREATE TABLE payments (payer text, amount numeric(12,2))"

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from tests.support.examples import EXAMPLES, Examples
 from tests.support.postgres import Database
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 P0 = TopicPartition("payments", 0)
 

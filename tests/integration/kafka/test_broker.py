@@ -8,8 +8,9 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
@@ -21,11 +22,7 @@ from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import Record, create_topic, delete_records, delete_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offsetstore.testing.fixtures import NewTopic
+from offsetstore.testing.fixtures import NewTopic
 
 
 @pytest.fixture

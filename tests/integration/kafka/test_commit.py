@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer
@@ -15,16 +15,12 @@ from confluent_kafka import Consumer
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, GroupHasMembers, MetadataRefused, TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import Record, produce
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.signals import stopped
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.testing.fixtures import NewTopic
 
 
 @pytest.fixture

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
+from offsetstore import Broker, OffsetRange, OffsetStore, TopicLag, TopicPartition
 from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from offsetstore import TopicLag
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.testing.fixtures import NewTopic
 
 HOUR = 3600
 DAY = 24 * HOUR

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,6 +19,7 @@ from confluent_kafka import Consumer
 from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.errors import StartError
 from offsetstore.kafka.admin import Record, produce
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol.events import MirrorCopied, MirrorFailed
 from offsetstore.protocol.failpoints import POINTS
@@ -25,17 +27,12 @@ from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.stamp import MAX_BYTES, Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import mirror as mirrors
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import in_background
 from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.mirrored_job import OFTEN, copied, process
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.testing.fixtures import NewTopic
 
 ROOT = Path(__file__).parents[3]
 SELDOM = 600.0

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
 from uuid import UUID
 
 import psycopg
 import pytest
 from confluent_kafka import Producer
 
-from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
+from offsetstore import Broker, Claim, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import ForeignStore, LogTruncated, OffsetOutOfRange, StoreMoved, StoreRewound
 from offsetstore.kafka.admin import Record, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.offsets import CommittedOffset
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import mirror as mirrors
-from offsetstore.testing.fixtures import copy_database
+from offsetstore.testing.fixtures import NewTopic, copy_database
 from tests.support.consumer_groups import delete_by_tool, reset_by_tool
 from tests.support.mirrored_job import copied, process
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from offsetstore import Claim
-    from offsetstore.local.postgres.server import PostgresServer
-    from offsetstore.testing.fixtures import NewTopic
 
 Override = Literal["stored", "kafka"]
 TOO_LONG = "x" * 5000  # for Kafka, so that only the stamp is there

@@ -6,7 +6,8 @@ import logging
 import re
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import confluent_kafka as ck
 import pytest
@@ -18,14 +19,10 @@ from offsetstore.kafka.admin import Record, create_topic, delete_records, delete
 from offsetstore.local.free_ports import free_port
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition
+from offsetstore.protocol.ports import BrokerOverview
 from offsetstore.protocol.snapshot import FoundRecord, LogEnds
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from offsetstore.protocol.ports import BrokerOverview
-    from offsetstore.testing.fixtures import NewTopic
 
 
 @pytest.fixture

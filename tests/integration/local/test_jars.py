@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from offsetstore.errors import MissingDependency
 from offsetstore.local.spark.artifacts import Artifact, JarSet
 from offsetstore.local.spark.jars import jars
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 THINGS = JarSet("things", (Artifact("org.things", "thing", "1.0"),))
 SETTINGS = """\

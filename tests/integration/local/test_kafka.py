@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaException
@@ -12,11 +12,7 @@ from confluent_kafka.admin import AdminClient
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from offsetstore.kafka.admin import Record, create_partitions, create_topic, delete_records, delete_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore.testing.fixtures import NewTopic
+from offsetstore.testing.fixtures import NewTopic
 
 
 def watermarks(broker: KafkaBroker, topic: str, partition: int = 0) -> tuple[int, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -14,10 +15,6 @@ from offsetstore.local.postgres.account import temporary_directory, unprivileged
 from offsetstore.local.postgres.binaries import PostgresBinaries, find_binaries
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.processes import is_process_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

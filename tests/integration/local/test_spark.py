@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
 
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.local.cache import cache_directory
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.spark.class_archive import class_archive
-
-if TYPE_CHECKING:
-    import pytest
-    from pyspark.sql import SparkSession
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.testing.fixtures import NewTopic
+from offsetstore.testing.fixtures import NewTopic
 
 
 def test_spark_reads_what_kafka_holds(

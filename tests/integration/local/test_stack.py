@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import psycopg
@@ -19,15 +19,11 @@ from offsetstore.local.cache import cache_directory
 from offsetstore.local.processes import is_process_of
 from offsetstore.local.spark.artifacts import KAFKA_BROKER
 from offsetstore.local.spark.jars import jars
+from offsetstore.local.stack import ServiceStatus
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.stack import ServiceStatus
 
 
 @pytest.fixture

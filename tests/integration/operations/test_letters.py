@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import text
 
-from offsetstore import LetterError, LetterFilter, LetterKey, OffsetRange, OffsetStore, errors
+from offsetstore import Claim, LetterError, LetterFilter, LetterKey, OffsetRange, OffsetStore, errors
 from offsetstore.postgres import stored_letters as sql
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.protocol.stored_letters import LetterCursor
 from offsetstore.store.sessions import read, transaction
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, write
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from offsetstore import Claim
-    from tests.integration.conftest import Query
 
 WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'"
 MANY = 100_000

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from offsetstore import OffsetRange, OffsetStore, Watermarks
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, process
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Query
 
 
 def test_the_ages_are_of_the_databases_clock_and_the_rows_are_the_stored_ones(

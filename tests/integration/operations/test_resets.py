@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,10 +18,8 @@ from offsetstore.errors import (
 )
 from offsetstore.operations.admin import ShiftBy
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Contents, Query
 from tests.integration.transacting import GROUP, P0, P1, process
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Contents, Query
 
 ALL = {"payments": None}
 

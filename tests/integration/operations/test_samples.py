@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import text
 
+from offsetstore import Lag, OffsetStore
 from offsetstore.postgres import samples as sql
 from offsetstore.protocol.samples import RINGS, Selection
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from offsetstore import Lag, OffsetStore
-    from tests.integration.conftest import Query
 
 GROUPS = [f"group-{number:03}" for number in range(200)]
 

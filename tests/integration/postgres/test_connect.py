@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import time
 import traceback
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import psycopg
@@ -20,11 +20,7 @@ from offsetstore.local.postgres.binaries import find_binaries
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from tests.integration.conftest import Query
+from tests.integration.conftest import Query
 
 SECRET = "s3cret @/:%#"
 HIDDEN = "hidden-one"

@@ -7,25 +7,20 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
-from offsetstore import Execute, OffsetRange, OffsetStore
+from offsetstore import Claim, Execute, OffsetRange, OffsetStore, Transaction, Work
 from offsetstore.errors import StoreUnavailable
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, lock, write
 from tests.integration.writers.writing import batch
 from tests.support.forking import BEFORE_A_FORK, run_forked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import pyarrow as pa
-
-    from offsetstore import Claim, Transaction, Work
-    from tests.integration.conftest import Query
 
 # From Python 3.12 on, fork warns where there are threads, as those of a claim.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

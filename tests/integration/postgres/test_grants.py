@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 
-from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore
+from offsetstore import Claim, LetterError, LetterKey, OffsetRange, OffsetStore
 from offsetstore.cli.commands import cli
 from offsetstore.errors import MissingPrivilege, StaleClaim, StoreMoved, TransactionLost
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.monitoring.dashboard.snapshots import Snapshots
 from offsetstore.postgres.schema import metadata, quoted
 from offsetstore.protocol.letters import NewLetter, Payload
@@ -23,12 +24,6 @@ from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, lock, process
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore import Claim
-    from offsetstore.local.postgres.server import PostgresServer
 
 FORBIDDEN = (
     "CREATE TABLE ours (id bigint)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -10,15 +10,11 @@ from psycopg import sql
 
 from offsetstore import OffsetRange, OffsetStore
 from offsetstore.errors import SchemaError
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres import session
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, process
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.conftest import Query
 
 LAGS = "SELECT setval(pg_get_serial_sequence('offset_history', 'id'), {next}, false)"
 FILL = """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -13,8 +14,9 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import create_engine
 
-from offsetstore import Append, Execute, LetterError, OffsetRange, OffsetStore, Upsert
+from offsetstore import Append, Claim, Execute, LetterError, OffsetRange, OffsetStore, Transaction, Upsert, Work
 from offsetstore.errors import ConfigurationError, LockTimeout
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.postgres.url import make_engine
@@ -24,17 +26,11 @@ from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
 from offsetstore.testing.fixtures import copy_database
 from offsetstore.writers.staging import Staged, Staging
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, lock
 from tests.integration.writers.writing import batch, kafka
 from tests.support.hostile import HOSTILE, set_defaults
 from tests.support.pooler import Pooler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-
-    from offsetstore import Claim, Transaction, Work
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.conftest import Query
 
 BYTES = b"\\x41\\\x00\xff'\"\n"
 TEXT = "größe, 値, \\ and 'quotes'"

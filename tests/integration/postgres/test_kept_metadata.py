@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.testing import StaticBroker
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Query
+from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
 TOAST = """

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import MetaData, Table
 
-from offsetstore import Append, OffsetRange, OffsetStore, Upsert
+from offsetstore import Append, OffsetRange, OffsetStore, Transaction, Upsert
 from offsetstore.cli.commands import cli
 from offsetstore.errors import MissingPrivilege, SinkError
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, lock
 from tests.integration.writers.writing import batch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
-
-    from offsetstore import Transaction
-    from tests.integration.conftest import Query
 
 ORDERS, GUARDED = Append("app.orders"), Append("app.guarded")
 TOTALS = Upsert("app.totals", key=["n"], add=["total"])

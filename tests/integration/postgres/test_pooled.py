@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
 from offsetstore.errors import GroupBusy, LockTimeout, SchemaMissing, StaleClaim, StoreUnavailable, TransactionLost
@@ -15,18 +15,12 @@ from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
 from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, apply, lock, process
 from tests.support import pooler
 from tests.support.background import in_background
 from tests.support.proxy import CommitProxy, Lost
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Engine
-
-    from tests.integration.conftest import Query
 
 ADVISORY_LOCKS = """
 FROM pg_locks JOIN pg_database AS d ON d.oid = database

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import psycopg
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from offsetstore import Append, OffsetRange, OffsetStore, Retries
+from offsetstore import Append, Claim, OffsetRange, OffsetStore, Retries, Transaction
 from offsetstore.errors import LockTimeout, OffsetStoreError, RowsRefused, StoreUnavailable, TransactionLost
 from offsetstore.spark.executors.staging_task import StagingTask
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from offsetstore.writers.staging import Staging
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
 from tests.integration.writers.writing import batch
 from tests.support.background import in_background
 from tests.support.server_errors import OF_SERVER, held
 from tests.support.shown import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offsetstore import Claim, Transaction
-    from tests.integration.conftest import Query
 
 RANGE = OffsetRange(0, 3)
 CANARY = "canary-4111"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -13,9 +12,7 @@ from offsetstore.errors import MissingPrivilege, SchemaMissing, SchemaNotAtHead,
 from offsetstore.postgres.migrate import downgrade, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Query
+from tests.integration.conftest import Query
 
 
 @pytest.mark.behaviour("START-17")

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from sqlalchemy import create_engine, event
 
-from offsetstore import Append, Execute, OffsetRange, OffsetStore
+from offsetstore import Append, Execute, OffsetRange, OffsetStore, Transaction
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
 from offsetstore.spark.executors.store_address import StoreAddress
-from offsetstore.store.identity import TaskClaim
+from offsetstore.store.identity import ClaimInfo, TaskClaim
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, lock
 from tests.support.pooler import Pooler
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from offsetstore import Transaction
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from offsetstore.store.identity import ClaimInfo
-    from tests.integration.conftest import Query
 
 RECORDS: Any = pa.RecordBatch.from_pydict({"record": [1]})
 ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"

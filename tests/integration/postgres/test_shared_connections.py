@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.pool import StaticPool
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
@@ -16,11 +16,6 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Engine
 
 P0 = TopicPartition("payments", 0)
 

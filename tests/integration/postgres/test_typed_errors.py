@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from sqlalchemy import MetaData, Table
 from sqlalchemy.exc import DBAPIError
 
-from offsetstore import Append, OffsetRange, OffsetStore, Retries, Upsert
+from offsetstore import Append, Claim, OffsetRange, OffsetStore, Retries, Transaction, Upsert
 from offsetstore.errors import (
     ColumnMismatch,
     ConfigurationError,
@@ -24,17 +26,10 @@ from offsetstore.errors import (
 )
 from offsetstore.postgres.url import make_engine
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, lock
 from tests.integration.writers.writing import batch
 from tests.support.shown import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import pyarrow as pa
-
-    from offsetstore import Claim, Transaction
-    from tests.integration.conftest import Query
 
 pytestmark = pytest.mark.behaviour("SINK-25")
 

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
-from offsetstore import Append, Execute, OffsetRange, OffsetStore, Timeouts, TopicPartition, Upsert
+from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, Timeouts, TopicPartition, Upsert
 from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable, TransactionLost
 from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover
 from offsetstore.processing.isolate import try_out
+from offsetstore.processing.plan import Decisions
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.failpoints import FailpointReached
+from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.replay import decide
+from offsetstore.protocol.work import Work
+from tests.integration.conftest import Query
 from tests.integration.writers.writing import batch, kafka
 from tests.support.background import in_background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-
-    import pyarrow as pa
-
-    from offsetstore import Claim
-    from offsetstore.processing.plan import Decisions
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
 

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -16,25 +17,18 @@ import pytest
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from offsetstore import Append, DeadLetters, Execute, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition
+from offsetstore import Append, DeadLetters, Execute, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Work
 from offsetstore.errors import LockTimeout, RowsRefused, StoreUnavailable, TransactionLost
 from offsetstore.postgres.grants import grant_runtime
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.cycle import Stored, with_replanning
-from offsetstore.processing.recovery import Recovery
-from tests.support.careful_part import FakePart
+from offsetstore.processing.plan import Ranges
+from offsetstore.processing.recovery import Compute, Recovery
+from tests.integration.conftest import Query
+from tests.support.careful_part import FakePart, Row
 from tests.support.recovering_job import compute
 from tests.support.recovering_job import write as write_offsets
 from tests.support.server_errors import OF_SERVER, held
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Sequence
-
-    from offsetstore import Work
-    from offsetstore.processing.plan import Ranges
-    from offsetstore.processing.recovery import Compute
-    from tests.integration.conftest import Query
-    from tests.support.careful_part import Row
 
 P0 = TopicPartition("payments", 0)
 OUTAGES = (LockTimeout, StoreUnavailable, TransactionLost)

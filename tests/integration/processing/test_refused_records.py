@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from offsetstore import Append, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
+from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, TopicPartition, Transaction, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.postgres.errors import refusals
 from offsetstore.processing.cycle import write_and_advance
-from offsetstore.processing.isolate import isolate, try_out
+from offsetstore.processing.isolate import Ranges, Record, Verdict, isolate, try_out
 from offsetstore.processing.plan import PlanOutdated
+from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.replay import decide
+from offsetstore.protocol.work import Work
 from offsetstore.spark.executors.task import Ending, Tasks
 from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
+from tests.integration.conftest import Query
 from tests.integration.transacting import process
 from tests.integration.writers.writing import batch, kafka
 from tests.support.background import in_background
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    import pyarrow as pa
-
-    from offsetstore import Claim, Transaction
-    from offsetstore.processing.isolate import Ranges, Record, Verdict
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,9 @@ from offsetstore.spark.executors.task import Ending, Tasks
 from offsetstore.spark.ways.batch import OnDriver
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.writers.writing import batch, kafka
 from tests.support.trips import TripCounter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.conftest import Query
 
 TOPIC = "payments"
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from offsetstore import OffsetStore
+from offsetstore.local.kafka.server import KafkaBroker
 from tests.support.cluster import Cluster
 from tests.support.postgres import Database
 from tests.support.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from offsetstore.local.kafka.server import KafkaBroker
 
 
 @pytest.fixture(scope="session")

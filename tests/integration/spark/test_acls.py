@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
+from pyspark.sql import SparkSession
 
-from offsetstore import Append, OffsetStore, TopicPartition
+from offsetstore import Append, Broker, OffsetStore, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.admin import create_topic
@@ -18,14 +20,6 @@ from tests.support.postgres import Database
 from tests.support.transforms import EVENTS, events, traced
 from tests.support.waiting import wait_until
 from tests.support.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from offsetstore import Broker
 
 DEPRECATED = "spark.sql.streaming.kafka.useDeprecatedOffsetFetching"
 

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 
 from offsetstore import Append, StartPolicy, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.errors import ConfigurationError, UncertainBatch
+from offsetstore.protocol.policy import OnUncertain
 from offsetstore.spark.checkpoints import HadoopFiles
 from offsetstore.store.adoption import read
 from offsetstore.store.checkpoint_files import LocalFiles
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events
 from tests.support.windows import rows, windows
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame
-
-    from offsetstore.protocol.policy import OnUncertain
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 VALUES = "SELECT value FROM events ORDER BY value"
 

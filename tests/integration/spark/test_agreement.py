@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append
 from offsetstore.spark.staging_area import StagingArea
+from offsetstore.testing.fixtures import NewTopic
+from offsetstore.writers.staging import Staged
+from offsetstore.writers.staging_schema import StagingWriter
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS, counts, made_unchecked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from offsetstore.testing.fixtures import NewTopic
-    from offsetstore.writers.staging import Staged
-    from offsetstore.writers.staging_schema import StagingWriter
-from tests.support.world import World
+from tests.support.world import SECONDS, World, counts, made_unchecked
 
 Outputs: TypeAlias = "dict[str, DataFrame]"
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, Upsert
 from offsetstore.errors import ColumnMismatch, KafkaColumnsMissing, RowsRefused, SinkError
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import DataFrame
-
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 VALUES = "SELECT value FROM events ORDER BY value"
 

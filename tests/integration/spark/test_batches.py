@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import SinkError
 from offsetstore.protocol.events import BatchFailed, BatchSkipped, BatchStarted, BatchWritten
 from offsetstore.protocol.observers import Observers
+from offsetstore.protocol.work import Work
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, events, traced
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS, counts, made_unchecked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-    from offsetstore.protocol.work import Work
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World, counts, made_unchecked
 
 VALUES = "SELECT value FROM events ORDER BY value"
 

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
-from offsetstore import Append, Execute, Flush, OffsetStore, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Execute, Flush, OffsetStore, TopicPartition, TransactionalSink, Upsert, Work
 from offsetstore.errors import CommitUnknown, ConfigurationError, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
 from offsetstore.protocol.events import BatchKept, BufferFlushed, FlushFailed
+from offsetstore.spark import BatchInfo
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.proxy import CommitProxy, Lost
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pyarrow as pa
-
-    from offsetstore import Work
-    from offsetstore.spark import BatchInfo
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World
 
 LATER = Flush(rows=1_000, seconds=600)
 """Nothing in these tests reaches its limits."""

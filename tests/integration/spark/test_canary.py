@@ -7,21 +7,17 @@ of a batch's rows by itself, it says at TRACE.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from offsetstore.kafka import admin
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.testing.fixtures import NewTopic
 from tests.support import canary_job
 from tests.support.postgres import Database
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.testing.fixtures import NewTopic
 
 # The consumer group, which says how it fails, and the class of the error.
 OTHERS = {

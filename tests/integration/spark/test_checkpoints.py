@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore import Append
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
 from tests.support.transforms import EVENTS, events
-from tests.support.world import made_unchecked
-
-if TYPE_CHECKING:
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World, made_unchecked
 
 
 def directories(base: str | Path) -> set[str]:

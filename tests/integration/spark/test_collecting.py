@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 
 from offsetstore import Append, Execute
+from offsetstore.protocol.work import Work
 from offsetstore.spark import collecting
 from offsetstore.spark.staging_area import StagingArea
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events, traced
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-    from offsetstore.protocol.work import Work
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 
 @pytest.fixture

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, DeadLetters, Execute, Flush, LetterFilter, OffsetRange, TopicPartition, Upsert
+from offsetstore import Append, DeadLetters, Execute, Flush, LetterFilter, OffsetRange, TopicPartition, Upsert, Work
 from offsetstore.errors import FunctionFailed, Outage, SinkError, TooManyLetters, UnsupportedQuery
 from offsetstore.local.spark.artifacts import SCALA, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from offsetstore.protocol.events import BatchWritten
-from offsetstore.protocol.letters import digest
+from offsetstore.protocol.letters import Payload, digest
 from offsetstore.protocol.observers import Observers
 from offsetstore.spark.careful import Careful
 from offsetstore.spark.rejects import COLUMN, count_accepted, rename
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
-    from offsetstore import Work
-    from offsetstore.protocol.letters import Payload
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 Sent: TypeAlias = "tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]"
 VALUES = 'SELECT value FROM events ORDER BY partition, "offset", value'

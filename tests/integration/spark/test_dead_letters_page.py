@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import offsetstore
 from offsetstore.cli.commands import cli
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "dead-letters.md"
 TABLES, LETTERS = range(2)

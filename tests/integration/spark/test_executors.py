@@ -7,12 +7,17 @@ import os
 import signal
 import threading
 import urllib.request
+from collections.abc import Iterable, Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import psutil
+import pyarrow as pa
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from offsetstore import OffsetStore, Timeouts
@@ -25,17 +30,8 @@ from offsetstore.spark.executors import preflight
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import PACKAGES, check_executors, check_once
 from offsetstore.spark.executors.record_batches import Parts
+from tests.support.cluster import Cluster
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    import pyarrow as pa
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    from tests.support.cluster import Cluster
 
 PASSWORD = "canary4711"
 

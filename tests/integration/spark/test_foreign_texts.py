@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from offsetstore.testing.fixtures import NewTopic
+from tests.support.world import World
 
 
 def commit_by_java(world: World, topic: str, texts: Mapping[int, str]) -> None:

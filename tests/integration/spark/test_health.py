@@ -8,9 +8,9 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -20,22 +20,18 @@ import pytest
 from offsetstore import Broker, OffsetStore
 from offsetstore.errors import ExitCode
 from offsetstore.kafka import admin
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.spark.jars import pyspark_directories
 from offsetstore.local.spark.launch import spark_environment
 from offsetstore.monitoring.facts import LOOKS
+from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess, parse_event
 from tests.support.examples import configure_spark
 from tests.support.monitored_job import LIMITS
 from tests.support.signals import stopped
 from tests.support.transforms import EVENTS
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.local.postgres.server import PostgresServer
-    from offsetstore.testing.fixtures import NewTopic
 
 pytestmark = pytest.mark.behaviour("OPS-4")
 

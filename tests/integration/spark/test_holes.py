@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 
 from offsetstore import Append, TopicPartition
 from offsetstore.kafka import admin
+from offsetstore.protocol.work import Work
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transactions import TransactionalProducer, hurry_the_log_cleaner, wait_until_compacted
 from tests.support.transforms import EVENTS, events
-from tests.support.world import counts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-    from offsetstore.protocol.work import Work
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World, counts
 
 VALUES = "SELECT value FROM events ORDER BY value"
 COMMITTED: dict[str, Any] = {"kafka.isolation.level": "read_committed"}

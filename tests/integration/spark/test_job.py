@@ -6,31 +6,26 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import make_url
 
 import offsetstore.spark
-from offsetstore import Append, OffsetStore, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Claim, OffsetStore, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ColumnMismatch, KafkaColumnsMissing, MissingPrivilege, OffsetGap
 from offsetstore.protocol.events import BatchInterrupted, Paused
+from offsetstore.protocol.ports import Writer
 from offsetstore.spark.connector import check_connector
+from offsetstore.spark.sink import Transform
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from offsetstore import Claim
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.spark.sink import Transform
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World
 
 VALUES = "SELECT value FROM events ORDER BY value"
 FOREVER = {"processingTime": "0 seconds"}

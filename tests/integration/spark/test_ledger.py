@@ -6,8 +6,9 @@ In between the job fails once and is started anew, with what was produced since.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
@@ -15,14 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, Upsert
 from offsetstore.errors import UnsupportedQuery
+from offsetstore.spark.sink import Atomicity, Transform
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offsetstore.spark.sink import Atomicity, Transform
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 LEDGER = 'SELECT partition, "offset", count(*) FROM events GROUP BY 1, 2 ORDER BY 1, 2'
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
-from offsetstore import Append, Execute, Flush, OffsetStore, Tick, TopicPartition, TransactionalSink
+from offsetstore import Append, Claim, Execute, Flush, OffsetStore, Tick, TopicPartition, TransactionalSink, Work
 from offsetstore.errors import (
     ClaimInUse,
     ConfigurationError,
@@ -23,20 +25,12 @@ from offsetstore.errors import (
     UnsupportedQuery,
 )
 from offsetstore.protocol.events import IdleWorkFailed
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
 from tests.support.server_errors import OF_SERVER, held
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    import pyarrow as pa
-
-    from offsetstore import Claim, Work
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World
 
 MANUAL: dict[str, Any] = {"marking": "manual"}
 

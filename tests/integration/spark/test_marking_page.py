@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy import Column, MetaData, Table, insert, text
 
 import offsetstore
 from offsetstore import TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import LockTimeout
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.server_errors import OF_SERVER, held
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World
 
 FLUSH, MANUAL, WITHOUT_SPARK, RESET, TICK = range(5)
 

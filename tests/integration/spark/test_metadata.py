@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import Column, MetaData, Table, insert, text
 
 import offsetstore
-from offsetstore import KEEP, Append, DeadLetters, Execute, OffsetRange, OffsetStore, TopicPartition, TransactionalSink
+from offsetstore import (
+    KEEP,
+    Append,
+    Claim,
+    DeadLetters,
+    Execute,
+    OffsetRange,
+    OffsetStore,
+    TopicPartition,
+    Transaction,
+    TransactionalSink,
+    Work,
+)
 from offsetstore.errors import MetadataError, RowsRefused, StaleClaim
 from offsetstore.spark import BatchInfo, metadata_finder
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-    from offsetstore import Claim, Transaction, Work
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World
 
 WAYS: dict[str, dict[str, Any]] = {
     "batch": {},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
@@ -12,11 +11,9 @@ from offsetstore import Append, DeadLetters
 from offsetstore.monitoring import Monitoring
 from offsetstore.protocol.events import ClaimTaken
 from offsetstore.protocol.observers import Observers
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
-
-if TYPE_CHECKING:
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 
 def scrape(monitoring: Monitoring) -> dict[str, float]:

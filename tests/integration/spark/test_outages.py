@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from threading import Thread
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import DataFrame
 
 from offsetstore import Append
+from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.postgres import Database
 from tests.support.transforms import EVENTS, events
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from offsetstore.local.postgres.server import PostgresServer
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 
 @pytest.mark.behaviour("TX-12")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 from weakref import WeakSet
 
+import pyarrow as pa
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from offsetstore import Append, Execute, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import (
@@ -20,23 +24,14 @@ from offsetstore.errors import (
     StaleClaim,
     UnsupportedQuery,
 )
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
 from offsetstore.spark.executors import preflight
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transactions import TransactionalProducer
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pyarrow as pa
-    from pyspark import SparkContext
-    from pyspark.sql import DataFrame
-    from sqlalchemy import Connection
-
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 VALUES = "SELECT value FROM events ORDER BY value"
 ATTEMPTS = "CREATE TABLE attempts (partition int)"

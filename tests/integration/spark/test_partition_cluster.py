@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from offsetstore import Execute, OffsetStore, TransactionalSink
+from offsetstore.protocol.work import Work
+from offsetstore.testing.fixtures import NewTopic
+from tests.support.cluster import Cluster
 from tests.support.postgres import Database
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-
-    from offsetstore.protocol.work import Work
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.cluster import Cluster
 
 INSERT = "INSERT INTO events VALUES (:topic, :partition, :offset, :value)"
 UNDER_WAY = "CREATE TABLE under_way (partition int, executor int)"

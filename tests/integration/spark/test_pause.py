@@ -6,23 +6,19 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore import Append, OffsetStore, TransactionalSink
 from offsetstore.errors import ProtocolMisuse, StaleClaim
 from offsetstore.protocol.events import BatchFailed, BatchInterrupted, BatchStarted, BatchWritten, Paused, Resumed
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World
 
 VALUES = "SELECT value FROM events ORDER BY value"
 WAYS: dict[str, dict[str, Any]] = {

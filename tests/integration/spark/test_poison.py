@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
 from offsetstore.cli.commands import cli
 from offsetstore.errors import RowsRefused, SinkError, StaleClaim
+from offsetstore.spark.sink import Atomicity
 from offsetstore.spark.ways import partition
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from offsetstore.spark.sink import Atomicity
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World
 
 VALUES = "SELECT value FROM events ORDER BY value"
 

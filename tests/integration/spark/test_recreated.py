@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pytest
+from pyspark.sql import DataFrame
 
 from offsetstore import Append, StartPolicy, TransactionalSink
 from offsetstore.errors import TopicRecreated
 from offsetstore.kafka import admin
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS, made_unchecked
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pyspark.sql import DataFrame
-
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World, made_unchecked
 
 VALUES = "SELECT value FROM events ORDER BY value"
 OLD = ["old-a", "old-b", "old-c"]

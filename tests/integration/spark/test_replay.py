@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 
 from offsetstore import Append, Execute, TopicPartition, Upsert
 from offsetstore.errors import OffsetGap
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events
-from tests.support.world import counts
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World, counts
 
 VALUES = "SELECT value FROM events ORDER BY value"
 

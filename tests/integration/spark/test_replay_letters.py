@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, DeadLetters, LetterFilter, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Claim, DeadLetters, LetterFilter, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, StaleClaim
+from offsetstore.testing.fixtures import NewTopic
 from tests.integration.spark.test_dead_letters import AT_ONCE, VALUES, rejecting
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from offsetstore import Claim
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 STATES = "SELECT record_offset, state FROM dead_letters ORDER BY 1"
 SHORT = "ALTER TABLE events ADD CONSTRAINT rule CHECK (length(value) < 4)"

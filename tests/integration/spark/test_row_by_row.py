@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
 
 RECORDS = "key string, value string, topic string, partition int, offset long, timestamp timestamp"
 CODES = "value string, name string"

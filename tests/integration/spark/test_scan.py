@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.plans.scan import Placed, place
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from offsetstore.testing.fixtures import NewTopic
+from tests.support.world import SECONDS, World
 
 
 def coordinates(task: int, batches: Iterable[pa.RecordBatch | None]) -> list[tuple[int, int, int]]:

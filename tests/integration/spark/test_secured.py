@@ -6,29 +6,25 @@ import re
 import subprocess
 import time
 from base64 import encodebytes
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from pyspark.sql import SparkSession
 
 from offsetstore import Append, Broker, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerRefused, ConfigurationError
 from offsetstore.kafka.admin import create_topic
+from offsetstore.local.kafka.properties import SaslUser
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.spark.java import find_java
 from offsetstore.offsets import CommittedOffset
 from tests.support.postgres import Database
 from tests.support.transforms import EVENTS, events
 from tests.support.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from offsetstore.local.kafka.properties import SaslUser
 
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 

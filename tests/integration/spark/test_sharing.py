@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.spark.plans.sharing import computed_once
-from tests.integration.spark.test_agreement import lose_blocks, new_id
+from tests.integration.spark.test_agreement import Outputs, lose_blocks, new_id
+from tests.support.cluster import Cluster
 from tests.support.sharing_job import is_kept, outdated_by_a_dead_executor, outdated_by_twins
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.integration.spark.test_agreement import Outputs
-    from tests.support.cluster import Cluster
 
 
 class Given:

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
-from offsetstore import Append, Execute, OffsetRange, Token, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Claim, Execute, OffsetRange, Token, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, RowsRefused, SchemaError, SchemaMissing, SinkError, StaleClaim
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.schema import STAGING_SCHEMA
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
+from offsetstore.spark.sink import Transform
 from offsetstore.spark.staging_area import StagingArea
-from offsetstore.writers.staging_schema import StagingOwner, check_schema
+from offsetstore.testing.fixtures import NewTopic
+from offsetstore.writers.staging import Staged, Staging
+from offsetstore.writers.staging_schema import StagingOwner, StagingWriter, check_schema
+from tests.support.cluster import Cluster
 from tests.support.postgres import Database
 from tests.support.staging_job import run_to_its_end, stage_beside_a_kill
 from tests.support.transforms import EVENTS, events
-from tests.support.world import SECONDS, made_unchecked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-    from uuid import UUID
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-    from sqlalchemy import Connection
-
-    from offsetstore import Claim
-    from offsetstore.local.postgres.server import PostgresServer
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from offsetstore.spark.sink import Transform
-    from offsetstore.testing.fixtures import NewTopic
-    from offsetstore.writers.staging import Staged, Staging
-    from offsetstore.writers.staging_schema import StagingWriter
-    from tests.support.cluster import Cluster
-    from tests.support.world import World
+from tests.support.world import SECONDS, World, made_unchecked
 
 VALUES = "SELECT value FROM events ORDER BY value"
 STAGING_TABLES = f"SELECT relname::text FROM pg_class WHERE relnamespace = '{STAGING_SCHEMA}'::regnamespace ORDER BY 1"

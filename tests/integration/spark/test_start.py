@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
@@ -13,13 +13,10 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from offsetstore import Append, StartPolicy, TopicPartition, TransactionalSink, resolve_starting_offsets
 from offsetstore.errors import NoStartingOffset, OffsetOutOfRange, OffsetsDisagree
 from offsetstore.kafka import admin
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS
-
-if TYPE_CHECKING:
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World
 
 VALUES = "SELECT value FROM events ORDER BY value"
 

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Append, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Claim, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap, RowsRefused, StaleClaim, UnsupportedQuery
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.ports import Writer
+from offsetstore.spark.sink import Transform
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events
 from tests.support.windows import WINDOWS, rows, timed, windows
-from tests.support.world import made_unchecked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore import Claim
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.spark.sink import Transform
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World, made_unchecked
 
 COUNTS = "SELECT second, records FROM windows ORDER BY second, records"
 

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Append, TopicPartition, TransactionalSink
+from offsetstore import Append, Claim, TopicPartition, TransactionalSink
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ClaimInUse, GroupBusy, StaleClaim, TopicMissing
 from offsetstore.kafka import Broker, admin
 from offsetstore.local.free_ports import free_port
 from offsetstore.protocol import liveness
+from offsetstore.spark.sink import Transform
 from offsetstore.store import heartbeat
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
 from tests.support.transforms import EVENTS, events
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS, made_unchecked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore import Claim
-    from offsetstore.spark.sink import Transform
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import SECONDS, World, made_unchecked
 
 VALUES = "SELECT value FROM events ORDER BY value"
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 from sqlalchemy import create_engine, event, text
 
 from offsetstore import Append, Execute, OffsetStore
+from offsetstore.protocol.work import Work
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-    from offsetstore.protocol.work import Work
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 COUNTS = "SELECT (SELECT count(*) FROM public.events), (SELECT count(*) FROM tenant_a.events)"
 

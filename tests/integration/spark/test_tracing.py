@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, get_current_span
+from pyspark.sql import DataFrame
 
 from offsetstore import Append, DeadLetters, OffsetStore
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from opentelemetry.sdk.trace import ReadableSpan
-    from pyspark.sql import DataFrame
-
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 PAGE = Path(__file__).parents[3] / "docs" / "tracing.md"
 

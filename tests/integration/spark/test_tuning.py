@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 from offsetstore import Append
 from offsetstore.spark.tuning import MANAGER, tuned
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events
-
-if TYPE_CHECKING:
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 PACKAGE = "org.apache.spark.sql.execution.streaming" + ("" if version("pyspark") < "4.1" else ".checkpointing")
 FILE_MANAGER = f"{PACKAGE}.FileSystemBasedCheckpointFileManager"  # as docs/performance.md says

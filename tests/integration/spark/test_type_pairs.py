@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 from psycopg import sql
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql import types as spark_types
 
@@ -22,11 +23,6 @@ from tests.support import type_pairs
 from tests.support.postgres import Database
 from tests.support.type_pairs import COLUMNS, SOURCES, VALUES, ZONE
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 WIDTH = 200
 """The columns of a table: many more would not fit a page."""

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import psycopg
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import text
 
 from offsetstore import Append, Execute, Upsert
 from offsetstore.errors import ColumnMismatch
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
 from offsetstore.spark import collecting
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.server_errors import OF_SERVER, held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
-    from contextlib import AbstractContextManager
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from offsetstore.testing.fixtures import NewTopic
-    from tests.support.world import World
+from tests.support.world import World
 
 # Column: Spark's type, PostgreSQL's type, and a value as JSON has it and as psycopg reads it.
 TYPES: dict[str, tuple[str, str, Any, Any]] = {

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Transaction
+from offsetstore import Claim, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Transaction
 from offsetstore.testing import StaticBroker
 from tests.support.proxy import CommitProxy, Lost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from offsetstore import Claim
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)

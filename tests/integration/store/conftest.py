@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.store.committing import started
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.store.committing import Job
+from tests.integration.store.committing import Job, started
 
 
 @pytest.fixture

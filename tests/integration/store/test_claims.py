@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import Engine
 
-from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, StartPolicy, TopicPartition
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetOutOfRange, TopicRecreated
 from offsetstore.postgres.url import make_engine
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.support.trips import sent_statements
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Engine
-
-    from offsetstore import Claim
-    from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, StartPolicy, TopicPartition
 from offsetstore.errors import (
     BrokerUnavailable,
     NoStartingOffset,
@@ -21,13 +20,10 @@ from offsetstore.errors import (
     TopicRecreated,
     WrongCluster,
 )
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
-
-if TYPE_CHECKING:
-    from offsetstore import Claim
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.conftest import Contents, Query
+from tests.integration.conftest import Contents, Query
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -14,14 +14,10 @@ from offsetstore.errors import GroupBusy, LockTimeout, StaleClaim
 from offsetstore.postgres.grants import grant_runtime
 from offsetstore.store import claim, heartbeat, sessions
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.jobs import FrozenJob
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)

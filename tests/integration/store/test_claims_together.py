@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from threading import Barrier, Event
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from offsetstore import Claim
-    from tests.integration.conftest import Query
 
 P0 = TopicPartition("payments", 0)
 NEW = TopicPartition("payments", 1)

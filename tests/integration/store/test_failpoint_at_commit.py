@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.failpoints import VARIABLE, FailpointReached
+from offsetstore.store.claim import Claim
 from offsetstore.testing import StaticBroker
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from offsetstore.store.claim import Claim
 
 P0 = TopicPartition("payments", 0)
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from threading import Event
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from sqlalchemy import Engine
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import OffsetGap
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol import liveness
 from offsetstore.protocol.events import BatchFailed, BatchStarted
 from offsetstore.store import heartbeat
+from tests.integration.conftest import Query
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Engine
-
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.conftest import Query
 
 BEAT = "SELECT beat_at FROM heartbeats"
 

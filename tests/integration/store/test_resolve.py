@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,10 +11,8 @@ from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition, r
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, OffsetsDisagree
 from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Contents, Query
 from tests.support.trips import sent_statements
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Contents, Query
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)

@@ -1,26 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import text
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import LockTimeout, StaleClaim
 from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, P2, apply, lock, process, write
 from tests.support.background import in_background
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore import Claim, OffsetStore
-    from tests.integration.conftest import Query
 
 
 @pytest.fixture

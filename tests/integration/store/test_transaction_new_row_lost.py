@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition
 from offsetstore.errors import TransactionLost
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, process
 from tests.support.proxy import CommitProxy, Lost
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Query
 
 NEW = TopicPartition("payments", 7)
 RANGE = OffsetRange(40, 43)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import psycopg
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, lock
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Query
 
 MAKE = """
 INSERT INTO kafka_partitions (consumer_group, topic, partition, next_offset, epoch, claim_id)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import text
 
-from offsetstore import Execute, OffsetRange, OffsetStore
+from offsetstore import Claim, Execute, OffsetRange, OffsetStore, Transaction, Work
 from offsetstore.errors import StaleClaim
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, driver, lock, write
 from tests.integration.writers.writing import batch
 from tests.support.server_errors import OF_SERVER, held
-
-if TYPE_CHECKING:
-    from offsetstore import Claim, Transaction, Work
-    from tests.integration.conftest import Query
 
 
 @pytest.fixture

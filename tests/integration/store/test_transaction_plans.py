@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import pytest
 from sqlalchemy import text
 
+from offsetstore import OffsetStore
 from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore import OffsetStore
-    from tests.integration.conftest import Query
 
 COUNT = 1000
 PARTITIONS = {"topics": ["payments"] * COUNT, "partitions": list(range(COUNT))}

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
+from offsetstore import Claim, OffsetRange, OffsetStore, Retries, Timeouts, Transaction
 from offsetstore.errors import SinkError, StoreUnavailable, TransactionConflict, TransactionLost
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
 from tests.support.background import in_background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offsetstore import Claim, Transaction
-    from tests.integration.conftest import Query
 
 RANGE = OffsetRange(0, 3)
 SERIALIZATION_FAILURE = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import psycopg
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore
+from offsetstore import OffsetRange, OffsetStore, Transaction
 from offsetstore.errors import RowsRefused
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, apply, lock, process
 from tests.support.background import in_background
-
-if TYPE_CHECKING:
-    from offsetstore import Transaction
-    from tests.integration.conftest import Query
 
 
 @pytest.mark.behaviour("TX-1")

@@ -2,21 +2,17 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, Timeouts, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, Timeouts, TopicPartition, Transaction
 from offsetstore.errors import ProtocolMisuse, StaleClaim, TransactionLost, UnexpectedCommit
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, driver, lock, process, write
 from tests.support.trips import TripCounter
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from offsetstore import Claim, Transaction
-    from tests.integration.conftest import Query
 
 HUGE = 2**62
 

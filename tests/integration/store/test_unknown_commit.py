@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
-from offsetstore import LetterError, LetterFilter, OffsetRange, OffsetStore, Timeouts
+from offsetstore import Claim, LetterError, LetterFilter, OffsetRange, OffsetStore, Timeouts, Transaction
 from offsetstore.errors import CommitUnknown, StaleClaim, TransactionLost
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.protocol.letters import NewLetter, Payload
+from tests.integration.conftest import Query
 from tests.integration.store.committing import (
     BOTH,
     MARK,
@@ -26,11 +27,6 @@ from tests.integration.store.committing import (
     write_marked,
 )
 from tests.support.proxy import CLAIM, Lost
-
-if TYPE_CHECKING:
-    from offsetstore import Claim, Transaction
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.integration.conftest import Query
 
 
 @pytest.mark.behaviour("TX-11")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.errors import CommitUnknown
+from tests.integration.conftest import Query
 from tests.integration.store.committing import BOTH, MARK, NEW, P0, Job, broker, write_marked
 from tests.support.proxy import Lost
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Query
 
 NOT_TOLD = "group 'billing' has been deleted or renamed since"
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from offsetstore import OffsetRange, Timeouts
 from offsetstore.errors import CommitUnknown, TransactionLost
+from tests.integration.conftest import Query
 from tests.integration.store.committing import MARK, P0, QUERY, RECORDS, Job
 from tests.support.proxy import Lost
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Query
 
 _TROUBLE = """
 CREATE SEQUENCE looks;

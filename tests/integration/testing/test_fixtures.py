@@ -5,15 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from offsetstore.local.processes import is_process_of
-
-if TYPE_CHECKING:
-    from offsetstore.testing.fixtures import NewDatabase
+from offsetstore.testing.fixtures import NewDatabase
 
 
 def tables(url: str) -> set[str]:

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
 
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.url import make_engine
 from tests.integration.writers.writing import Database
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.local.postgres.server import PostgresServer
 
 
 @pytest.fixture(scope="module")

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
-from offsetstore import OffsetStore
+from offsetstore import Claim, OffsetStore
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.postgres.url import make_engine
 from offsetstore.spark.staging_area import StagingArea
 from offsetstore.testing import StaticBroker
 from offsetstore.writers.staging_schema import StagingOwner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from uuid import UUID
-
-    from offsetstore import Claim
 
 TABLES = f"SELECT relname::text FROM pg_class WHERE relnamespace = '{STAGING_SCHEMA}'::regnamespace"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -15,13 +16,8 @@ from offsetstore.errors import ColumnMismatch, ConfigurationError, LockTimeout, 
 from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.writers import Append, Upsert
 from offsetstore.writers.arrow.encoding import CHUNK_ROWS
-from tests.integration.writers.writing import batch, kafka
+from tests.integration.writers.writing import Database, batch, kafka
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.writers.writing import Database
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore.errors import ColumnMismatch
 from offsetstore.writers import Append, Upsert
-from tests.integration.writers.writing import batch
-
-if TYPE_CHECKING:
-    from tests.integration.writers.writing import Database
+from tests.integration.writers.writing import Database, batch
 
 
 def test_a_type_that_changes_while_the_writer_waits_is_noticed(database: Database) -> None:

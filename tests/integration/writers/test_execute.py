@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import URLError
 
 import psycopg
@@ -17,14 +18,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from offsetstore import TopicPartition
 from offsetstore.errors import ConfigurationError, FunctionFailed, Outage, RecordsRejected, RowsRefused, SinkError
 from offsetstore.processing.isolate import speaks_for_itself
+from offsetstore.protocol.work import Work
 from offsetstore.writers import Execute
-from tests.integration.writers.writing import batch, kafka
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from offsetstore.protocol.work import Work
-    from tests.integration.writers.writing import Database
+from tests.integration.writers.writing import Database, batch, kafka
 
 
 class ServiceDown(Outage):

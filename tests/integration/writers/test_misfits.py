@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from offsetstore.errors import RowsRefused
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
 from offsetstore.writers import Append, Execute, Upsert
-from offsetstore.writers.arrow.misfits import MisfitsWriter, finds_misfits
+from offsetstore.writers.arrow.misfits import Misfit, MisfitsWriter, finds_misfits
 from tests.integration.writers.writing import Database, batch, kafka
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from offsetstore.writers.arrow.misfits import Misfit
 
 ALL_ROWS = 100_000
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import TYPE_CHECKING
 
 from offsetstore.writers import Upsert
-from tests.integration.writers.writing import batch
-
-if TYPE_CHECKING:
-    from tests.integration.writers.writing import Database
+from tests.integration.writers.writing import Database, batch
 
 KEYS = 2_000
 ROUNDS = 10

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 
 from offsetstore.errors import RowsRefused
 from offsetstore.writers import Append, append
-from tests.integration.writers.writing import batch
+from tests.integration.writers.writing import Database, batch
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
-
-    from tests.integration.writers.writing import Database
 
 pytestmark = pytest.mark.behaviour("SINK-24")
 

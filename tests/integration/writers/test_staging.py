@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
 
-from offsetstore import Token
+from offsetstore import Token, Work
 from offsetstore.errors import ColumnMismatch, RowsRefused
 from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.writers import Append, Execute, Upsert
 from offsetstore.writers.staging import Staged, StagedRowsLost, Staging
 from offsetstore.writers.staging_schema import StagingOwner, StagingWriter, can_stage, drop
-from tests.integration.writers.writing import batch, kafka
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from uuid import UUID
-
-    from offsetstore import Work
-    from tests.integration.writers.writing import Database
+from tests.integration.writers.writing import Database, batch, kafka
 
 ROWS = "SELECT id, n, name FROM t ORDER BY id, name"
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
 from offsetstore.writers import Append, Execute, Upsert
-from tests.integration.writers.writing import batch
+from tests.integration.writers.writing import Database, batch
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from tests.integration.writers.writing import Database
 
 ROWS = 8192
 BATCHES = 40

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from offsetstore import Token
@@ -15,15 +16,8 @@ from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.writers import Append, Upsert
 from offsetstore.writers.staging import Staged
 from offsetstore.writers.staging_schema import StagingOwner
-from tests.integration.writers.writing import batch
+from tests.integration.writers.writing import Database, batch
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import pyarrow as pa
-
-    from tests.integration.writers.writing import Database
 
 ROWS = batch({"id": [1], "n": [1]})
 FOREIGN = "CREATE FOREIGN DATA WRAPPER {0}; CREATE SERVER {0} FOREIGN DATA WRAPPER {0};"

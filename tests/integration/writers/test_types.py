@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import math
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -14,11 +14,8 @@ import pytest
 
 from offsetstore.errors import ColumnMismatch, RowsRefused
 from offsetstore.writers import Append
-from tests.integration.writers.writing import batch, column
+from tests.integration.writers.writing import Database, batch, column
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from tests.integration.writers.writing import Database
 
 UTC = dt.UTC
 ID = UUID("6f1c1e4e-1d2f-4a35-9b7a-0c9f6b1d2e3f")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
@@ -12,11 +11,8 @@ import pytest
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, KafkaColumnsMissing, MissingPrivilege, RowsRefused
 from offsetstore.writers import Upsert
-from tests.integration.writers.writing import batch, kafka
+from tests.integration.writers.writing import Database, batch, kafka
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from tests.integration.writers.writing import Database
 
 
 @pytest.mark.behaviour("SINK-2")

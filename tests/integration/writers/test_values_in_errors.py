@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from psycopg import errors
 from sqlalchemy import String, TypeDecorator, bindparam, create_engine, text
@@ -12,19 +14,13 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, Stateme
 
 from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.postgres import errors as ours
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
 from offsetstore.writers import Append, Execute, Upsert
 from tests.integration.writers.writing import Database, batch
 from tests.support.server_errors import OF_SERVER, held
 from tests.support.shown import shown
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    import pyarrow as pa
-
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
 
 CANARY = "canary-4111"
 NAMED = batch({"id": [1, 2], "name": ["first", CANARY]})

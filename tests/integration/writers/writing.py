@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import Engine
 
+from offsetstore.protocol.ports import Writer
 from tests.support.work import work_on
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sqlalchemy import Engine
-
-    from offsetstore.protocol.ports import Writer
 
 E = TypeVar("E", bound=Exception)
 

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from offsetstore.cli import options
 from offsetstore.cli.commands import cli
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    from click.testing import Result
 
 
 @pytest.fixture

@@ -7,21 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
+from click.testing import Result
 
 from offsetstore.cli import options
 from offsetstore.cli.commands import COMMANDS, cli
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from click.testing import Result
-
-    from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.testing import InMemoryOffsetStore
 
 _PROGRAM = """#!/bin/sh
 exec {python} -c 'from offsetstore.cli.main import main; main()' "$@"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from click.testing import Result
 
 from offsetstore.offset_store import OffsetStore
-from offsetstore.testing import InMemoryOffsetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-
-    from offsetstore.testing import StaticBroker
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-3")
 

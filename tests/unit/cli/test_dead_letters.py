@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from click.testing import Result
 
-from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
+from offsetstore import Claim, LetterError, LetterKey, OffsetRange, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.protocol.runs import RunStatus
 from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.store.sessions import transaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-
-    from offsetstore import Claim
-    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 REASON = ("--reason", "ticket 17")

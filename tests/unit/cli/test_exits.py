@@ -1,20 +1,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 import psycopg
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from offsetstore import errors
 from offsetstore.cli.commands import COMMANDS, LazyGroup
 from offsetstore.errors import ExitCode, exit_code
 from offsetstore.offsets import TopicPartition
-
-if TYPE_CHECKING:
-    from click.testing import Result
 
 
 def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Result:

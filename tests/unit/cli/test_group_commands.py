@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import Result
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import BrokerUnavailable, OffsetGap
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol import liveness
 from offsetstore.protocol.events import BatchFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from click.testing import Result
-
-    from offsetstore import Claim
-    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 R0 = TopicPartition("refunds", 0)

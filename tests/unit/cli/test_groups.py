@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from click.testing import Result
 
-from offsetstore import LetterError, OffsetRange, TopicPartition
+from offsetstore import Claim, LetterError, OffsetRange, TopicPartition
 from offsetstore.protocol.letters import NewLetter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-
-    from offsetstore import Claim
-    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 P0 = TopicPartition("payments", 0)
 REASON = ("--reason", "ticket 17")

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import pytest
+from click.testing import Result
 
 from offsetstore import OffsetRange, Token, TopicPartition
 from offsetstore.monitoring import Monitoring
 from offsetstore.protocol.events import ClaimLost, ClaimTaken
+from offsetstore.testing import InMemoryOffsetStore
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from click.testing import Result
-
-    from offsetstore.testing import InMemoryOffsetStore
-
-    Run = Callable[..., Result]
+Run = Callable[..., Result]
 
 pytestmark = pytest.mark.behaviour("OPS-4")
 

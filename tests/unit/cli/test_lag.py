@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
+from click.testing import Result
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.cli import lag as command
 from offsetstore.errors import BrokerUnavailable
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from click.testing import Result
-
-    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-
-    Run = Callable[..., Result]
+Run = Callable[..., Result]
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
 HOUR = 3_600

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
 from click.testing import CliRunner
 
 from offsetstore.cli.commands import cli
 from offsetstore.local import stack
 from offsetstore.local.stack import ServiceStatus
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_at_80_columns_neither_the_url_nor_the_path_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

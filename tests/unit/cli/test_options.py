@@ -1,23 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from offsetstore.cli import options
 from offsetstore.cli.commands import cli
 from offsetstore.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from click.testing import Result
-
-    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 
 @click.command()

@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING
+
+import pytest
 
 from offsetstore.cli.output import Column, print_error, print_lines, print_table
 from offsetstore.text import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    import pytest
 
 _COLUMNS = (Column("partition"), Column("start", number=True), Column("reason"))
 _ROWS = (("payments-0", 7, "stored"), ("payments-10", 123_456, None))

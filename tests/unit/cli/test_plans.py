@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from click.testing import Result
 
 from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-
-    from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 pytestmark = pytest.mark.behaviour("DLQ-18", "OPS-10")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,6 @@ from offsetstore.demo.report import equation, summary, ticks, write_report
 from offsetstore.demo.run import Result, is_proven
 from offsetstore.demo.supervise import JobRun
 from offsetstore.demo.tables import Findings, Look
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FLIGHTS = 24_000
 

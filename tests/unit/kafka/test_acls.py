@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.acls import ALL, Acl, job_acls, operator_acls
 from tests.support.authorized import JOB
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TOPICS = ["payments", "refunds"]
 GROUPS = ["billing"]

@@ -6,10 +6,11 @@ import copy
 import os
 import pickle
 import time
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from threading import Event
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Uuid
@@ -22,12 +23,8 @@ from offsetstore.kafka.errors import broker_error
 from offsetstore.kafka.requests import topic_id
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, EpochPair, TopicPartition, Watermarks
+from offsetstore.protocol.ports import BrokerOffsets
 from tests.support.background import in_background
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from offsetstore.protocol.ports import BrokerOffsets
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 SECRET = "Hunter2-never-shown"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Uuid
@@ -16,9 +17,6 @@ from offsetstore.kafka.overview import GroupConnections, find_first_records, tak
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.snapshot import FoundRecord, LogEnds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from offsetstore.local.cache import cache_directory
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_the_user_chooses_else_the_platform_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from offsetstore.errors import MissingDependency
 from offsetstore.local.spark.java import find_java, parse_java_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def java_home(where: Path, says: str) -> Path:

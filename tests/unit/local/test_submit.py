@@ -6,8 +6,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,10 +19,7 @@ from offsetstore.local.spark.java import Java
 from offsetstore.local.stack import ServiceStatus
 from offsetstore.local.submit import job_environment
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., subprocess.Popen[str]]
 
 ROOT = Path(__file__).parents[3]
 URL, SERVERS = "postgresql://job:secret@127.0.0.1:5432/offsetstore", "127.0.0.1:9092"

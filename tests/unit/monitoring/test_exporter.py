@@ -7,14 +7,15 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, StoreUnavailable
 from offsetstore.monitoring import exporter as exporter_module
 from offsetstore.monitoring.exporter import Exporter
@@ -22,11 +23,6 @@ from offsetstore.monitoring.exposition import Gauge, Page
 from offsetstore.monitoring.text_server import TextServer
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore import OffsetStore
 
 DOCS = Path(__file__).parents[3] / "docs" / "exporter.md"
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from threading import Event as Flag
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -21,7 +21,7 @@ from offsetstore.errors import (
     StoreUnavailable,
 )
 from offsetstore.monitoring.facts import FactCollector, RunningClock
-from offsetstore.monitoring.health import Limits
+from offsetstore.monitoring.health import GroupFacts, Limits
 from offsetstore.protocol.events import (
     BatchFailed,
     BatchSkipped,
@@ -33,6 +33,7 @@ from offsetstore.protocol.events import (
     DatabaseAnswered,
     DrainEnded,
     DrainStarted,
+    Event,
     HeartbeatMissed,
     MirrorCopied,
     MirrorFailed,
@@ -45,12 +46,6 @@ from offsetstore.store import heartbeat
 from offsetstore.store.run_record import resident_bytes
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore.monitoring.health import GroupFacts
-    from offsetstore.protocol.events import Event
 
 pytestmark = pytest.mark.behaviour("OPS-4")
 

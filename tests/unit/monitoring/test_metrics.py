@@ -7,7 +7,7 @@ import socket
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 from uuid import uuid4
 
@@ -30,6 +30,7 @@ from offsetstore.protocol.events import (
     ClaimLost,
     ClaimTaken,
     CommitResolved,
+    Event,
     FlushFailed,
     HeartbeatMissed,
     IdleWorkFailed,
@@ -42,9 +43,6 @@ from offsetstore.protocol.events import (
     Retried,
 )
 from offsetstore.testing import InMemoryOffsetStore
-
-if TYPE_CHECKING:
-    from offsetstore.protocol.events import Event
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 GROUP = "billing"

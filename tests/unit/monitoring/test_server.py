@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 from uuid import uuid4
@@ -27,9 +28,6 @@ from offsetstore.offsets import Pause
 from offsetstore.protocol.events import BatchStarted, ClaimLost, ClaimTaken, HeartbeatMissed, Paused
 from offsetstore.store import heartbeat
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 GROUP = "billing"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv import schemas
@@ -32,19 +33,13 @@ from offsetstore.protocol.events import (
     BufferFlushed,
     ClaimTaken,
     CommitResolved,
+    Event,
     LettersWritten,
     MirrorCopied,
     Paused,
     Resumed,
     Retried,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from opentelemetry.sdk.trace import ReadableSpan
-
-    from offsetstore.protocol.events import Event
 
 GROUP = "billing"
 CANARY = "canary"

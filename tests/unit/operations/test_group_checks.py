@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from offsetstore.errors import BrokerUnavailable, TopicMissing, TopicRecreated
+from offsetstore.errors import BrokerUnavailable, OffsetStoreError, TopicMissing, TopicRecreated
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.protocol.database import GroupRow, HistoryEvent, StoreOverview
-from offsetstore.protocol.runs import Run, RunStatus
+from offsetstore.protocol.letters import State
+from offsetstore.protocol.runs import Ending, Run, RunStatus
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.errors import OffsetStoreError
-    from offsetstore.protocol.letters import State
-    from offsetstore.protocol.runs import Ending
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

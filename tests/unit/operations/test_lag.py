@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import UserDict
+from collections.abc import Iterator, ValuesView
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,12 +13,8 @@ from offsetstore import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, TopicMissing, TopicRecreated
 from offsetstore.operations.group_health import LagLimit, judge_group, judge_lag
 from offsetstore.operations.lag import PartitionLag, TopicLag
+from offsetstore.protocol.snapshot import KafkaSnapshot
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, ValuesView
-
-    from offsetstore.protocol.snapshot import KafkaSnapshot
 
 P0, P1, P2, P3 = (TopicPartition("payments", number) for number in range(4))
 R0 = TopicPartition("refunds", 0)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore import GroupState, OffsetRange, PartitionState, TopicPartition, Watermarks
+from offsetstore import Claim, GroupState, OffsetRange, PartitionState, TopicPartition, Watermarks
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, TopicLog
 from offsetstore.operations.reads import beyond_end, lag_of, read_adoption
 from offsetstore.store.adoption import QueryCheckpoint
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore import Claim
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from offsetstore import Claim, Work
 from offsetstore.errors import RowsRefused, StoreUnavailable
 from offsetstore.processing.between import Between, Tick
 from offsetstore.protocol.events import FlushFailed, IdleWorkFailed
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offsetstore import Claim, Work
 
 GROUP = "billing"
 

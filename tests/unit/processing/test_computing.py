@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import pytest
 
 from offsetstore.errors import FunctionFailed
 from offsetstore.processing.computing import NoneComputed, TimeIsUp, find_failing
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 
 class Tries:

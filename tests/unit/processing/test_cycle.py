@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import OffsetGap, RowsRefused, SinkError, StaleClaim, TopicRecreated
 from offsetstore.offsets import BrokerView, TopicLog, Watermarks
-from offsetstore.processing.cycle import UNNAMED, Stopwatch, commit_plan, with_replanning
+from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, commit_plan, with_replanning
 from offsetstore.processing.plan import Plan, PlanOutdated
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from offsetstore import Claim
-    from offsetstore.processing.cycle import Written
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 BATCH = {P0: OffsetRange(0, 3), P1: OffsetRange(10, 12)}

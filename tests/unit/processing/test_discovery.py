@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, TopicPartition, Transaction
 from offsetstore.errors import LockFirst, LockTimeout, ProtocolMisuse, RowsRefused, StaleClaim
 from offsetstore.processing import discovery
 from offsetstore.processing.discovery import (
@@ -26,13 +27,8 @@ from offsetstore.processing.discovery import (
 )
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.protocol.replay import decide
+from offsetstore.protocol.work import Work
 from offsetstore.testing.memory.store import InMemoryOffsetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-
-    from offsetstore import Claim, Transaction
-    from offsetstore.protocol.work import Work
 
 P0 = TopicPartition("payments", 0)
 LIMIT = 10_000

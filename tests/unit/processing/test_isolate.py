@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,15 +14,20 @@ from hypothesis import strategies as st
 
 from offsetstore import Append, Execute, OffsetRange, TopicPartition, Upsert
 from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
-from offsetstore.processing.isolate import AcceptedThen, Proof, conclude, is_of_values, isolate, speaks_for_itself
+from offsetstore.processing.isolate import (
+    AcceptedThen,
+    Proof,
+    Ranges,
+    Record,
+    Verdict,
+    conclude,
+    is_of_values,
+    isolate,
+    speaks_for_itself,
+)
 from offsetstore.processing.plan import PlanOutdated
+from offsetstore.protocol.ports import Writer
 from offsetstore.writers.staging import StagedRowsLost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from offsetstore.processing.isolate import Ranges, Record, Verdict
-    from offsetstore.protocol.ports import Writer
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import LockTimeout, StaleClaim, StoreUnavailable
 from offsetstore.processing.pause import GroupPaused, when_not_paused
 from offsetstore.processing.plan import Plan
 from offsetstore.protocol.events import Resumed
 from offsetstore.testing import InMemoryOffsetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offsetstore import Claim
 
 GROUP = "billing"
 RANGES = {TopicPartition("payments", 0): OffsetRange(0, 10)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from offsetstore import DeadLetters, LetterFilter, OffsetRange, Retries, TopicPartition
+from offsetstore import Claim, DeadLetters, LetterFilter, OffsetRange, Retries, TopicPartition, Work
 from offsetstore.errors import (
     ColumnMismatch,
     CommitUnknown,
@@ -28,18 +29,12 @@ from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.put_back import PutBack
 from offsetstore.processing.recovery import Halve
 from offsetstore.protocol.events import LettersReplayed
-from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest, rejected
+from offsetstore.protocol.letters import Letter, LetterError, LetterKey, NewLetter, Payload, digest, rejected
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore
 from tests.support.recorder import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-
-    from offsetstore import Claim, Work
-    from offsetstore.protocol.letters import Letter
 
 GROUP = "billing"
 P0, P1 = (TopicPartition("payments", number) for number in range(2))

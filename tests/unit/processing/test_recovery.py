@@ -7,14 +7,27 @@ import re
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
-from offsetstore import DeadLetter, DeadLetters, OffsetRange, Retries, Retry, Skip, Stop, Timeouts, TopicPartition
+from offsetstore import (
+    DeadLetter,
+    DeadLetters,
+    Failure,
+    OffsetRange,
+    Retries,
+    Retry,
+    Skip,
+    Stop,
+    Timeouts,
+    TopicPartition,
+    Transaction,
+)
 from offsetstore.errors import (
     ConfigurationError,
     FunctionFailed,
@@ -30,28 +43,19 @@ from offsetstore.errors import (
 from offsetstore.processing import recovery as module
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.computing import NoneComputed, TimeIsUp, find_failing
-from offsetstore.processing.cycle import UNNAMED, Stored, with_replanning
+from offsetstore.processing.cycle import UNNAMED, Stored, Written, with_replanning
+from offsetstore.processing.dead_letters import Choice
 from offsetstore.processing.pause import GroupPaused
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.plan import PlanOutdated, Ranges
 from offsetstore.processing.recovery import CAREFUL, Halve, Recovery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.failpoints import FailpointReached
-from offsetstore.protocol.letters import Failed, LetterError
+from offsetstore.protocol.letters import Failed, Letter, LetterError
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore
-from tests.support.careful_part import FakePart, Records
+from tests.support.careful_part import FakePart, Records, Row
 from tests.support.recorder import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-
-    from offsetstore import Failure, Transaction
-    from offsetstore.processing.cycle import Written
-    from offsetstore.processing.dead_letters import Choice
-    from offsetstore.processing.plan import Ranges
-    from offsetstore.protocol.letters import Letter
-    from tests.support.careful_part import Row
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 AT_ONCE = DeadLetters(max_retries=0)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from offsetstore import DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition
+from offsetstore import Claim, DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.cycle import Stored
+from offsetstore.processing.plan import Ranges
 from offsetstore.processing.recovery import Recovery
-from offsetstore.protocol.letters import Payload, digest, rejected
+from offsetstore.protocol.letters import LetterError, Payload, digest, rejected
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator, Sequence
-
-    from offsetstore import Claim, Transaction, Work
-    from offsetstore.processing.plan import Ranges
-    from offsetstore.protocol.letters import LetterError
 
 GROUP = "billing"
 P0 = TopicPartition("payments", 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -27,9 +28,6 @@ from offsetstore.monitoring.addresses import listening
 from offsetstore.protocol.marking import check_mark
 from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.testing import InMemoryOffsetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TP: Final = TopicPartition("payments", 0)
 KAFKA: Final = {"bootstrap.servers": "localhost:1"}

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from offsetstore import OffsetRange, Outcome, Retries, TopicPartition
+from offsetstore import OffsetRange, Outcome, Retries, TopicPartition, Transaction
 from offsetstore.errors import LockTimeout
-from offsetstore.protocol.events import ClaimLost, ClaimTaken, MirrorCopied, MirrorFailed, Retried
+from offsetstore.protocol.events import ClaimLost, ClaimTaken, Event, MirrorCopied, MirrorFailed, Retried
 from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from offsetstore import Transaction
-    from offsetstore.protocol.events import Event
 
 P0 = TopicPartition("payments", 0)
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -33,10 +32,7 @@ from offsetstore.offsets import (
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.protocol.starting import Reason
-
-if TYPE_CHECKING:
-    from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.protocol.starting import Reason, StartingOffsets
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 US, THEM = UUID(int=7), UUID(int=8)

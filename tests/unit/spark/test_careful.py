@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 import pytest
@@ -15,10 +16,6 @@ from offsetstore.processing.recovery import Halve
 from offsetstore.protocol.letters import LetterError
 from offsetstore.spark import careful
 from offsetstore.spark.careful import Careful, OfRanges
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 P0 = TopicPartition("payments", 0)
 

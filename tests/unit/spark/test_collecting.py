@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Iterator
+from typing import Any, NoReturn, cast
 
 import pyarrow as pa
 import pytest
@@ -11,9 +12,6 @@ import pytest
 from offsetstore.errors import SinkError
 from offsetstore.spark import collecting
 from offsetstore.spark.collecting import Rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BATCHES = [cast("Any", pa).RecordBatch.from_pylist([{"number": n, "text": "x" * n}]) for n in range(5)]
 SCHEMA = BATCHES[0].schema

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import psycopg
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
+from pyspark.sql import DataFrame
 
-from offsetstore import DeadLetters, OffsetRange, TopicPartition
+from offsetstore import DeadLetters, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.isolate import Proof, Verdict
+from offsetstore.processing.plan import Plan
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol.letters import LetterError, NewLetter, digest
 from offsetstore.spark import function_errors
@@ -35,14 +38,6 @@ from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.spark.ways.stateful import StatefulWay
 from offsetstore.testing.memory.store import InMemoryOffsetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from pyspark.sql import DataFrame
-
-    from offsetstore import Transaction, Work
-    from offsetstore.processing.plan import Plan
 
 KAFKA = "org.apache.kafka.common.errors"
 SPARK = "org.apache.spark.SparkException"

@@ -6,9 +6,10 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import MagicMock
 
 import psycopg
@@ -22,9 +23,6 @@ from offsetstore.protocol.events import BatchWritten, LettersWritten, Paused, Qu
 from offsetstore.spark import run_job as module
 from offsetstore.spark.connector import check_connector
 from offsetstore.text import ERROR_LINES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
 MANY = "\n".join(f"line {number}" for number in range(40))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from offsetstore import Append, DeadLetters, TransactionalSink
+from offsetstore import Append, Claim, DeadLetters, TransactionalSink
 from offsetstore.errors import CommitUnknown, LockTimeout, ProtocolMisuse, StaleClaim
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.spark import requests as module
 from offsetstore.testing import InMemoryOffsetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offsetstore import Claim
 
 
 class Replays:

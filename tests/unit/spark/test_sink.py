@@ -5,20 +5,18 @@ from __future__ import annotations
 import threading
 from threading import Event
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from offsetstore import Append, Flush, TopicPartition, TransactionalSink
 from offsetstore.errors import ColumnMismatch, LogTruncated, MissingDependency
+from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import SinkMade
 from offsetstore.spark import sink as module
 from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase
 from tests.support.recorder import Recorder
-
-if TYPE_CHECKING:
-    from offsetstore.protocol.database import Session
 
 
 @pytest.mark.behaviour("START-25", "START-26")

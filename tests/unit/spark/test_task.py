@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from psycopg.errors import CheckViolation
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.protocol.replay import decide
 from offsetstore.spark.executors.record_batches import InputCutOff
-from offsetstore.spark.executors.task import Ending, Tasks
+from offsetstore.spark.executors.task import Ending, Result, Tasks
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from offsetstore import Claim
-    from offsetstore.spark.executors.task import Result
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 OTHER = TopicPartition("refunds", 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,10 +20,6 @@ from offsetstore.store.adoption import read
 from offsetstore.store.checkpoint_files import LocalFiles
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.broker import StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 GROUP = "billing"

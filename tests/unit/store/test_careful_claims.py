@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +15,6 @@ from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import acquire
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 P0 = TopicPartition("payments", 0)
 RESTART = StartPolicy(on_recreated="restart")

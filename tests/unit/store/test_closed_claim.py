@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
-from offsetstore import Retries
+from offsetstore import Retries, Transaction
 from offsetstore.errors import ConfigurationError, LockTimeout, SinkError
 from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from offsetstore import Transaction
 
 FAST = Retries(attempts=4, shortest=0.0, longest=0.0)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,6 @@ from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol.starting import similar_names
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.unit.store.test_adoption import Checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.behaviour("START-29")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from weakref import WeakSet
 
 import pytest
@@ -14,9 +14,6 @@ from offsetstore import OffsetRange, TopicPartition, Transaction
 from offsetstore.protocol import forks
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.forking import BEFORE_A_FORK, run_forked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 P0 = TopicPartition("payments", 0)
 ALL = OffsetRange(0, 2)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, TopicPartition, Transaction
 from offsetstore.errors import AdvanceMismatch, LockFirst, ProtocolMisuse
 from offsetstore.protocol.letters import LetterError, NewLetter
 from offsetstore.testing import InMemoryOffsetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore import Claim, Transaction
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 

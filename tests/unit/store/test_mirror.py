@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
-from offsetstore import OffsetRange, StartPolicy, TopicPartition, errors, resolve_starting_offsets
+from offsetstore import Claim, OffsetRange, StartPolicy, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, StoreRewound
 from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
 from offsetstore.protocol.database import NewOffset
@@ -18,15 +19,10 @@ from offsetstore.protocol.events import MirrorCopied, MirrorFailed
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import mirror as mirrors
+from offsetstore.store.mirror import Mirror
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from offsetstore import Claim
-    from offsetstore.store.mirror import Mirror
 
 GROUP = "billing"
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from offsetstore import OffsetRange, StartPolicy, TopicPartition
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GROUP = "billing"
 P0 = TopicPartition("payments", 0)

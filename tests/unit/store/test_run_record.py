@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from uuid import UUID
 
 import pytest
 
 from offsetstore.errors import MissingPrivilege, StaleClaim
 from offsetstore.offsets import OffsetRange, Token, TopicPartition
+from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import (
     BatchFailed,
     BatchKept,
@@ -27,16 +29,10 @@ from offsetstore.protocol.events import (
     Retried,
     SinkMade,
 )
-from offsetstore.protocol.runs import KEPT, JobError, RunStatus
+from offsetstore.protocol.query_status import WatchedQuery
+from offsetstore.protocol.runs import KEPT, Ending, JobError, RunStatus
 from offsetstore.store import run_record
 from offsetstore.store.run_record import RunRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from offsetstore.protocol.database import Session
-    from offsetstore.protocol.query_status import WatchedQuery
-    from offsetstore.protocol.runs import Ending
 
 TOKEN = Token(4, UUID(int=4))
 RANGES = {TopicPartition("payments", 0): OffsetRange(0, 40)}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, MetadataRefused, TopicMissing
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, TopicPartition, Watermarks
+from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview
 from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, LogEnds
 from offsetstore.testing import StaticBroker
-
-if TYPE_CHECKING:
-    from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
 

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.events import BatchSkipped, BatchStarted, BatchWritten
 from offsetstore.testing.job_process import BatchPrinter, JobProcess, parse_event, print_event
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANGES = {TopicPartition("flights", 0): OffsetRange(10, 20), TopicPartition("flights", 1): OffsetRange(0, 7)}
 JOB = """

@@ -6,14 +6,18 @@ locks, so that what the last page shows may differ from the plan.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore import errors
+from offsetstore.errors import OffsetStoreError
 from offsetstore.monitoring.dashboard.context import (
     Deciding,
     as_sent,
@@ -26,6 +30,7 @@ from offsetstore.monitoring.dashboard.context import (
 from offsetstore.monitoring.dashboard.decisions import (
     DECISIONS,
     By,
+    Decision,
     Group,
     Invalid,
     ReplayLetters,
@@ -34,23 +39,14 @@ from offsetstore.monitoring.dashboard.decisions import (
 )
 from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
+from offsetstore.offset_store import OffsetStore
 from offsetstore.operations import admin
 from offsetstore.operations.letters import LettersDecided
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
+from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.texts import MOST_REASON
 from offsetstore.store.identity import this_process
 from offsetstore.text import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from offsetstore.errors import OffsetStoreError
-    from offsetstore.monitoring.dashboard.decisions import Decision
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.protocol.database import GroupRow
 
 SHOWN: Final = 100
 """Partitions that a plan lists."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.monitoring.dashboard.context import (
@@ -21,21 +25,12 @@ from offsetstore.monitoring.dashboard.context import (
     span_of,
 )
 from offsetstore.monitoring.dashboard.rendering import link
+from offsetstore.monitoring.dashboard.snapshots import Summary
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
-from offsetstore.operations.group_checks import check_group
+from offsetstore.operations.group_checks import Check, CheckName, check_group
+from offsetstore.operations.lag import GroupLag, PartitionLag
 from offsetstore.protocol.samples import Selection, rates
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from datetime import datetime, timedelta
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from offsetstore.monitoring.dashboard.snapshots import Summary
-    from offsetstore.offset_store import OffsetStore
-    from offsetstore.operations.group_checks import Check, CheckName
-    from offsetstore.operations.lag import GroupLag, PartitionLag
 
 ON_A_PAGE: Final = 100
 SORTS: Final = ("lag", "number")

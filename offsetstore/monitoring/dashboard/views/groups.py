@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, get_args
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Final, get_args
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.monitoring.dashboard.context import SPANS, dashboard_of, page_of, show, snapshot_of, span_of
+from offsetstore.monitoring.dashboard.snapshots import Snapshot, Summary
+from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_health import Condition
 from offsetstore.protocol.samples import Selection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import timedelta
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from offsetstore.monitoring.dashboard.snapshots import Snapshot, Summary
-    from offsetstore.offset_store import OffsetStore
 
 ON_A_PAGE: Final = 50
 

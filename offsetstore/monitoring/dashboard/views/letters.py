@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.errors import ConfigurationError, UnknownGroup, UnknownLetter
@@ -12,15 +15,7 @@ from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, sho
 from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.protocol.letters import OPEN
-from offsetstore.protocol.stored_letters import CAUSES, STATES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from offsetstore.protocol.stored_letters import ErrorGroup
+from offsetstore.protocol.stored_letters import CAUSES, STATES, ErrorGroup
 
 ON_A_PAGE: Final = 50
 ERRORS: Final = 50

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, lag_of, number_of, show
 from offsetstore.offsets import TopicPartition
+from offsetstore.operations.lag import GroupLag
 from offsetstore.protocol.metadata import Metadata
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from offsetstore.operations.lag import GroupLag
 
 DECISIONS: Final = 50
 LETTERS: Final = 20

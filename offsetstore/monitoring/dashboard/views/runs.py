@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from datetime import datetime, timedelta
+from typing import Final
 from urllib.parse import urlsplit
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, page_of, show
 from offsetstore.monitoring.dashboard.rendering import link
-from offsetstore.protocol.runs import KEPT, SOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from offsetstore.protocol.runs import Phase, Run, RunState, Source
+from offsetstore.protocol.runs import KEPT, SOURCES, Phase, Run, RunState, Source
 
 RUNS_ON_A_PAGE: Final = 10
 ERRORS_ON_A_PAGE: Final = 50

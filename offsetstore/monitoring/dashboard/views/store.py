@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.monitoring.dashboard.context import dashboard_of, show, snapshot_of
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from offsetstore.operations.lag import Lag
+from offsetstore.operations.lag import Lag
 
 OLD: Final = timedelta(hours=1)
 """From this age on, the alert ``OldTransaction`` fires for a transaction, too."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from tests.faults.chaos.cases.drivers import EVERYWHERE, TARGETS
 from tests.faults.chaos.harness.registry import fault
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
+from tests.faults.chaos.harness.scene import Scene
 
 ROW = "driver killed with batches in memory"
 MUST = "read again from the stored offset"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from offsetstore.kafka import admin
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.other_query import run_other
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "checkpoint deleted, old, from elsewhere, another query's"
 SPARKS_OWN: Final = "StreamingQueryException"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Job, Scene
 from tests.support.proxy import CommitProxy, Lost
 from tests.support.waiting import PATIENCE
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Job, Scene
 
 ROW: Final = "COMMIT lost before / after it happened"
 MUST: Final = "not applied and retried / found applied"

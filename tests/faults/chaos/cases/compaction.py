@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tests.faults.chaos.cases.transactions import MUST, ROW
 from tests.faults.chaos.harness.ledger import KEYS, flush, producer
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.kafka_topics import all_offsets, alter_topic, settled_offsets
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
 
 # Small segments and no delay: all but the newest records can be compacted at once.
 COMPACTED: Final = {

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
+from offsetstore.local.postgres.server import StopMode
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.backends import in_transaction, is_gone, terminate, terminate_others
 from tests.faults.chaos.means.held import held
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from offsetstore.local.postgres.server import StopMode
-    from tests.faults.chaos.harness.scene import Scene
 
 STOPPED: Final = "database stopped fast, immediately (crash)"
 STOPPED_MUST: Final = "retried; staging lost is noticed"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.postgres.migrate import downgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.harness.tables import TRIGGER
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "five deploys at once"
 MUST: Final = "one migrates, all succeed, job lives"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.local.postgres.server import PostgresServer
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.small_disk import small_disk
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "disk full"
 MUST: Final = "loud, recovers when there is room, no record blamed"

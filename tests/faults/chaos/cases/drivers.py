@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tests.faults.chaos.harness.process import Target
 from tests.faults.chaos.harness.registry import fault
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.process import Target
-    from tests.faults.chaos.harness.scene import Scene
+from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "driver killed"
 MUST: Final = "replay cropped or skipped"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tests.faults.chaos.harness.gate import PLACES, Gate
+from tests.faults.chaos.harness.gate import PLACES, Gate, Waiting
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.executors import executors, wait_for_executors, wait_until_gone, workers
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.gate import Waiting
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "Python worker, executor killed"
 MUST: Final = "task repeated or batch repeated, no twin"

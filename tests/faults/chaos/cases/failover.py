@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.local.postgres.server import PostgresServer
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene, Supervisor
 from tests.faults.chaos.means.copies import copies
 from tests.faults.chaos.means.replica import Replica
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene, Supervisor
 
 ROW: Final = "failover to a lagging replica"
 MUST: Final = "results and offsets go back together; StoreRewound or replay, nothing twice in the results"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.group_offsets import (
     commit,
     expire,
@@ -16,11 +18,6 @@ from tests.faults.chaos.means.group_offsets import (
     wait_for_the_mirror,
 )
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "group offsets moved by another tool, both ways; expired"
 MUST: Final = (

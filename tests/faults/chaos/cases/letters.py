@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Final, cast
+from typing import Any, Final, cast
 
+from offsetstore.local.postgres.server import StopMode
 from offsetstore.protocol.failpoints import POINTS
 from tests.faults.chaos.cases.database import MODES
 from tests.faults.chaos.cases.drivers import TARGETS
 from tests.faults.chaos.cases.two_drivers import take_over
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.backends import in_transaction, terminate
 from tests.faults.chaos.means.freezing import stands
 from tests.faults.chaos.means.held import held
@@ -30,13 +33,6 @@ from tests.faults.chaos.means.letters import (
 from tests.faults.chaos.means.poison import SECRET
 from tests.support.background import repeating
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from offsetstore.local.postgres.server import StopMode
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "dead letters in play"
 MUST: Final = "each record in the results or in the letters, once"

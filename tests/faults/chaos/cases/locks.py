@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psycopg
 
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.backends import waiting_for_lock
 from tests.faults.chaos.means.logs import repeated_for
 from tests.support.server_errors import OF_SERVER
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "lock held, deadlock, serialization failure in mid iterator"
 MUST: Final = "repeated whole, or LockTimeout; nothing in part"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.kafka import admin
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.slow_kafka import slow_kafka
 from tests.support.slow_proxy import FINE, SlowProxy, Weather
 from tests.support.tcp import server_of, url_at
-
-if TYPE_CHECKING:
-    import random
-
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "slow, lossy network"
 MUST: Final = "I8: the job catches up"

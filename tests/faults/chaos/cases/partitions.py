@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tests.faults.chaos.cases.topics import RESTART
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Job, Scene
 from tests.faults.chaos.means.group_offsets import wait_for_the_mirror
 from tests.faults.chaos.means.kafka_topics import add_partitions, recreate
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Job, Scene
 
 ROW: Final = "partitions added"
 MUST: Final = "read from their beginning"

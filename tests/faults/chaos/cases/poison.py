@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tests.faults.chaos.harness.errors import Report
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Job, Scene
 from tests.faults.chaos.means.commands import offsetstore
 from tests.faults.chaos.means.poison import KINDS, SECRET, scatter
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.errors import Report
-    from tests.faults.chaos.harness.scene import Job, Scene
 
 SEARCHING: Final = "looking for the refused record"
 

@@ -6,19 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import psycopg
 
+from tests.faults.chaos.harness.process import Target
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.faults.chaos.harness.process import Target
-    from tests.faults.chaos.harness.scene import Scene
 
 _HOLD: Final = "SELECT FROM consumer_groups WHERE consumer_group = %s FOR UPDATE"
 _WAITS: Final = """

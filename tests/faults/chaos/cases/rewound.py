@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offsetstore.postgres.migrate import downgrade, upgrade
 from offsetstore.postgres.url import make_engine
@@ -12,15 +13,11 @@ from offsetstore.protocol.stamp import Stamp
 from offsetstore.testing.fixtures import copy_database
 from tests.faults.chaos.harness.expected import Stretch
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.harness.tables import TRIGGER
 from tests.faults.chaos.means.backup import Backup
 from tests.faults.chaos.means.copies import copies
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "database rewound, store lost"
 MUST: Final = "StoreRewound; with the override, replayed, not skipped"

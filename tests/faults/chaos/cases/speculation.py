@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psutil
 
 from offsetstore.store.identity import name_prefix
-from tests.faults.chaos.harness.gate import PLACES, Gate
+from tests.faults.chaos.harness.gate import PLACES, Gate, Waiting
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.logs import repeated_for
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.gate import Waiting
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "speculative twin"
 MUST: Final = "one of the two attempts commits, the other writes nothing"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Sequence
+from typing import Final, cast
 
+from tests.faults.chaos.harness.process import Target
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Job, Scene, Supervisor
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.faults.chaos.harness.process import Target
-    from tests.faults.chaos.harness.scene import Job, Scene, Supervisor
 
 ROW: Final = "two supervisors restarting one job"
 QUIET: Final = 4.0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.faults.chaos.harness.registry import fault
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.faults.chaos.harness.scene import Job, Scene
+from tests.faults.chaos.harness.scene import Job, Scene
 
 
 @dataclass(frozen=True, slots=True)

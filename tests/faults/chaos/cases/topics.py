@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.faults.chaos.cases.logs import SPARK_ERRORS
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Job, Scene
 from tests.faults.chaos.means.group_offsets import wait_for_the_mirror
 from tests.faults.chaos.means.kafka_topics import recreate
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Job, Scene
 
 ROW: Final = "topic recreated, shorter and longer, between runs and in mid run"
 MUST: Final = "TopicRecreated, nothing of the new log lost"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.kafka_topics import high_watermarks, last_stable_offsets
 from tests.faults.chaos.means.kafka_transactions import Transactions
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
 
 ROW: Final = "transactional and compacted topics"
 MUST: Final = "the job reaches the log's end; no OffsetGap where nothing is missing"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from tests.faults.chaos.cases.logs import SPARK_ERRORS
+from tests.faults.chaos.harness.process import Target
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Job, Scene
 from tests.faults.chaos.means.commands import offsetstore
 from tests.faults.chaos.means.group_offsets import wait_for_the_mirror
 from tests.faults.chaos.means.older_logs import OlderLogs
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.process import Target
-    from tests.faults.chaos.harness.scene import Job, Scene
 
 ROW: Final = "log truncated and regrown, same topic id"
 MUST: Final = "told by the leader epoch; the start is refused until a decision"

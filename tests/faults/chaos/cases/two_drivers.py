@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Job, Scene
 from tests.faults.chaos.means.backends import in_transaction
 from tests.faults.chaos.means.freezing import freeze_all, stands, thaw_all
 from tests.support.waiting import PATIENCE, wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Job, Scene
 
 ROW: Final = "two drivers"
 MUST: Final = (

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from tests.faults.chaos.harness.registry import load
+from tests.faults.chaos.harness.job import Way
+from tests.faults.chaos.harness.registry import Fault, load
 from tests.faults.chaos.harness.run import Result, Stage
 from tests.support.checkout import commit_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.faults.chaos.harness.job import Way
-    from tests.faults.chaos.harness.registry import Fault
 
 _ROOT = Path(__file__).parents[4]
 

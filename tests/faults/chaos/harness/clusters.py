@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from offsetstore.local.free_ports import LOOPBACK, answers, free_port
 from offsetstore.local.spark.java import find_java
@@ -16,9 +17,6 @@ from offsetstore.local.watchdog import Watchdog
 from tests.faults.chaos.harness.job import SPARK_VARIABLE
 from tests.support.cluster import cluster_conf, spark_home
 from tests.support.waiting import PATIENCE, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Kind = Literal["local", "cluster", "speculation"]
 """``cluster``: two executors of one core (``local-cluster``). ``speculation``: two standalone workers, which seem to be

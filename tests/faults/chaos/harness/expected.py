@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tests.faults.chaos.harness.ledger import Entry, Ledger
-    from tests.faults.chaos.harness.observer import Decision
+from tests.faults.chaos.harness.ledger import Entry, Ledger
+from tests.faults.chaos.harness.observer import Decision
 
 RESTARTS = "restart"
 LOST = "suspect"

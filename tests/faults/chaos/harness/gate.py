@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,6 @@ import psutil
 from pyspark import TaskContext
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.faults.chaos.harness.job import Way
 
 Place = Literal["reading", "begun", "written", "committed"]

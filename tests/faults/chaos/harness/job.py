@@ -13,28 +13,23 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 import psutil
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Broker, DeadLetters, Flush, OffsetStore, StartPolicy, TransactionalSink
+from offsetstore import Broker, Claim, DeadLetters, Flush, OffsetStore, StartPolicy, TransactionalSink
 from offsetstore.errors import OffsetStoreError, RowsRefused
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.spark import BatchInfo
 from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.faults.chaos.harness import landing
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from offsetstore import Claim
-    from offsetstore.spark import BatchInfo
 
 Way = Literal["batch", "staged", "partition"]
 _TEXT = 4000

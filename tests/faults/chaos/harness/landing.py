@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from sqlalchemy import Connection
 
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
 from offsetstore.writers import Append, Execute, Upsert
 from offsetstore.writers.arrow.copying import driver_connection
+from offsetstore.writers.staging import Staging
 from tests.faults.chaos.harness.gate import is_shut, pass_gate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from uuid import UUID
-
-    from pyspark.sql import DataFrame
-    from sqlalchemy import Connection
-
-    from offsetstore.protocol.ports import Writer
-    from offsetstore.protocol.work import Work
-    from offsetstore.writers.staging import Staging
 
 _VALUE = "seq bigint, key string, amount bigint"
 

@@ -8,17 +8,15 @@ again and mean other records. A log that is replaced by an older copy begins one
 from __future__ import annotations
 
 import json
+import random
 import threading
 from bisect import insort
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import Producer
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterator, Mapping
 
 KEYS = 12
 _SECONDS = 60.0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Event, Thread
+from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import confluent_kafka
 import psycopg
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-
     from tests.faults.chaos.harness.scene import Scene
 
 _PAUSE = 0.4

@@ -7,13 +7,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from types import TracebackType
+from typing import Any, Self, TypeAlias
 
 import psycopg
 from psycopg import IsolationLevel
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 Offsets: TypeAlias = "dict[tuple[str, int], tuple[int, ...]]"
 """By topic and partition, ascending."""

@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import psutil
 
 from offsetstore.local.spark.launch import spark_environment
 from offsetstore.testing import job_process
-from tests.faults.chaos.harness.clusters import Clusters
+from offsetstore.testing.job_process import Event
+from tests.faults.chaos.harness.clusters import Clusters, Kind
+from tests.faults.chaos.harness.job import Work
 from tests.support.waiting import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offsetstore.testing.job_process import Event
-    from tests.faults.chaos.harness.clusters import Kind
-    from tests.faults.chaos.harness.job import Work
 
 Target = Literal["python", "jvm", "both"]
 

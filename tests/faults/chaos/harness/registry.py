@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.faults.chaos.harness.job import Way
 
-    from tests.faults.chaos.harness.job import Way
+if TYPE_CHECKING:
     from tests.faults.chaos.harness.scene import Scene
 
 Break: TypeAlias = "Callable[[Scene], None]"

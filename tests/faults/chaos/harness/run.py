@@ -6,21 +6,18 @@ import shutil
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
+from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.process import JobPool
+from tests.faults.chaos.harness.registry import Fault
 from tests.faults.chaos.harness.scene import Scene
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
-
-    from tests.faults.chaos.harness.job import Way
-    from tests.faults.chaos.harness.registry import Fault
 
 _TEMPLATE = "faults_template"
 _KAFKA = {

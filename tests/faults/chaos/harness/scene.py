@@ -5,45 +5,40 @@ from __future__ import annotations
 import random
 import signal
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 from uuid import uuid4
 
 import confluent_kafka
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.kafka import admin
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.testing.fixtures import copy_database
+from offsetstore.testing.job_process import Event
+from tests.faults.chaos.harness.clusters import Kind
 from tests.faults.chaos.harness.errors import Report
-from tests.faults.chaos.harness.job import Work
+from tests.faults.chaos.harness.expected import Stretch
+from tests.faults.chaos.harness.job import Way, Work
 from tests.faults.chaos.harness.ledger import Ledger
 from tests.faults.chaos.harness.mirrored import MirrorWatch, committed
 from tests.faults.chaos.harness.observer import Observer
+from tests.faults.chaos.harness.process import JobPool, JobProcess, Target
+from tests.faults.chaos.harness.registry import Fault
 from tests.faults.chaos.harness.tables import DDL, TRIGGER
 from tests.faults.chaos.harness.verifier import Told, Verifier
 from tests.support.background import repeating
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-    from types import TracebackType
-
-    from offsetstore.local.kafka.server import KafkaBroker
-    from offsetstore.local.postgres.server import PostgresServer
-    from offsetstore.testing.job_process import Event
-    from tests.faults.chaos.harness.clusters import Kind
-    from tests.faults.chaos.harness.expected import Stretch
-    from tests.faults.chaos.harness.job import Way
-    from tests.faults.chaos.harness.process import JobPool, JobProcess, Target
-    from tests.faults.chaos.harness.registry import Fault
 
 RATE = 60
 """Records a second of `Scene.producing`: about what a job writes that is disturbed all the time."""

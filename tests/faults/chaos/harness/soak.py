@@ -13,25 +13,22 @@ import random
 import statistics
 import time
 import traceback
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import psycopg
 
+from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.registry import Fault
 from tests.faults.chaos.harness.run import Stage
+from tests.faults.chaos.harness.scene import Scene, Supervisor
 from tests.support.checkout import commit_of
 from tests.support.proxy import CommitProxy, Lost
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from tests.faults.chaos.harness.job import Way
-    from tests.faults.chaos.harness.scene import Scene, Supervisor
 
 _ROOT = Path(__file__).parents[4]
 _TOLERANCE = 0.10

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from offsetstore.protocol.failpoints import POINTS
-from tests.faults.chaos.harness.registry import load
+from tests.faults.chaos.harness.registry import Fault, load
 from tests.support.checkout import commit_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.faults.chaos.harness.registry import Fault
 
 _ROOT = Path(__file__).parents[4]
 _HEAD = """\

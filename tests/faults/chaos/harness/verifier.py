@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from offsetstore.testing.job_process import Event
 from tests.faults.chaos.harness.expected import HistoryBroken, Stretch, Totals, entries, stretches
-from tests.faults.chaos.harness.ledger import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from offsetstore.testing.job_process import Event
-    from tests.faults.chaos.harness.ledger import Bad, Ledger
-    from tests.faults.chaos.harness.observer import Look
-    from tests.support.postgres import Database
+from tests.faults.chaos.harness.ledger import Bad, Entry, Ledger
+from tests.faults.chaos.harness.observer import Look
+from tests.support.postgres import Database
 
 _MOST = 3
 """Of one kind of violation so many are told."""

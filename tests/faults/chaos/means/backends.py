@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offsetstore.store.identity import name_prefix
+from tests.faults.chaos.harness.scene import Scene
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
 
 # A claim's own transactions have two parts after the prefix, those of batches and tasks three (`Transaction`).
 _OPEN = """

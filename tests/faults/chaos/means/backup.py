@@ -5,16 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from offsetstore.local.postgres.account import unprivileged_account
 from offsetstore.local.postgres.binaries import find_binaries
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offsetstore.local.postgres.server import PostgresServer
-    from tests.faults.chaos.harness.scene import Scene
+from offsetstore.local.postgres.server import PostgresServer
+from tests.faults.chaos.harness.scene import Scene
 
 How = Literal["hot", "cold"]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
+from tests.faults.chaos.harness.scene import Scene
 
 _CLI: Final = "from offsetstore.cli.main import main; main()"
 

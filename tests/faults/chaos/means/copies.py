@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
 from offsetstore.offsets import CommittedOffset
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
+from tests.faults.chaos.harness.scene import Scene
 
 
 def copies(scene: Scene) -> dict[int, CommittedOffset]:

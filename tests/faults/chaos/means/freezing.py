@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.faults.chaos.harness.scene import Job
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Job
 
 
 def family(job: Job) -> list[psutil.Process]:

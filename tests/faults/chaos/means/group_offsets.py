@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import admin as kafka_admin
 
 from tests.faults.chaos.harness.mirrored import committed
+from tests.faults.chaos.harness.scene import Scene
 from tests.support.consumer_groups import set_offsets_by_tool
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
-    from tests.faults.chaos.harness.scene import Scene
 
 _API: Any = kafka_admin
 _SECONDS = 30

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from threading import Thread
-from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.faults.chaos.harness.scene import Job
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from tests.faults.chaos.harness.scene import Job
 
 
 @contextmanager

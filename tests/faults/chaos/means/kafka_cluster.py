@@ -8,7 +8,8 @@ from base64 import urlsafe_b64encode
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 from uuid import uuid4
 
 from confluent_kafka.admin import AdminClient
@@ -18,9 +19,6 @@ from offsetstore.local.free_ports import LOOPBACK
 from offsetstore.local.kafka.properties import KafkaPorts
 from offsetstore.local.kafka.server import KafkaBroker
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _NODES = (1, 2, 3)
 _HEAP = "320m"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import admin as kafka_admin
 
 from offsetstore.kafka import admin
+from tests.faults.chaos.harness.scene import Scene
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tests.faults.chaos.harness.scene import Scene
 
 _API: Any = kafka_admin
 _SECONDS = 30

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from tests.faults.chaos.harness.ledger import flush, producer
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.kafka_topics import high_watermarks
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
 
 _SECONDS = 30
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from offsetstore import LetterFilter, OffsetStore
-from tests.faults.chaos.harness.ledger import flush, producer
-from tests.faults.chaos.harness.scene import RECOVERY, Violation
+from tests.faults.chaos.harness.ledger import Entry, flush, producer
+from tests.faults.chaos.harness.scene import RECOVERY, Scene, Violation
 from tests.faults.chaos.means.poison import KINDS, SECRET, Poison
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.faults.chaos.harness.ledger import Entry
-    from tests.faults.chaos.harness.scene import Scene
 
 
 def _below_zero(draft: Entry) -> tuple[Entry, bytes]:

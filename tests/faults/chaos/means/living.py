@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from tests.faults.chaos.harness import landing
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def rows(batch: DataFrame) -> DataFrame:

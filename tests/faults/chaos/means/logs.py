@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Job
+from tests.faults.chaos.harness.scene import Job
 
 _REPEATED = re.compile(r"attempt \d+ failed \((\w+)\)")
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import confluent_kafka
 
+from tests.faults.chaos.harness.scene import Scene
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.faults.chaos.harness.scene import Scene
 
 
 class OlderLogs:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import psycopg
 
 from offsetstore.testing.fixtures import copy_database
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.harness.tables import DDL
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from tests.faults.chaos.harness.scene import Scene
 
 
 def run_other(scene: Scene, batches: int, **settings: Any) -> dict[int, int]:

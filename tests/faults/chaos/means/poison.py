@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from tests.faults.chaos.harness import landing
 from tests.faults.chaos.harness.ledger import Entry, flush, producer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pyspark.sql import DataFrame
-
-    from tests.faults.chaos.harness.scene import Scene
+from tests.faults.chaos.harness.scene import Scene
 
 SECRET = "4711-canary"
 """In each poisonous record, and in no error's text."""

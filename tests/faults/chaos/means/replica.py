@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from offsetstore.local.postgres.account import unprivileged_account
 from offsetstore.local.postgres.server import PostgresServer
+from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.backup import base_backup
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.faults.chaos.harness.scene import Scene
 
 _STORED = "SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions"
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offsetstore.local.free_ports import LOOPBACK, free_port
 from offsetstore.local.kafka.properties import KafkaPorts, SaslUser, server_properties
 from offsetstore.local.kafka.server import KafkaBroker
 from tests.support.slow_proxy import SlowProxy
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Generator
 
 
 @contextmanager

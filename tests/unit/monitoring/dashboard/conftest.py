@@ -2,23 +2,19 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.protocol.database import Session
+from offsetstore.protocol.letters import NewLetter
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from offsetstore import Claim, OffsetStore
-    from offsetstore.protocol.database import Session
-    from offsetstore.protocol.letters import NewLetter
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import httpx
 import pytest
 
-from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
+from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable, LockTimeout, MissingPrivilege
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.decisions import DECISIONS, Group
 from offsetstore.monitoring.dashboard.forms import LIFETIME, MOST_USED, TicketRefused, Tickets
 from offsetstore.monitoring.dashboard.rendering import environment
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 from offsetstore.testing.memory.session import MemorySession
 from tests.support.page_forms import Browser, Page
 from tests.support.waiting import wait_until
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, advance, give
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offsetstore import OffsetStore
-    from offsetstore.protocol.database import HistoryEvent
-    from offsetstore.testing import MemoryDatabase, StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-3")
 

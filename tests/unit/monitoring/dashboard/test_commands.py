@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from offsetstore import OffsetRange
+from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.protocol.letters import LetterError, NewLetter
+from offsetstore.testing import InMemoryOffsetStore
 from tests.unit.monitoring.dashboard.conftest import P0, advance
-
-if TYPE_CHECKING:
-    import httpx
-
-    from offsetstore.monitoring.dashboard.serving import DashboardServer
-    from offsetstore.testing import InMemoryOffsetStore
 
 GROUP = "our billing"
 

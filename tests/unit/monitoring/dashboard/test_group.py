@@ -8,26 +8,21 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 
-from offsetstore import TopicPartition
+from offsetstore import OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.monitoring.dashboard.rendering import NOTHING
+from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.offsets import CommittedOffset, Watermarks
 from offsetstore.protocol.samples import Sample
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, count_queries, give, rows_of, text_of
-
-if TYPE_CHECKING:
-    import httpx
-
-    from offsetstore import OffsetStore
-    from offsetstore.monitoring.dashboard.serving import DashboardServer
-    from offsetstore.testing import MemoryDatabase, StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

@@ -6,31 +6,27 @@ import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 from unittest.mock import Mock
 from urllib.parse import urlencode
 from uuid import UUID
 
+import httpx
 import pytest
 
+from offsetstore import OffsetStore
 from offsetstore.errors import BrokerUnavailable, MissingPrivilege, StoreUnavailable
+from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.monitoring.dashboard.snapshots import Snapshot
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
 from offsetstore.operations.group_health import Condition, condition
 from offsetstore.operations.lag import GroupLag, PartitionLag, TopicLag
 from offsetstore.protocol.database import GroupRow
+from offsetstore.protocol.runs import Ending
 from offsetstore.protocol.samples import Sample
 from offsetstore.protocol.snapshot import LogEnds
 from offsetstore.store.sessions import transaction
+from offsetstore.testing import MemoryDatabase, StaticBroker
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, advance, count_queries, give, rows_of, text_of
-
-if TYPE_CHECKING:
-    import httpx
-
-    from offsetstore import OffsetStore
-    from offsetstore.monitoring.dashboard.serving import DashboardServer
-    from offsetstore.protocol.runs import Ending
-    from offsetstore.testing import MemoryDatabase, StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

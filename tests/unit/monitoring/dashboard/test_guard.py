@@ -6,26 +6,22 @@ import http.client
 import logging
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 from urllib.parse import urljoin, urlsplit
 
 import httpx
 import pytest
 
+from offsetstore import OffsetStore
 from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.monitoring.dashboard import application, forms, security
 from offsetstore.monitoring.dashboard.forms import LONGEST
 from offsetstore.monitoring.dashboard.security import HEADERS
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import groups
+from offsetstore.testing import StaticBroker
 from tests.support import page_forms
 from tests.unit.monitoring.dashboard.conftest import P0, give
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offsetstore import OffsetStore
-    from offsetstore.testing import StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-3")
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import html
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
+from offsetstore import OffsetStore
+from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.monitoring.dashboard.views.history import ON_A_PAGE
 from tests.unit.monitoring.dashboard.conftest import P0, P1, give, text_of
-
-if TYPE_CHECKING:
-    import httpx
-
-    from offsetstore import OffsetStore
-    from offsetstore.monitoring.dashboard.serving import DashboardServer
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from statistics import median
-from typing import TYPE_CHECKING
 
+import httpx
 import pytest
-
-if TYPE_CHECKING:
-    import httpx
 
 
 @pytest.mark.behaviour("DASH-1")

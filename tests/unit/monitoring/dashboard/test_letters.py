@@ -6,23 +6,17 @@ import base64
 import html
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
-from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
+from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.monitoring.dashboard.views import letters as view
 from offsetstore.protocol.letters import NewLetter, Payload
 from tests.unit.monitoring.dashboard.conftest import P0, P1, advance, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import httpx
-
-    from offsetstore import OffsetStore
-    from offsetstore.monitoring.dashboard.serving import DashboardServer
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

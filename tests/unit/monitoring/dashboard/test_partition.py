@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.offsets import CommittedOffset, Watermarks
 from offsetstore.protocol.letters import LetterError, NewLetter, Payload
 from offsetstore.store.sessions import transaction
+from offsetstore.testing import MemoryDatabase, StaticBroker
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, advance, count_queries, give, rows_of, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import httpx
-
-    from offsetstore import Claim, OffsetStore
-    from offsetstore.monitoring.dashboard.serving import DashboardServer
-    from offsetstore.testing import MemoryDatabase, StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import httpx
 import pytest
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import OffsetGap, OffsetStoreError, next_step_after
+from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.monitoring.dashboard.views.runs import ERRORS_ON_A_PAGE, RUNS_ON_A_PAGE
 from offsetstore.protocol.events import BatchFailed, BatchStarted, BatchWritten, MirrorFailed, QueryStarted, Retried
 from offsetstore.protocol.runs import JobError, RunStatus
+from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import transaction
 from tests.unit.monitoring.dashboard.conftest import P0, text_of
-
-if TYPE_CHECKING:
-    import httpx
-
-    from offsetstore import OffsetStore
-    from offsetstore.monitoring.dashboard.serving import DashboardServer
-    from offsetstore.store.claim import Claim
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

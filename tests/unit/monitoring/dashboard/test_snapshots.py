@@ -5,23 +5,18 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
+import httpx
 import pytest
 
-from offsetstore import TopicPartition
+from offsetstore import OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable, MissingPrivilege, StoreUnavailable
 from offsetstore.monitoring.dashboard import snapshots as module
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.testing import StaticBroker
 from tests.support.waiting import wait_until
 from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, give, rows_of, text_of
-
-if TYPE_CHECKING:
-    import httpx
-
-    from offsetstore import OffsetStore
-    from offsetstore.testing import StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-2")
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
+from offsetstore import OffsetStore
+from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.protocol.store_facts import TableFacts
 from offsetstore.store.sessions import transaction
 from tests.unit.monitoring.dashboard.conftest import P0, give, text_of
-
-if TYPE_CHECKING:
-    import httpx
-
-    from offsetstore import OffsetStore
-    from offsetstore.monitoring.dashboard.serving import DashboardServer
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
